@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,9 +157,17 @@ class InferenceRequest:
     """None where the replica does not trace."""
 
 
+_NO_PART_OF_A_NAME = re.compile(rb"[^A-Za-z0-9_.-]")
+
+
 def response_id(request_id: str, instance_id: str) -> str:
-    """The id of a response that an instance stores: it names the instance, so that every replica finds it again."""
-    return f"resp_{request_id}@{instance_id}"
+    """The id of a response that an instance stores: it names the instance, so that every replica finds it again.
+
+    Clients put it into a path, with its characters escaped or not, and engines split that path when it is decoded: so
+    no character of a client's id is left in it that means something there, but ``~`` and two digits.
+    """
+    named = _NO_PART_OF_A_NAME.sub(lambda found: b"~%02X" % found[0][0], request_id.encode("utf-8", "surrogatepass"))
+    return f"resp_{named.decode()}@{instance_id}"
 
 
 def storing_instance(previous_response_id: object) -> str | None:

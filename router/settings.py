@@ -83,8 +83,8 @@ class RouterSettings(BaseModel):
 
     ask_usage: bool = Field(
         True,
-        description="instances are asked for the usage of streams whose clients did not say whether they want it; it is"
-        " removed from their streams",
+        description="instances that do not send it unasked are asked for the usage of streams whose clients did not say"
+        " whether they want it; it is removed from their streams",
     )
     late_requests: Literal["serve", "refuse"] = Field(
         "serve", description="serve late, or refuse, the requests that cannot meet their SLO any more"

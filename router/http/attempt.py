@@ -42,6 +42,8 @@ class ExchangeResult:
     """What the client has of a stream that was given back and may go on; None: there is none such."""
     unsent_events: bytes = b""
     """The rest of such a stream."""
+    sends_usage_unasked: bool = False
+    """The stream, which was asked for its usage, shows that it would have had it anyway."""
     stream_goes_on: bool = False
     """The client has a head and comments alone: the next instance may try, and answers in the same stream."""
     overdue: bool = False
@@ -66,6 +68,11 @@ class ExchangeResult:
         detail = f"{ENGINE_DEATH} (an error event)" if ending.engine_died else "an error event in the stream"
         failure = InstanceFailure(FailureKind.STATUS, detail, ending.error_status)
         return failure if failure.verdict is Verdict.FAULT else None
+
+    @property
+    def shows_whole_stream(self) -> bool:
+        """The answer is no error, and came to its end."""
+        return self.failure is None and self.status == 200 and self.ending.error_status is None
 
 
 @value

@@ -195,7 +195,7 @@ class Continuation:
 
     def end(self) -> None:
         """The answer is whole."""
-        self._send(self._editor.rest)
+        self._send(self._editor.end())
         if not self._client.http_10:
             self._client.write(b"0\r\n\r\n")
 

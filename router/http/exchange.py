@@ -367,12 +367,13 @@ class Exchange:
                 self._fail_by_body(failure, self.held_body())
                 return
             self._begin()
-        if self._usage is not None and self._usage.rest:
-            self._downstream.write(as_chunk(self._usage.rest) if self._chunks else self._usage.rest)
+        if self._usage is not None and (rest := self._usage.end()):
+            self._downstream.write(as_chunk(rest) if self._chunks else rest)
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
-        self._settle(ExchangeResult(head.status, ending))
+        shows_unasked = self._usage is not None and self._usage.sends_unasked
+        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=shows_unasked))
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
@@ -441,7 +442,8 @@ class Exchange:
         """Let the client detect it: no end of the framing, and in a stream an error event where one fits."""
         words = b""
         if self._between_events():
-            words = self._framed(error_event(error_body(error, self._downstream.path)))
+            held = b"" if self._usage is None else self._usage.held
+            words = self._framed(held + error_event(error_body(error, self._downstream.path)))
         self._downstream.break_off(words)
 
     def _between_events(self) -> bool:

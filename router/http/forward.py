@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import orjson
@@ -91,7 +92,6 @@ class _Forwarding:
         self._placed = placed
         self.downstream: Downstream = downstream
         self.plane = plane
-        self._asks_usage = inference_request.leaves_usage_open and plane.settings.ask_usage
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
@@ -196,19 +196,22 @@ class _Forwarding:
     def to_client(
         self,
         target: Target,
-        body: Callable[[], list[BodyPart]] | None = None,
+        edits: Sequence[Edit] = (),
         on_first_token: Callable[[], None] | None = None,
         **how: Any,
     ) -> Sending:
-        """The client's request to an instance whose answer it gets; ``how`` are further fields."""
+        """The client's request, with these edits, to an instance whose answer it gets; ``how`` are further fields."""
+        leaves_usage_open = self._inference_request.leaves_usage_open and self.plane.settings.ask_usage
+        asks_usage = leaves_usage_open and self.plane.usage_asks.asks(target.instance_url)
         return Sending(
             target,
-            body or self.body,
+            partial(self.body, *edits, asks_usage=asks_usage),
             self.downstream,
             self._fleet_fields,
             self._begin_answer,
             on_first_token or self._placed.first_token,
-            self._asks_usage,
+            leaves_usage_open,
+            asks_usage,
             **how,
         )
 
@@ -243,14 +246,14 @@ class _Forwarding:
     def streams(self) -> bool:
         return self._inference_request.stream
 
-    def body(self, *more: Edit) -> list[BodyPart]:
+    def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router asks for
         usage or for the response's id."""
         inference_request, body, model = self._inference_request, self.request.body, self.other_model
         edits: list[Edit] = [*more]
         if inference_request.leaves_id_open:
             edits.append(id_edit(body, response_id(self._placed.request_id, self._placed.instance_id)))
-        if self._asks_usage:
+        if asks_usage:
             edits.append(usage_edit(body))
         if model is not None:
             if inference_request.form:

@@ -92,7 +92,7 @@ class LayerwiseTry:
         edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
         sending = forwarding.to_client(
             decode,
-            lambda: forwarding.body(edit),
+            (edit,),
             awaits_output=True,
             exchange=forwarding.answer_exchange,
         )

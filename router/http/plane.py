@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from router.http.port_checks import PortChecks
 from router.http.sweeper import Sweeper
 from router.http.transfers import Transfers
 from router.http.upstream_pool import UpstreamPool
+from router.http.usage_asks import UsageAsks
 from router.lifecycle import Lifecycle
 from router.settings import RouterSettings
 from router.trace_context import TraceContexts
@@ -42,6 +44,7 @@ class DataPlane:
     bodies: BodyBudget
     long_bodies: LongBodies
     keys: ApiKeys
+    usage_asks: UsageAsks
     observer: Observer
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
@@ -96,6 +99,7 @@ def build_data_plane(
         sweeper=sweeper,
         bodies=bodies,
         long_bodies=LongBodies(bodies),
+        usage_asks=UsageAsks(time.monotonic),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         keeps_credentials=upstream_key is None and not settings.api_keys,
         observer=observer or NullObserver(),

@@ -60,6 +60,8 @@ class Sending:
     on_commit: Callable[[], list[Header]]
     on_begin: Callable[[], None] = nothing
     on_first_token: Callable[[], None] = nothing
+    leaves_usage_open: bool = False
+    """It is a stream whose client does not say whether it wants the usage."""
     hides_usage: bool = False
     awaits_output: bool = False
     kv_within_s: float | None = None
@@ -104,6 +106,7 @@ class Sender:
         try:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
+            self._plane.usage_asks.forget(url)
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
@@ -145,7 +148,19 @@ class Sender:
             loss_notifier.unwatch(instance_id, exchange)
             sending.downstream.set_source(None)
         plane.upstreams.release(connection)
+        self._learn_of_usage(sending, result)
         return result
+
+    def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
+        """What a stream shows of whether its instance sends usage unasked."""
+        asks, url = self._plane.usage_asks, sending.target.instance_url
+        if result.failure is not None:
+            if result.failure.kind is FailureKind.CLOSED:
+                asks.forget(url)
+        elif result.sends_usage_unasked:
+            asks.saw(url, sends_unasked=True)
+        elif sending.leaves_usage_open and not sending.hides_usage and result.shows_whole_stream:
+            asks.saw(url, sends_unasked=result.ending.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:
         """What awaits the answer is made when the request is on its way."""

@@ -10,7 +10,7 @@ Whatever way it ends, staged KV is taken over by a decoder (``router.http.transf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -59,12 +59,12 @@ class Forwarding(Protocol):
     @property
     def answer_exchange(self) -> type[Exchange]: ...
 
-    def body(self, *more: Edit) -> list[BodyPart]: ...
+    def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]: ...
 
     def to_client(
         self,
         target: Target,
-        body: Callable[[], list[BodyPart]] | None = None,
+        edits: Sequence[Edit] = (),
         on_first_token: Callable[[], None] | None = None,
         **how: Any,
     ) -> Sending: ...
@@ -80,6 +80,8 @@ class SplitTry:
         self._forwarding = forwarding
         self._staged_body: list[BodyPart] | None = None
         """What a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is none."""
+        self._takes_over: list[Edit] = []
+        """That body's difference from the client's."""
         self._decodes = 0
 
     async def run(self) -> ExchangeResult:
@@ -109,7 +111,8 @@ class SplitTry:
         if params is None:
             self._placed.pool.metrics.unstaged.inc()
         else:
-            self._staged_body = forwarding.body(params_edit(forwarding.request.body, params))
+            self._takes_over = [params_edit(forwarding.request.body, params)]
+            self._staged_body = forwarding.body(*self._takes_over)
         decode = self._placed.prefill_done()
         try:
             return await self._decode(decode)
@@ -151,7 +154,7 @@ class SplitTry:
         forwarding = self._forwarding
         sending = forwarding.to_client(
             decode,
-            lambda: self._staged_body or forwarding.body(),
+            self._takes_over if self._staged_body is not None else (),
             self._first_token,
             awaits_output=True,
             kv_within_s=decode.kv_within_s,

@@ -51,11 +51,13 @@ class EventSplitter:
     """Cuts a byte stream into complete events.
 
     What it returns, and then ``rest``, are all bytes of the stream in their order. An event ends with the first byte
-    that ends its empty line: an LF behind that CR is the begin of what follows, where it means nothing.
+    that ends its empty line: an LF behind that CR is the begin of what follows, where it means nothing. With
+    ``whole_ends`` an empty line that ends with CR, behind one that ends with CRLF, waits for its LF.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, whole_ends: bool = False) -> None:
         self._limit_bytes = limit_bytes
+        self._whole_ends = whole_ends
         self._rest = bytearray()
 
     @property
@@ -78,6 +80,8 @@ class EventSplitter:
         searched = max(0, len(self._rest) - _LONGEST_END + 1)
         self._rest += data
         ends = [end.end() for end in EVENT_END.finditer(self._rest, searched)]
+        if self._whole_ends and ends and ends[-1] == len(self._rest) and self._rest.endswith(b"\r\n\r"):
+            ends.pop()
         if not ends:
             return []
         whole = bytes(self._rest[: ends[-1]])
@@ -99,16 +103,13 @@ class EventEditor:
 
     def __init__(self, edit: Callable[[bytes], bytes], limit_bytes: int) -> None:
         self._edit = edit
-        self._splitter = EventSplitter(limit_bytes)
+        self._splitter = EventSplitter(limit_bytes, whole_ends=True)
         self._in_long_event = False
-        self._ends_with_cr = False
-        """The last event did, and an LF that comes next is a part of its end."""
-        self._kept_last = True
 
-    @property
-    def rest(self) -> bytes:
-        """The part of an event that has come of it, and was not passed on."""
-        return self._splitter.rest
+    def end(self) -> bytes:
+        """The last bytes to pass on, of a stream that is over."""
+        rest = self._splitter.take(len(self._splitter.rest))
+        return self._edit(rest) if ends_event(rest) and not self._in_long_event else rest
 
     @property
     def between_events(self) -> bool:
@@ -118,27 +119,18 @@ class EventEditor:
     @property
     def idle(self) -> bool:
         """Whether the next byte begins an event."""
-        return not (self._in_long_event or self._ends_with_cr or self._splitter.rest)
+        return not (self._in_long_event or self._splitter.rest)
 
     def feed(self, data: bytes) -> bytes:
         """What is passed on of the next bytes; may be empty."""
-        if not data:
-            return b""
         made = []
-        if self._ends_with_cr and data.startswith(b"\n"):
-            data = data[1:]
-            if self._kept_last:
-                made.append(b"\n")
-        self._ends_with_cr = False
         for event in self._splitter.feed(data):
             skipped = len(event) if self._in_long_event else _comment_bytes(event)
-            edited = self._edit(event[skipped:]) if skipped < len(event) else b""
-            made += (event[:skipped], edited)
-            self._kept_last, self._ends_with_cr = bool(edited) or skipped == len(event), event.endswith(b"\r")
+            made.append(event[:skipped])
+            if skipped < len(event):
+                made.append(self._edit(event[skipped:]))
             self._in_long_event = False
-        rest = self._splitter.rest
-        if rest:
-            self._ends_with_cr = False
+        if rest := self._splitter.rest:
             made.append(self._splitter.take(self._passable(rest)))
         return b"".join(made)
 

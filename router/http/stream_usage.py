@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
+
 from router.http.model_field import Edit
 from router.http.sse import EventEditor, comments_of, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
+_FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
 _MAX_HELD_BYTES: Final = 64 << 10
 """Of an incomplete event; a longer one is not the usage event, and passes in parts."""
 
@@ -33,16 +36,30 @@ def id_edit(body: bytes, answer_id: str) -> Edit:
 class UsageRemover:
     """Passes a stream's bytes on by complete events, except the usage event.
 
-    Bytes that end an event and do not contain "usage" cost two searches; everything else is parsed by event.
+    vLLM puts ``system_fingerprint`` into its last event, and that is the usage event of a stream that was asked for it:
+    it goes back to the event with the finish reason, which waits for that. An instance that counts usage beside a
+    choice does so unasked, and its stream passes as it is.
+
+    Bytes that end an event and have neither "usage" nor a finish reason cost a few searches; everything else is parsed
+    by event.
     """
 
     def __init__(self) -> None:
-        self._editor = EventEditor(_without_usage, _MAX_HELD_BYTES)
+        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES)
+        self._last = b""
+        """The event with the finish reason, while the next one is awaited."""
+        self.sends_unasked = False
+        """The instance sends usage that nobody asked for."""
 
     @property
-    def rest(self) -> bytes:
-        """An event that is not complete yet. The client gets it when it is, or when the stream ends."""
-        return self._editor.rest
+    def held(self) -> bytes:
+        """A whole event that was not passed on yet."""
+        return self._last
+
+    def end(self) -> bytes:
+        """The client's part of what was not passed on yet, of a stream that is over."""
+        rest = self._editor.end()
+        return rest + self._last
 
     @property
     def between_events(self) -> bool:
@@ -52,14 +69,35 @@ class UsageRemover:
     def feed(self, pieces: list[bytes]) -> bytes:
         """The client's part of the next bytes; may be empty."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if data.endswith((b"\n\n", b"\r\n\r\n")) and _USAGE not in data and self._editor.idle:
+        if self._editor.idle and not self._last and (self.sends_unasked or _is_plain(data)):
             return data
         return self._editor.feed(data)
 
+    def _edited(self, event: bytes) -> bytes:
+        last, self._last = self._last, b""
+        is_last = not self.sends_unasked and any(mark in event for mark in _FINISHED)
+        value = event_object(event) if is_last or _USAGE in event else None
+        if value is None or self.sends_unasked:
+            return last + event
+        choices, has_usage = value.get("choices"), isinstance(value.get("usage"), dict)
+        if choices == [] and has_usage:
+            return _with_fingerprint(last, value.get("system_fingerprint")) + comments_of(event)
+        if choices and has_usage:
+            self.sends_unasked = True
+        elif is_last:
+            self._last = event
+            return last
+        return last + event
 
-def _without_usage(event: bytes) -> bytes:
-    if _USAGE not in event:
+
+def _is_plain(data: bytes) -> bool:
+    """Whether it ends an event, and none of its events needs a look."""
+    ends = data.endswith((b"\n\n", b"\r\n\r\n"))
+    return ends and _USAGE not in data and _FINISHED[0] not in data and _FINISHED[1] not in data
+
+
+def _with_fingerprint(event: bytes, fingerprint: object) -> bytes:
+    end = event.rfind(b"}")
+    if fingerprint is None or end < 0 or b'"system_fingerprint"' in event:
         return event
-    value = event_object(event)
-    is_usage = value is not None and value.get("choices") == [] and isinstance(value.get("usage"), dict)
-    return comments_of(event) if is_usage else event
+    return event[:end] + b',"system_fingerprint":' + orjson.dumps(fingerprint) + event[end:]

@@ -59,8 +59,11 @@ class Inference:
 
     def stored_response(self, request: HttpRequest, responder: Responder) -> None:
         """``/v1/responses/ID``, and to cancel it. Raises ApiError."""
-        response_id, cancel = unquote(request.path.split("/")[3]), request.path.endswith("/cancel")
-        if request.method != ("POST" if cancel else "GET"):
+        response_id, *below = unquote(request.path).split("/")[3:]  # decoded first, as vLLM's server does it
+        cancel = below == ["cancel"]
+        if below and not cancel:
+            responder.send(404, b'{"detail":"Not Found"}')
+        elif request.method != ("POST" if cancel else "GET"):
             responder.send(405, b'{"detail":"Method Not Allowed"}')
         elif cancel:
             self._stored.cancel(response_id)

@@ -91,6 +91,9 @@ def test_stored_responses_are_read_where_they_are_stored(fleet: Fleet, client: O
         with pytest.raises(openai.APIStatusError) as refused:
             client.responses.delete(each.id)  # vLLM has no such path
         assert refused.value.status_code == 405
+    for sent_id in ("team/42", "a@b/../c", "x=y+z"):
+        own = client.responses.create(model=fleet.model, input="Hi!", extra_headers={"x-request-id": sent_id})
+        assert client.responses.retrieve(own.id).id == own.id
     with pytest.raises(openai.NotFoundError, match="ids that this fleet gave"):
         client.responses.retrieve("resp_1")
     with pytest.raises(openai.NotFoundError, match="not in the fleet"):

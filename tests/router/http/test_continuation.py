@@ -54,7 +54,7 @@ class Fleet:
             events = [piece(self.path, told[-1])] if stop > 1 else []
             events.append(piece(self.path, "", **GIVEN_BACK))
             await talk.chunk(b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events))
-        else:
+        elif asked.get("stream_options", {}).get("include_usage"):
             usage = {"prompt_tokens": 10 + len(WORDS) - len(rest), "completion_tokens": len(rest)}
             await talk.event({"choices": [], "usage": usage})
         await talk.end_stream()
@@ -73,7 +73,10 @@ def serve(start_runtime: Any, start_instance: Any, start_router: Any) -> Any:
             instance = await start_instance(fleet.prefill if role is Role.PREFILL else fleet.decode)
             specs.append(InstanceSpec(name, instance.url, role, InstanceState.READY))
         runtime = await start_runtime(instances=tuple(specs), pools=(PoolSettings(connector=connector),))
-        return await start_router(runtime.lifecycle)
+        router = await start_router(runtime.lifecycle)
+        for spec in specs:
+            router.plane.usage_asks.saw(spec.url, sends_unasked=False)
+        return router
 
     return start
 

@@ -7,6 +7,7 @@ import math
 import socket
 import struct
 import tracemalloc
+from urllib.parse import quote, unquote
 
 import orjson
 import pytest
@@ -41,10 +42,13 @@ async def whole_stream(talk):
 def fleet(kit, start_instance, start_router):
     """A router in front of scripted instances, and a connected client."""
 
-    async def start(*scripts, settings=None, **lifecycle):
+    async def start(*scripts, settings=None, must_be_asked=False, **lifecycle):
+        """``must_be_asked``: the instances are known to send usage on request alone."""
         instances = [await start_instance(script) for script in scripts]
         placed = kit.Lifecycle([instance.url for instance in instances], **lifecycle)
         router = await start_router(placed, **(settings or {}))
+        for instance in instances if must_be_asked else ():
+            router.plane.usage_asks.saw(instance.url, sends_unasked=False)
         return placed, instances, await router.connect()
 
     return start
@@ -199,7 +203,7 @@ async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_
         await talk.event(USAGE_EVENT)
         await talk.end_stream()
 
-    lifecycle, [instance], client = await fleet(script)
+    lifecycle, [instance], client = await fleet(script, must_be_asked=True)
     client.chat(stream=True)
     answer = await client.answer()
     assert orjson.loads(instance.talks[0].body)["stream_options"] == {"include_usage": True}
@@ -221,11 +225,84 @@ async def test_usage_is_taken_out_however_its_event_is_cut(fleet, cut: int) -> N
             await talk.send(wire[start : start + cut])
             await asyncio.sleep(0)
 
-    _, _, client = await fleet(script)
+    _, _, client = await fleet(script, must_be_asked=True)
     for _ in range(2):
         client.chat(stream=True)
         answer = await client.answer()
         assert answer.whole and answer.body == b"".join([*tokens, events[-1]])
+
+
+def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = None):
+    """Streams as vLLM does: with usage where it is asked for or ``forced``, and the fingerprint in the last event."""
+
+    async def script(talk):
+        asked = orjson.loads(talk.body).get("stream_options", {}).get("include_usage", False)
+        sends, beside = asked or forced, {"usage": {"prompt_tokens": 9}} if continuous and forced else {}
+        last = {} if fingerprint is None else {"system_fingerprint": fingerprint}
+        await talk.begin_stream()
+        await talk.event({"choices": [{"index": 0, "delta": {"content": "a"}}], **beside})
+        end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], **beside}
+        await talk.event(end if sends else {**end, **last})
+        if sends:
+            await talk.event({**USAGE_EVENT, **last})
+        await talk.end_stream()
+
+    return script
+
+
+@pytest.mark.parametrize("continuous", [True, False])
+async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, kit, continuous: bool) -> None:
+    lifecycle, [instance], client = await fleet(engine(forced=True, continuous=continuous))
+    for _ in range(3):
+        client.chat(stream=True)
+        answer = await client.answer()
+        assert orjson.dumps(USAGE_EVENT) in answer.body
+    assert all(b"stream_options" not in talk.body for talk in instance.talks)
+    await kit.eventually(lambda: len(lifecycle.placed_requests[-1].finished) == 1)
+    assert lifecycle.placed_requests[-1].finished[0][1] == Usage(prompt_tokens=9, cached_tokens=4)
+
+
+async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet, kit) -> None:
+    _, [instance], client = await fleet(engine(forced=False))
+    bodies = []
+    for _ in range(3):
+        client.chat(stream=True)
+        bodies.append((await client.answer()).body)
+    assert [b"stream_options" in talk.body for talk in instance.talks] == [False, True, True]
+    assert len(set(bodies)) == 1 and b"usage" not in bodies[0]
+
+
+async def test_an_instance_that_counts_beside_its_choices_does_so_unasked_and_loses_no_byte(fleet) -> None:
+    """vLLM whose operator forces usage after it was known as one that is asked."""
+    _, [instance], client = await fleet(engine(forced=True, continuous=True), must_be_asked=True)
+    for _ in range(2):
+        client.chat(stream=True)
+        assert orjson.dumps(USAGE_EVENT) in (await client.answer()).body
+    assert [b"stream_options" in talk.body for talk in instance.talks] == [True, False]
+
+
+async def test_an_instance_whose_connection_broke_may_have_been_restarted_with_other_options(fleet) -> None:
+    async def script(talk):
+        if len(instance.talks) == 1:
+            talk.reset()
+        else:
+            await engine(forced=True)(talk)
+
+    _, [instance], client = await fleet(script, must_be_asked=True)
+    client.chat(stream=True)
+    assert (await client.answer()).status == 502
+    client.chat(stream=True)
+    assert orjson.dumps(USAGE_EVENT) in (await client.answer()).body
+
+
+async def test_asking_for_usage_takes_no_fingerprint_from_the_client(fleet) -> None:
+    _, [instance], client = await fleet(engine(forced=False, fingerprint="vllm-0.32-tp1"))
+    bodies = []
+    for _ in range(2):
+        client.chat(stream=True)
+        bodies.append((await client.answer()).body)
+    assert [b"stream_options" in talk.body for talk in instance.talks] == [False, True]
+    assert bodies[0] == bodies[1] and b'"system_fingerprint":"vllm-0.32-tp1"' in bodies[0]
 
 
 @pytest.mark.parametrize("options", [{"include_usage": True}, {"include_usage": False}, {}, None])
@@ -254,7 +331,7 @@ async def test_a_stream_that_breaks_inside_of_an_event_still_ends_in_an_error_ev
         await asyncio.sleep(0.02)
         talk.reset()
 
-    _, _, client = await fleet(die)
+    _, _, client = await fleet(die, must_be_asked=True)
     client.chat(stream=True)
     answer = await client.answer()
     assert not answer.whole
@@ -1393,6 +1470,22 @@ async def test_a_response_gets_an_id_that_names_its_instance(fleet, kit) -> None
     sent = orjson.loads(instance.talks[0].body)
     assert sent["request_id"].startswith("resp_") and sent["request_id"].endswith("@i0")
     assert (sent["model"], sent["input"]) == ("m", "hi")
+
+
+@pytest.mark.parametrize("sent_id", ["team/42", "a@b", "x=y+z", "1:2"])
+async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_responses_id(fleet, sent_id) -> None:
+    async def script(talk):
+        await talk.answer({"object": "response"})
+
+    lifecycle, [instance], client = await fleet(script)
+    client.request("/v1/responses", {"model": "m", "input": "hi"}, headers=f"x-request-id: {sent_id}\r\n")
+    answer = await client.answer()
+    given = orjson.loads(instance.talks[0].body)["request_id"]
+    assert answer.headers["x-request-id"] == sent_id
+    assert unquote(given) == given == quote(given, safe="@~")
+    client.request(f"/v1/responses/{quote(given)}", method="GET")
+    assert (await client.answer()).status == 200
+    assert lifecycle.requests[-1].pinned_to == "i0"
 
 
 async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet, kit) -> None:

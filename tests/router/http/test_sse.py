@@ -80,9 +80,9 @@ def test_an_edited_stream_has_all_bytes_of_the_events_that_are_not_edited(seed: 
     stream = random_stream(rng)
 
     same = EventEditor(lambda event: event, 20)
-    passed = b"".join(map(same.feed, in_pieces(rng, stream))) + same.rest
+    passed = b"".join(map(same.feed, in_pieces(rng, stream))) + same.end()
     without = EventEditor(lambda event: b"" if b"data:y" in event else event, 1000)
-    left = b"".join(map(without.feed, in_pieces(rng, stream))) + without.rest
+    left = b"".join(map(without.feed, in_pieces(rng, stream))) + without.end()
 
     assert passed == stream
     assert dispatched(left) == [message for message in dispatched(stream) if b"y" not in message]
@@ -93,7 +93,7 @@ def test_a_comment_passes_at_once(comment: bytes) -> None:
     editor = EventEditor(lambda event: event, 1000)
     assert editor.feed(comment + b"data: x") == comment
     assert editor.feed(b"\n\n" + comment.removeprefix(b"\xef\xbb\xbf")).startswith(b"data: x\n\n")
-    assert editor.rest == b""
+    assert editor.end() == b""
 
 
 def test_a_comment_is_whole_lines_that_begin_with_a_colon() -> None:

@@ -25,7 +25,7 @@ def test_the_option_is_added_and_no_other_byte_changes(body: bytes) -> None:
 def test_the_event_of_usage_alone_is_missing(line_end: bytes, cut: int) -> None:
     stream = (TOKEN + b": comment\n\n" + USAGE + DONE).replace(b"\n", line_end)
     remover = UsageRemover()
-    passed = b"".join(remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)) + remover.rest
+    passed = b"".join(remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)) + remover.end()
     assert passed == (TOKEN + b": comment\n\n" + DONE).replace(b"\n", line_end)
 
 
@@ -36,9 +36,38 @@ def test_comments_pass_at_once_and_those_beside_the_usage_stay() -> None:
     assert remover.feed([USAGE[9:-1] + b": three\n\n", DONE]) == b": three\n" + DONE
 
 
-def test_usage_beside_a_choice_stays() -> None:
+def test_usage_beside_a_choice_was_not_asked_for_and_all_of_it_stays() -> None:
     event = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}\n\n'
-    assert UsageRemover().feed([event]) == event
+    remover = UsageRemover()
+    assert not remover.sends_unasked
+    assert remover.feed([event]) == event
+    assert remover.sends_unasked
+    assert remover.feed([USAGE, USAGE[:9]]) == USAGE + USAGE[:9]
+
+
+LAST = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+SIGNED = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"system_fingerprint":"f"}\n\n'
+SIGNED_USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3},"system_fingerprint":"f"}\n\n'
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 10, 61, 1000])
+def test_the_fingerprint_goes_back_to_the_event_with_the_finish_reason(line_end: bytes, cut: int) -> None:
+    asked, unasked = (
+        (TOKEN + last + usage + DONE).replace(b"\n", line_end) for last, usage in ((LAST, SIGNED_USAGE), (SIGNED, b""))
+    )
+    remover = UsageRemover()
+    passed = b"".join(remover.feed([asked[at : at + cut]]) for at in range(0, len(asked), cut)) + remover.end()
+    assert passed == unasked
+
+
+def test_an_event_with_a_finish_reason_waits_for_the_next_event_alone() -> None:
+    remover = UsageRemover()
+    assert remover.feed([TOKEN + LAST]) == TOKEN
+    assert remover.held == LAST
+    assert remover.feed([LAST]) == LAST, "of another choice"
+    assert remover.feed([DONE]) == LAST + DONE
+    assert remover.end() == b""
 
 
 def test_only_what_is_passed_counts_as_the_end_of_an_event() -> None:

@@ -1,0 +1,58 @@
+"""Which instances must be asked for a stream's usage: an operator may have told an engine to send it unasked.
+
+The usage event of such an engine is its clients' own, and an answer does not show whether the router's option caused
+it. So the first stream to an instance goes as its client sent it, and so does one now and then: it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+LOOK_AGAIN_S: Final = 60.0
+LOOK_AGAIN_STREAMS: Final = 100
+"""An instance that is asked is looked at again after this time and so many streams: it may have been restarted with
+other options. At least 99 % of its streams are counted."""
+_MOST: Final = 8192
+"""Instances remembered at most."""
+
+
+@dataclass(slots=True)
+class _Known:
+    sends_unasked: bool
+    looked_s: float
+    asked: int = 0
+
+
+class UsageAsks:
+    """What the streams of this replica showed, by the URL of the instance."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._known: dict[str, _Known] = {}
+
+    def asks(self, url: str) -> bool:
+        """Whether the next stream to the instance is to be asked for its usage, which is then hidden."""
+        known = self._known.get(url)
+        if known is None or known.sends_unasked:
+            return False
+        now_s = self._now_s()
+        if known.asked >= LOOK_AGAIN_STREAMS and now_s - known.looked_s >= LOOK_AGAIN_S:
+            known.asked, known.looked_s = 0, now_s
+            return False
+        known.asked += 1
+        return True
+
+    def saw(self, url: str, *, sends_unasked: bool) -> None:
+        """A whole stream showed whether the instance sends its usage unasked."""
+        known = self._known.get(url)
+        if known is not None and known.sends_unasked == sends_unasked:
+            return
+        if known is None and len(self._known) >= _MOST:
+            del self._known[next(iter(self._known))]
+        self._known[url] = _Known(sends_unasked, self._now_s())
+
+    def forget(self, url: str) -> None:
+        """The instance may have been restarted."""
+        self._known.pop(url, None)
