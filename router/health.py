@@ -23,6 +23,8 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
     }
     if runtime.pools.contested:
         report["models_in_several_pools"] = {name: list(each) for name, each in runtime.pools.contested.items()}
+    if runtime.peer_watch.unreachable:
+        report["unreachable_replicas"] = dict(runtime.peer_watch.unreachable)
     return report
 
 

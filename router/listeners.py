@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Sequence
+
+_WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 
 
 def bind(host: str, port: int, *, shared: bool) -> socket.socket:
@@ -34,9 +37,10 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def advertised_url(host: str, port: int) -> str:
-    """The base URL by which other machines reach what listens on ``host`` and ``port``."""
-    name = advertised_host(host)
+def advertised_url(host: str, port: int, towards: Sequence[tuple[str, int]] = ()) -> str:
+    """The base URL by which other machines reach what listens on ``host`` and ``port``; ``towards`` are addresses that
+    they reach as well, such as the store's."""
+    name = advertised_host(host, towards)
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
@@ -48,6 +52,40 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def advertised_host(host: str) -> str:
-    """The host by which other machines reach what listens on ``host``."""
-    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+def advertised_host(host: str, towards: Sequence[tuple[str, int]] = ()) -> str:
+    """The host by which other machines reach what listens on ``host``.
+
+    Of a wildcard it is the address of the interface that leads to the first of ``towards`` which can be resolved: a
+    name of this machine may be known to it alone, as in a pod. Where all of them are on this machine, or there is none,
+    it is the machine's name if it can be resolved. Waits for a name server, at most.
+    """
+    if host not in _WILDCARDS:
+        return host
+    families = (socket.AF_INET,) if host == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
+    for each in towards:
+        address = _address_towards(*each, families)
+        if address is not None and not ipaddress.ip_address(address).is_loopback:
+            return address
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return "127.0.0.1"
+    return name
+
+
+def _address_towards(host: str, port: int, families: Sequence[socket.AddressFamily]) -> str | None:
+    """The address of this machine's interface that leads to a host; no packet is sent. None where there is no way."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, address in found:
+        if family in families:
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)
+                    return str(probe.getsockname()[0])
+            except OSError:
+                continue
+    return None

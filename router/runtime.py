@@ -23,6 +23,7 @@ from router.model_lengths import ModelLengths
 from router.model_lists import InstanceAsker, ModelLists
 from router.outbox import Outbox
 from router.outcome import Outcome
+from router.peer_watch import PeerWatch
 from router.pool_fleet import PoolFleet
 from router.pools import PoolDirectory
 from router.quarantine import Quarantine
@@ -97,6 +98,7 @@ class Runtime:
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
         self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key))
+        self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
         self._supervisor = Supervisor(self.context.clock)
         self._tellers = [
             teller
@@ -125,8 +127,23 @@ class Runtime:
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
+        self._supervisor.start("peers", self.peer_watch.run)
         self.joined = True
         return True
+
+    async def addresses(self) -> dict[str, str]:
+        """The operation addresses of all living replicas by their ids, "" of one that advertises none.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        found: dict[str, str] = {}
+        for pool in self.pools.pools:
+            overview = await self.fleet.get(pool)
+            for replica in overview.replicas:
+                if replica.is_alive(overview.now_ms):
+                    found[replica.replica_id] = replica.info.get("ops_url") or found.get(replica.replica_id, "")
+        return found
 
     @property
     def accepts_traffic(self) -> bool:

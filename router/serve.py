@@ -30,7 +30,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.connect import Store, open_store
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
-from statestore.url import without_password
+from statestore.url import parse_store_url, without_password
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ async def serve(
         )
         async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
-                info = _info(router, listeners)
+                info = await asyncio.to_thread(_info, router, listeners, store.url)
                 runtime = Runtime(router, scheduling, opened, pools, replica_id=replica_id, info=info)
                 await _serve(runtime, listeners, shutdown, wait, on_ready)
 
@@ -260,7 +260,8 @@ def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
         )  # fmt: skip
 
 
-def _info(router: RouterSettings, listeners: Sequence[socket.socket]) -> dict[str, str]:
+def _info(router: RouterSettings, listeners: Sequence[socket.socket], store_url: str) -> dict[str, str]:
     """What this replica advertises to the fleet: its own port if it has one, else the endpoint."""
-    ops_url = advertised_url(router.host, port_of(listeners[-1]))
+    towards = parse_store_url(store_url).nodes
+    ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards)
     return {"ops_url": ops_url, "pid": str(os.getpid()), "host": socket.gethostname()}

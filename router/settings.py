@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from statestore.settings import ApiKey
+from statestore.settings import ApiKey, BaseUrl
 
 CUT_OFF_S = 3.0
 """Beyond the drain timeout, for clients to read the error that cut their request off."""
@@ -35,6 +35,11 @@ class RouterSettings(BaseModel):
     port: int = Field(8000, ge=0, le=65535, description="port of the endpoint; 0 picks a free one")
     ops_port: int | None = Field(
         None, ge=0, le=65535, description="extra port of this replica alone, for health checks and scraping"
+    )
+    advertise_url: BaseUrl | None = Field(
+        None,
+        description="base URL at which other replicas and layerwise decoders reach this one's ops_port, or its port"
+        " (none: by host; for 0.0.0.0 by the address of the interface that leads to the store)",
     )
     replica_id: str | None = Field(
         None, pattern=r"^[A-Za-z0-9_.:-]{1,128}$", description="id of this replica; generated when left out"

@@ -159,7 +159,7 @@ async def _live_record(runtime: Runtime, ids: Sequence[str]) -> RequestRecord | 
 
 async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
     """The JSON that peers answer, and why others could not be asked in time."""
-    addresses = await _addresses(runtime)
+    addresses = await runtime.addresses()
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
     if not peers:
         return [], []
@@ -192,12 +192,3 @@ async def _ask_peer(client: httpx.AsyncClient, url: str) -> Any:
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
     return told if isinstance(told, (dict, list)) else None
-
-
-async def _addresses(runtime: Runtime) -> dict[str, str]:
-    """Operation addresses of all replicas by their ids, "" of one that advertises none."""
-    addresses: dict[str, str] = {}
-    for pool in runtime.pools.pools:
-        for replica in (await runtime.fleet.get(pool)).replicas:
-            addresses[replica.replica_id] = replica.info.get("ops_url") or addresses.get(replica.replica_id, "")
-    return addresses

@@ -22,15 +22,86 @@ def test_replicas_share_a_port_and_an_own_port_is_not_shared() -> None:
             bind("127.0.0.1", port_of(first), shared=False)
 
 
-def test_a_wildcard_is_advertised_by_the_hosts_name() -> None:
-    assert advertised_host("0.0.0.0") == socket.gethostname()
-    assert advertised_host("10.1.2.3") == "10.1.2.3"
+@pytest.fixture
+def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """What the name server knows: addresses by name."""
+    known: dict[str, list[str]] = {}
+
+    def getaddrinfo(host: str, port: int | None, **_: object) -> list[tuple[object, ...]]:
+        if host not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [
+            (socket.AF_INET6 if ":" in each else socket.AF_INET, socket.SOCK_DGRAM, 0, "", (each, port or 0))
+            for each in known[host]
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "gethostname", lambda: "pod-7")
+    return known
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """This machine's own address on the way to another."""
+    ways: dict[str, str] = {}
+
+    class Probe:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Probe:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def connect(self, address: tuple[str, int]) -> None:
+            self.way = ways.get(address[0])
+            if self.way is None:
+                raise OSError("Network is unreachable")
+
+        def getsockname(self) -> tuple[str | None, int]:
+            return self.way, 9
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    return ways
+
+
+def test_an_address_is_advertised_as_it_is() -> None:
+    assert advertised_host("10.1.2.3", [("redis", 6379)]) == "10.1.2.3"
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::", ""])
+def test_a_wildcard_is_advertised_by_the_interface_that_leads_to_the_store(
+    wildcard: str, resolved: dict[str, list[str]], interfaces: dict[str, str]
+) -> None:
+    resolved |= {"redis": ["fd00::1", "10.0.0.1"], "pod-7": ["10.9.9.9"]}
+    interfaces["10.0.0.1"] = "10.0.0.77"
+
+    assert advertised_host(wildcard, [("gone", 6379), ("redis", 6379)]) == "10.0.0.77"
+
+
+def test_an_address_that_the_port_does_not_listen_on_is_not_advertised(
+    resolved: dict[str, list[str]], interfaces: dict[str, str]
+) -> None:
+    resolved["redis"] = ["fd00::1"]
+    interfaces["fd00::1"] = "fd00::77"
+
+    assert advertised_host("::", [("redis", 6379)]) == "fd00::77"
+    assert advertised_host("0.0.0.0", [("redis", 6379)]) == "127.0.0.1"
+
+
+def test_beside_its_store_a_wildcard_is_advertised_by_a_name_that_can_be_resolved(
+    resolved: dict[str, list[str]], interfaces: dict[str, str]
+) -> None:
+    resolved["localhost"], interfaces["127.0.0.1"] = ["127.0.0.1"], "127.0.0.1"
+
+    assert advertised_host("0.0.0.0", [("localhost", 6379)]) == advertised_host("0.0.0.0") == "127.0.0.1"
+    resolved["pod-7"] = ["10.9.9.9"]
+    assert advertised_host("0.0.0.0", [("localhost", 6379)]) == advertised_host("0.0.0.0") == "pod-7"
 
 
 def test_an_ipv6_address_is_bracketed_in_a_url() -> None:
     assert advertised_url("fd00::7", 9000) == "http://[fd00::7]:9000"
     assert advertised_url("10.1.2.3", 9000) == "http://10.1.2.3:9000"
-    assert advertised_url("::", 9000) == f"http://{socket.gethostname()}:9000"
 
 
 class Accepted(asyncio.Protocol):
