@@ -121,7 +121,8 @@ async def _serve(
         tasks.append(asyncio.create_task(_drain(runtime, servers, shutdown), name="drain"))
         try:
             starting = asyncio.gather(*(server.started_once.wait() for server in servers))
-            await asyncio.wait((starting, *tasks[:-1]), return_when=asyncio.FIRST_COMPLETED)
+            begun: list[asyncio.Future[Any]] = [starting, *tasks[:-1]]
+            await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
                 _announce(runtime, ports, on_ready)
             starting.cancel()

@@ -334,8 +334,8 @@ def eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
 
 
 class RouterHandler(BaseHTTPRequestHandler):
-    """Stands for a router: says which one it is; nothing at all while ``go_on`` is not set. ``/stream`` is an answer that
-    ends when ``finish`` is set."""
+    """Stands for a router: says which one it is; nothing at all while ``go_on`` is not set. ``/stream`` is an answer
+    that ends when ``finish`` is set."""
 
     protocol_version = "HTTP/1.1"
     server: StandInRouter
@@ -460,7 +460,7 @@ def test_a_router_that_starts_gets_nothing_before_it_is_ready(tmp_path: Path) ->
     with ExitStack() as stack:
         starts = stack.enter_context(stand_in_router(b"one"))
         starts.draining = True
-        endpoint, own = stack.enter_context(running_haproxy(tmp_path, starts.server_port))
+        endpoint, _ = stack.enter_context(running_haproxy(tmp_path, starts.server_port))
         eventually(lambda: endpoint.get("/v1/models").status_code == 503)
 
         starts.draining = False
