@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from router.admin import explanations, inspection, instances, models
+from router.admin import engine_control, explanations, inspection, instances, models
 from router.admin import settings as fleet_settings
 from router.admin.auth import require_key
 from router.errors import (
@@ -47,7 +47,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, models, inspection, explanations, fleet_settings)
+_ADMIN = (instances, models, inspection, explanations, fleet_settings, engine_control)
 
 
 def create_app(runtime: Runtime) -> FastAPI:

@@ -21,6 +21,26 @@ PASSTHROUGH_PATHS = frozenset(
 )
 """Paths of vLLM's own server that any suitable instance answers, without scheduling by prefix."""
 
+ENGINE_CONTROL_PATHS = {
+    "/reset_prefix_cache": "POST",
+    "/reset_mm_cache": "POST",
+    "/reset_encoder_cache": "POST",
+    "/start_profile": "POST",
+    "/stop_profile": "POST",
+    "/sleep": "POST",
+    "/wake_up": "POST",
+    "/is_sleeping": "GET",
+    "/release_kv_cache_memory": "POST",
+    "/pause": "POST",
+    "/resume": "POST",
+    "/is_paused": "GET",
+    "/collective_rpc": "POST",
+    "/v1/load_lora_adapter": "POST",
+    "/v1/unload_lora_adapter": "POST",
+}
+"""Paths of vLLM's own server by which its operator controls an engine, and their methods: they go to every instance of
+a pool, and never to one alone."""
+
 INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
 """Requests for these go to an instance, as do those for stored responses."""
 

@@ -36,12 +36,14 @@ class HttpRequest:
 class Responder:
     """The way to answer one request. Writing after the client has left does nothing."""
 
-    def __init__(self, connection: HttpConnection, keep_alive: bool) -> None:
+    def __init__(self, connection: HttpConnection, keep_alive: bool, *, bodiless: bool = False) -> None:
+        """``bodiless``: it answers HEAD, whose answer ends with its head."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once if the client leaves before the answer is complete."""
         self.gone = False
         self._connection = connection
         self._keep_alive = keep_alive
+        self._bodiless = bodiless
 
     @property
     def writable(self) -> bool:
@@ -50,7 +52,8 @@ class Responder:
 
     def send(self, status: int, body: bytes, content_type: str = "application/json") -> None:
         """A whole answer."""
-        self._write(self._head(status, content_type, f"content-length: {len(body)}") + body)
+        head = self._head(status, content_type, f"content-length: {len(body)}")
+        self._write(head if self._bodiless else head + body)
         self._complete()
 
     def start_stream(self) -> None:
@@ -59,11 +62,13 @@ class Responder:
 
     def write(self, data: bytes) -> None:
         """A piece of the stream; must not be empty."""
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        if not self._bodiless:
+            self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end_stream(self, data: bytes) -> None:
         """The last piece."""
-        self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+        if not self._bodiless:
+            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
         self._complete()
 
     def cut(self) -> None:
@@ -239,7 +244,7 @@ class HttpConnection(asyncio.Protocol):
 
     # ----------------------------------------------------------------------------------------------------------
     def _hand_over(self, request: HttpRequest) -> None:
-        self._active = Responder(self, request.keep_alive)
+        self._active = Responder(self, request.keep_alive, bodiless=request.method == "HEAD")
         self._handler(request, self._active)
 
     def _hand_over_next(self) -> None:
@@ -249,7 +254,8 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, reason: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             if self._active is None:
-                Responder(self, keep_alive=False).send(status, reason, "text/plain")
+                bodiless = self._parser.get_method() == b"HEAD"
+                Responder(self, keep_alive=False, bodiless=bodiless).send(status, reason, "text/plain")
             else:
                 self.close()
 

@@ -28,7 +28,7 @@ class ServerInfo:
         self._created = int(time.time())
 
     def routes(self) -> Routes:
-        health = Route(lambda _, responder: responder.send(200, b""))
+        health = done = Route(lambda _, responder: responder.send(200, b""))
         return {
             "/v1/models": {"GET": Route(self._models)},
             "/tokenize": {"POST": Route(self._tokenize)},
@@ -40,6 +40,10 @@ class ServerInfo:
             "/metrics": {"GET": Route(self._metrics)},
             **self._limits.names.routes(),
             "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
+            "/reset_mm_cache": {"POST": done},
+            "/reset_encoder_cache": {"POST": done},
+            "/start_profile": {"POST": done},
+            "/stop_profile": {"POST": done},
         }
 
     def _models(self, _request: HttpRequest, responder: Responder) -> None:
@@ -74,6 +78,8 @@ class ServerInfo:
         send(responder, {"prompt": token_bytes(tokens, "tokens").decode("utf-8", "replace")})
 
     def _reset_prefix_cache(self, _request: HttpRequest, responder: Responder) -> None:
-        for each in self._generators:
+        """As in vLLM, it fails while requests hold blocks."""
+        idle = not any(each.engine.kv_used_tokens for each in self._generators)
+        for each in self._generators if idle else ():
             each.engine.clear_cache()
-        responder.send(200, b"")
+        send(responder, {"success": idle})

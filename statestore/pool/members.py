@@ -85,6 +85,10 @@ class Members(Views, Publications):
         forgets_cache = state in EMPTY_CACHE and not keeps_cache
         return await self._describe(instance_id, changed, fence=fence, forgets_cache=forgets_cache)
 
+    async def forget_cache(self, instance_id: str) -> bool:
+        """Forget the KV metadata of an instance that emptied its cache; False if it is unknown."""
+        return await self._describe(instance_id, lambda known: known, forgets_cache=True)
+
     async def _describe(
         self,
         instance_id: str,
@@ -132,7 +136,7 @@ class Members(Views, Publications):
     def _forgotten(self, instance_id: str, claimed: bool) -> list[Command]:
         """What empties the cache of an instance as it is known, and ends the claim to its KV events."""
         keys, events = self._keys, self._keys.kv_events(instance_id)
-        why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance went down")
+        why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance emptied its cache")
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
         return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 

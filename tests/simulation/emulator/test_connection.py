@@ -34,6 +34,17 @@ async def test_pipelined_requests_are_answered_in_order(emulator: EmulatedInstan
     assert version.startswith(b"200") and b"connection: close" in version
 
 
+@pytest.mark.parametrize("path", ["/load", "/metrics", "/health", "/v1/models", "/tokenize", "/v1/responses/x", "/no"])
+async def test_an_answer_to_head_ends_with_its_head(emulator: EmulatedInstance, path: str) -> None:
+    async with connected(emulator) as (reader, writer):
+        writer.write(b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode())
+        writer.write(b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 60)
+    head, version = answer.split(b"HTTP/1.1 ")[1:]
+    assert head.endswith(b"\r\n\r\n") and head.count(b"\r\n\r\n") == 1
+    assert version.startswith(b"200") and version.endswith(b"}")
+
+
 @pytest.mark.parametrize(
     ("sent", "status"),
     [

@@ -1,0 +1,143 @@
+"""vLLM's own control endpoints: a call goes to every instance in service, and is answered as vLLM answers it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import httpx
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from router.admin.scope import PoolsParam, RuntimeParam
+from router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
+from router.http.paths import ENGINE_CONTROL_PATHS
+from router.runtime import Runtime
+from router.served_pool import ServedPool
+from scheduling.lifecycle import SERVING
+
+log = logging.getLogger(__name__)
+
+routes = APIRouter(tags=["engine control"])
+
+TIMEOUT_S: Final = 300.0
+"""For the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
+_RESET: Final = "/reset_prefix_cache"
+_OF_ONE_POOL: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc"})
+"""What these name belongs to one model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one server said; status 0: nothing."""
+
+    instance_ids: tuple[str, ...]
+    """Several are ranks of one server."""
+    status: int
+    body: bytes
+    content_type: str | None = None
+
+    @property
+    def names(self) -> str:
+        return ",".join(self.instance_ids)
+
+    @property
+    def failed(self) -> bool:
+        return not 200 <= self.status < 300 or b'"success":false' in self.body.replace(b" ", b"")
+
+    @property
+    def reason(self) -> str:
+        text = self.body[:200].decode("utf-8", "replace")
+        return f"{self.status} {text}".strip() if self.status else text
+
+
+async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) -> Response:
+    """Passed to every instance that is in service, of the named pool or of all. Where all say the same, that is the
+    answer; where some fail, 502 names them. A reset of prefix caches also empties what the fleet believes to be cached.
+    """
+    path = request.url.path
+    if path in _OF_ONE_POOL and len(pools) > 1:
+        raise InvalidRequestError(f"name a pool: {', '.join(runtime.pools.pools)}", param="pool")
+    called = [(pool, urls) for pool in pools if (urls := _servers(pool))]
+    if not called:
+        raise nobody_ready(pools[0].settings.name)
+    body, fields = await request.body(), _fields(request, runtime)
+    query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] != "pool"])
+    async with httpx.AsyncClient(headers=fields, trust_env=False, timeout=TIMEOUT_S) as client:
+
+        async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _Told:
+            try:
+                answer = await client.request(request.method, url + path, params=query, content=body)
+            except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+                return _Told(instance_ids, 0, (str(error) or type(error).__name__).encode())
+            told = _Told(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
+            if path == _RESET and not told.failed:
+                for instance_id in instance_ids:
+                    await pool.store.forget_cache(instance_id)
+            return told
+
+        told = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
+    log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in told))
+    return _answer(path, told)
+
+
+for _path, _method in ENGINE_CONTROL_PATHS.items():
+    _name = _path.rpartition("/")[2]
+    routes.add_api_route(
+        _path, control, methods=[_method], name=_name, operation_id=_name,
+        description="vLLM's own, at every instance in service.",
+    )  # fmt: skip
+
+
+def _servers(pool: ServedPool) -> dict[str, tuple[str, ...]]:
+    """The instances in service, by URL."""
+    servers: dict[str, tuple[str, ...]] = {}
+    for instance_id, spec in pool.view.view.instances.items():
+        if spec.state in SERVING:
+            servers[spec.url] = (*servers.get(spec.url, ()), instance_id)
+    return servers
+
+
+def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
+    """The fields that instances get: the client's own key, unless it is the fleet's admin key."""
+    settings, fields = runtime.context.settings, {}
+    if settings.upstream_api_key is not None:
+        fields["authorization"] = f"Bearer {settings.upstream_api_key.get_secret_value()}"
+    elif settings.admin_key is None and (sent := request.headers.get("authorization")) is not None:
+        fields["authorization"] = sent
+    if (kind := request.headers.get("content-type")) is not None:
+        fields["content-type"] = kind
+    return fields
+
+
+def _answer(path: str, told: Sequence[_Told]) -> Response:
+    first = told[0]
+    if all(each.status == HTTPStatus.NOT_FOUND for each in told) and not path.startswith("/v1/"):
+        raise NotFoundError(
+            f"no instance has {path}: start vLLM with VLLM_SERVER_DEV_MODE=1, or for profiles with --profiler-config"
+        )
+    if first.status and all((each.status, each.body) == (first.status, first.body) for each in told):
+        return Response(first.body, status_code=first.status, media_type=first.content_type)
+    failed = [each for each in told if each.failed]
+    if failed:
+        names = [each.names for each in told if not each.failed]
+        raise UpstreamError(
+            f"{path} failed at {len(failed)} of {len(told)} instances: "
+            + "; ".join(f"{each.names}: {each.reason}" for each in failed)
+            + (f"; it took effect at {', '.join(names)}" if names else "")
+        )
+    return Response(
+        orjson.dumps({"instances": {each.names: _shown(each.body) for each in told}}),
+        media_type="application/json",
+    )
+
+
+def _shown(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode("utf-8", "replace")

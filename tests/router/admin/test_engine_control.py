@@ -1,0 +1,160 @@
+"""vLLM's own control endpoints through the fleet: every instance is told, and who failed is named."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from router.http.paths import ENGINE_CONTROL_PATHS
+from scheduling.instance import InstanceState
+from statestore.settings import PoolSettings
+
+
+class Engine:
+    """A server that answers every request alike, and remembers them."""
+
+    def __init__(self, status: int, body: bytes) -> None:
+        self.answer = status, body
+        self.asked: list[bytes] = []
+        self.url = ""
+
+    async def open(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        _, _, length = head.lower().partition(b"content-length:")
+        self.asked.append(head + await reader.readexactly(int(length.split()[0]) if length else 0))
+        status, body = self.answer
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\nconnection: close\r\n" % status)
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+
+StartEngine = Callable[..., Awaitable[Engine]]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[StartEngine]:
+    servers: list[asyncio.Server] = []
+
+    async def start(status: int = 200, body: bytes = b"") -> Engine:
+        made = Engine(status, body)
+        servers.append(await made.open())
+        return made
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize(("path", "method"), ENGINE_CONTROL_PATHS.items())
+async def test_every_instance_is_told_and_what_all_say_is_the_answer(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine, path: str, method: str
+) -> None:
+    engines = [await engine(200, b'{"told":1}') for _ in range(3)]
+    specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
+    client = client_of(await start_runtime(instances=(*specs, tools.spec("off", state=InstanceState.STANDBY))))
+
+    answer = await client.request(method, f"{path}?pool=default&level=2&tags=x&tags=y", content=b'{"a":1}')
+
+    assert (answer.status_code, answer.content) == (200, b'{"told":1}')
+    for each in engines:
+        (asked,) = each.asked
+        assert asked.startswith(f"{method} {path}?level=2&tags=x&tags=y HTTP/1.1".encode())
+        assert asked.endswith(b'{"a":1}')
+
+
+async def test_who_failed_is_named_with_what_it_said(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    good, bad, gone = await engine(), await engine(500, b"no profiler"), "http://127.0.0.1:9"
+    urls = {"a": good.url, "b": bad.url, "c": gone}
+    client = client_of(await start_runtime(instances=tuple(tools.spec(name, url=url) for name, url in urls.items())))
+
+    answer = await client.post("/start_profile")
+
+    assert answer.status_code == 502
+    message = answer.json()["error"]["message"]
+    assert "failed at 2 of 3 instances: b: 500 no profiler; c: " in message and "took effect at a" in message
+
+
+async def test_what_no_instance_has_says_how_to_start_vllm(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=(await engine(404)).url),)))
+
+    answer = await client.post("/reset_prefix_cache")
+
+    assert answer.status_code == 404 and "VLLM_SERVER_DEV_MODE=1" in answer.json()["error"]["message"]
+
+
+async def test_states_that_differ_are_told_by_instance(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    asleep, awake = await engine(200, b'{"is_sleeping":true}'), await engine(200, b'{"is_sleeping":false}')
+    urls = {"a": asleep.url, "b": awake.url}
+    client = client_of(await start_runtime(instances=tuple(tools.spec(name, url=url) for name, url in urls.items())))
+
+    answer = (await client.get("/is_sleeping")).json()
+
+    assert answer == {"instances": {"a": {"is_sleeping": True}, "b": {"is_sleeping": False}}}
+
+
+@pytest.mark.parametrize(("success", "hit_blocks"), [(b"true", 0), (b"false", 1)])
+async def test_after_a_reset_the_fleet_believes_nothing_cached_where_it_took_place(
+    start_runtime: Any, client_of: Any, tools: Any, store: Any, engine: StartEngine, success: bytes, hit_blocks: int
+) -> None:
+    made = await engine(200, b'{"success": %b}' % success)
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
+    pool, placement = store.pool("default"), tools.placement("r", tokens=48)
+    await pool.place(placement)
+    assert (await pool.observe(("a",), placement.chain)).loads["a"].hit_blocks == 1
+
+    answer = await client.post("/reset_prefix_cache")
+
+    assert answer.json() == {"success": success == b"true"}
+    assert (await pool.observe(("a",), placement.chain)).loads["a"].hit_blocks == hit_blocks
+
+
+async def test_they_need_the_admin_key_which_no_instance_gets(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    made = await engine()
+    runtime = await start_runtime(instances=(tools.spec("a", url=made.url),), admin_key="secret", api_keys=("client",))
+    client = client_of(runtime)
+
+    refused = [
+        (await client.request(method, path, headers=headers)).status_code
+        for path, method in ENGINE_CONTROL_PATHS.items()
+        for headers in ({}, {"authorization": "Bearer client"})
+    ]
+    assert set(refused) == {401} and not made.asked
+    assert (await client.post("/stop_profile", headers={"authorization": "Bearer secret"})).status_code == 200
+    assert b"secret" not in made.asked[0]
+
+
+async def test_an_adapter_is_of_one_pool(start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine) -> None:
+    made = await engine()
+    pools = (PoolSettings(name="one", model="m1"), PoolSettings(name="two", model="m2"))
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),), pools=pools))
+
+    assert (await client.post("/v1/load_lora_adapter", json={})).status_code == 400
+    assert (await client.post("/v1/load_lora_adapter?pool=two", json={})).status_code == 200
+    assert len(made.asked) == 1
+
+
+async def test_ranks_of_one_server_are_told_once(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    made = await engine()
+    ranks = tuple(tools.spec(f"a-{rank}", url=made.url, data_parallel_rank=rank) for rank in range(2))
+    client = client_of(await start_runtime(instances=ranks))
+
+    assert (await client.post("/stop_profile")).status_code == 200
+    assert len(made.asked) == 1
