@@ -40,6 +40,7 @@ class Owner(Protocol):
     slo_s: float
     failed: frozenset[str]
     trial: Trial | None
+    sent_s: float
     decode_attempts: int
     """Times that a decode leg of it was to be placed: a release of a former one leaves a newer reservation alone."""
 

@@ -26,9 +26,20 @@ class Retried(Protocol):
     request_id: str
     pool: ServedPool
     trial: Trial | None
+    sent_s: float
+    """When its present try began."""
 
     @property
     def prompt_hash(self) -> int: ...
+
+
+def note_loss(failure: InstanceFailure, request: Retried, instance_id: str) -> None:
+    """Tell the quarantine of an instance that seems to have died, or cannot be reached."""
+    quarantine = request.pool.quarantine
+    if failure.engine_died:
+        quarantine.died(request.prompt_hash, instance_id, request.request_id, request.sent_s)
+    elif failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):
+        quarantine.unreachable(instance_id)
 
 
 def exhausted(failure: InstanceFailure, why: str) -> RouterError:
@@ -85,14 +96,12 @@ async def spend_retry(
     Raises:
         RouterError: there is none left, or another engine has died of the request.
     """
-    quarantine = request.pool.quarantine
-    if failure.engine_died:
-        quarantine.died(request.prompt_hash, failed_id, request.request_id)
+    note_loss(failure, request, failed_id)
     end_trial(request, completed=False)
     if attempts >= context.settings.max_attempts:
         raise exhausted(failure, f"{attempts} instances failed")
     try:
-        request.trial = await quarantine.admit(request.prompt_hash)
+        request.trial = await request.pool.quarantine.admit(request.prompt_hash)
     except RequestQuarantinedError as error:
         raise exhausted(failure, "engines died while they held it") from error
     if failure.wasted_work and not context.retries.withdraw(context.clock.monotonic_s()):

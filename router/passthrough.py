@@ -10,7 +10,7 @@ from http import HTTPStatus
 from router.context import ReplicaContext
 from router.errors import UnavailableError, nobody_ready
 from router.explain import Explanation
-from router.failures import Disputes, end_trial, nobody_left, outcome_after, spend_retry
+from router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.quarantine import Trial
@@ -71,6 +71,7 @@ class PassthroughRequest:
         self.instance_url = ""
         self.data_parallel_rank: int | None = None
         self.attempts = 0
+        self.sent_s = 0.0
         self.leg = Leg.WHOLE
         self._balancer = balancer
         self._context = context
@@ -116,7 +117,8 @@ class PassthroughRequest:
         spec = view.instances[instance_id]
         self.instance_id, self.instance_url, self.data_parallel_rank = instance_id, spec.url, spec.data_parallel_rank
         self.attempts += 1
-        self.pool.breakers.sending(instance_id, self._context.clock.monotonic_s())
+        self.sent_s = self._context.clock.monotonic_s()
+        self.pool.breakers.sending(instance_id, self.sent_s)
         self._balancer.enter(instance_id)
         self._entered = True
 
@@ -136,6 +138,7 @@ class PassthroughRequest:
     def first_token(self) -> None:
         if self.trial is not None:
             self.trial.passed.set()
+        self.pool.quarantine.answered(self.instance_id)
         self.pool.breakers.began(self.instance_id, self._context.clock.monotonic_s())
 
     async def reroute(self, failure: InstanceFailure) -> None:
@@ -165,8 +168,7 @@ class PassthroughRequest:
             return
         self._disputes.judge(self.pool, self.instance_id, failure, self._context.clock.monotonic_s())
         self._judged = True
-        if failure.engine_died:
-            self.pool.quarantine.died(self.prompt_hash, self.instance_id, self.request_id)
+        note_loss(failure, self, self.instance_id)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         if self._done:
@@ -174,6 +176,8 @@ class PassthroughRequest:
         self._done = True
         end_trial(self, completed=outcome is Outcome.COMPLETED)
         now_s = self._context.clock.monotonic_s()
+        if outcome is Outcome.COMPLETED:
+            self.pool.quarantine.answered(self.instance_id)
         self._disputes.settle(self.pool, now_s, answered=outcome is Outcome.COMPLETED)
         if self._entered and not self._judged:
             self.pool.breakers.record(self.instance_id, outcome, now_s)

@@ -4,6 +4,10 @@ When an engine dies, every request that it held is a suspect, identified by the 
 sent, usually the retry, is its trial: other copies wait until the trial has shown a token. After a second death copies
 are refused, for a time that doubles with every further death. A completed trial clears the prompt.
 
+Blame needs a control. An instance that has answered nothing since it died last was dead before the request came. If as
+many other instances died at the same time as under the prompt, they have a cause in common, and it is not the prompt: a
+restart of all engines, say.
+
 Each replica has a memory of its own.
 """
 
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +34,8 @@ TRIAL_S: Final = 10.0
 """Copies wait this long for a trial at most: a prompt that kills does so when the engine starts it."""
 ONE_DEATH_S: Final = 5.0
 """An engine's requests break one after the other: within this time it died once."""
+COMMON_CAUSE_S: Final = 10.0
+"""Instances that are lost within this time of each other may have been lost for one reason."""
 MAX_SUSPECTS: Final = 16_384
 """The oldest suspects are forgotten first."""
 
@@ -43,6 +49,11 @@ class Suspect:
     died_at_s: dict[str, float] = field(default_factory=dict)
     """Of each instance that died, when it did so last."""
     trial: Trial | None = None
+
+    @property
+    def names(self) -> str:
+        """The instances that died."""
+        return ", ".join(self.died_at_s)
 
     @property
     def refused_until_s(self) -> float:
@@ -73,10 +84,27 @@ class Quarantine:
         self._clock = clock
         self._call_later = call_later
         self.suspects: dict[int, Suspect] = {}
+        self._answered_s: dict[str, float] = {}
+        """Of each instance, when it showed last that it lives."""
+        self._died_s: dict[str, float] = {}
+        """Of each instance that died, when the first of its requests broke."""
+        self._lost_s: dict[str, float] = {}
+        """Of each instance that could not be reached, or died, when that was seen last."""
 
-    def died(self, prompt_hash: int, instance_id: str, request_id: str) -> None:
-        """The instance's engine died while it held a request of this prompt."""
+    def answered(self, instance_id: str) -> None:
+        """The instance gave a token, or a whole answer."""
+        self._answered_s[instance_id] = self._clock.monotonic_s()
+
+    def unreachable(self, instance_id: str) -> None:
+        """No connection could be made to the instance, or it was closed unanswered."""
+        self._lost_s[instance_id] = self._clock.monotonic_s()
+
+    def died(self, prompt_hash: int, instance_id: str, request_id: str, sent_s: float) -> None:
+        """The instance's engine seems to have died while it held a request of this prompt, sent there at ``sent_s``."""
         now_s = self._clock.monotonic_s()
+        self._lost_s[instance_id] = now_s
+        if not self._lived(instance_id, sent_s, now_s):
+            return
         suspect = self.suspects.pop(prompt_hash, None) or Suspect()
         self.suspects[prompt_hash] = suspect  # behind those that were suspected before
         if now_s - suspect.died_at_s.get(instance_id, -ONE_DEATH_S) >= ONE_DEATH_S:
@@ -88,10 +116,34 @@ class Quarantine:
                     request_id,
                     suspect.refused_until_s - now_s,
                     suspect.deaths,
-                    ", ".join(suspect.died_at_s),
+                    suspect.names,
                 )
         while len(self.suspects) > MAX_SUSPECTS:
             del self.suspects[next(iter(self.suspects))]
+
+    def _lived(self, instance_id: str, sent_s: float, now_s: float) -> bool:
+        """Whether the engine was alive when the request came, as far as it is known. Notes its death."""
+        died_s = self._died_s.get(instance_id)
+        if died_s is not None and self._answered_s.get(instance_id, died_s) <= died_s:
+            # Its requests break one after the other: they die of one death, unless they came after it.
+            return now_s - died_s < ONE_DEATH_S and sent_s <= died_s
+        self._died_s[instance_id] = now_s
+        return True
+
+    def _has_common_cause(self, suspect: Suspect) -> bool:
+        """Whether the deaths under the prompt were not more than those at the same time without it."""
+        others = [
+            name
+            for name, lost_s in self._lost_s.items()
+            if name not in suspect.died_at_s and abs(lost_s - suspect.last_death_s) < COMMON_CAUSE_S
+        ]
+        return len(others) >= suspect.deaths
+
+    def forget_all_but(self, instance_ids: Mapping[str, object]) -> None:
+        """Drop what is kept about instances that left the fleet."""
+        for kept in (self._answered_s, self._died_s, self._lost_s):
+            for instance_id in kept.keys() - instance_ids.keys():
+                del kept[instance_id]
 
     async def admit(self, prompt_hash: int) -> Trial | None:
         """Wait until a request of this prompt may be sent, ``TRIAL_S`` for each trial before it at most.
@@ -102,6 +154,9 @@ class Quarantine:
             RequestQuarantinedError: too many engines died of it.
         """
         while (suspect := self.of(prompt_hash)) is not None:
+            if suspect.deaths > 1 and self._has_common_cause(suspect):
+                _log.warning("a prompt is not refused: engines died without it at the same time as %s", suspect.names)
+                suspect.deaths = 1
             left_s = suspect.refused_until_s - self._clock.monotonic_s()
             if left_s > 0:
                 raise RequestQuarantinedError(

@@ -13,7 +13,7 @@ import orjson
 from router.context import ReplicaContext
 from router.decode_leg import DecodeLeg
 from router.errors import UnavailableError, from_exception
-from router.failures import Disputes, end_trial, nobody_left, outcome_after, spend_retry
+from router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
 from router.inference_request import InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.metaserver import Metaserver
@@ -56,6 +56,8 @@ class ScheduledRequest(RequestStory):
     failed: frozenset[str] = frozenset()
     """Instances that this request failed on."""
     trial: Trial | None = None
+    sent_s = 0.0
+    """When its present try began."""
     enqueued_ms = 0
     """Its first reservation, of the store's clock."""
     may_be_reserved = False
@@ -169,6 +171,7 @@ class ScheduledRequest(RequestStory):
             self.pool.metrics.hold_s.observe(self.held_s)
         self._expected_cached = None
         self.attempts += 1
+        self.sent_s = self._context.clock.monotonic_s()
         self._dispatched = True
 
     def sent(self) -> None:
@@ -272,6 +275,7 @@ class ScheduledRequest(RequestStory):
         self._first_token_s = self.age_s
         self.pool.metrics.count_ttft(self._first_token_s, self.slo_s, self.expected_ttft_s)
         breakers = self.pool.breakers
+        self.pool.quarantine.answered(self.answering_id)
         if breakers.troubled:
             breakers.began(self.answering_id, self._context.clock.monotonic_s())
         if self.decode is not None and self.decode.placed_s is not None:
@@ -327,8 +331,7 @@ class ScheduledRequest(RequestStory):
             return
         self.judge(self.answering_id, failure)
         self._judged = True
-        if failure.engine_died:
-            self.pool.quarantine.died(self.prompt_hash, self.answering_id, self.request_id)
+        note_loss(failure, self, self.answering_id)
 
     def judge(self, instance_id: str, failure: InstanceFailure) -> None:
         if self.disputes is None:
@@ -382,6 +385,7 @@ class ScheduledRequest(RequestStory):
         if self._dispatched and not self._judged:
             self.pool.breakers.record(self.answering_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
+            self.pool.quarantine.answered(self.answering_id)
             metrics.prompt_tokens_expected.inc(self.prompt.tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
             if self.leg is Leg.WHOLE:

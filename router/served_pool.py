@@ -87,4 +87,5 @@ class ServedPool:
         """Drop what is kept about instances that left the fleet."""
         self.breakers.forget_all_but(self.view.view.instances)
         self.model_lists.forget_all_but(self.view.view.instances)
+        self.quarantine.forget_all_but(self.view.view.instances)
         self.fleet.forget_departed()

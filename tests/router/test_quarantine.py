@@ -19,6 +19,12 @@ def quarantine(clock: Any) -> Quarantine:
     return Quarantine(clock, clock.call_later)
 
 
+def dies(quarantine: Quarantine, prompt_hash: int, instance_id: str) -> None:
+    """The instance dies under the prompt, as a live one."""
+    quarantine.answered(instance_id)
+    quarantine.died(prompt_hash, instance_id, "r", quarantine._clock.monotonic_s())
+
+
 async def trial_of(quarantine: Quarantine, prompt_hash: int = PROMPT) -> Trial:
     trial = await quarantine.admit(prompt_hash)
     assert trial is not None
@@ -26,12 +32,12 @@ async def trial_of(quarantine: Quarantine, prompt_hash: int = PROMPT) -> Trial:
 
 
 async def test_who_is_no_suspect_passes(quarantine: Quarantine) -> None:
-    quarantine.died(OTHER, "a", "r")
+    dies(quarantine, OTHER, "a")
     assert await quarantine.admit(PROMPT) is None
 
 
 async def test_copies_of_a_suspect_wait_until_its_trial_has_shown_a_token(quarantine: Quarantine, tools: Any) -> None:
-    quarantine.died(PROMPT, "a", "r")
+    dies(quarantine, PROMPT, "a")
     trial = await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await tools.settle()
@@ -47,12 +53,12 @@ async def test_copies_of_a_suspect_wait_until_its_trial_has_shown_a_token(quaran
 async def test_a_second_death_convicts_and_requests_that_waited_are_refused(
     quarantine: Quarantine, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    quarantine.died(PROMPT, "a", "r")
+    dies(quarantine, PROMPT, "a")
     trial = await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await tools.settle()
 
-    quarantine.died(PROMPT, "b", "r")
+    dies(quarantine, PROMPT, "b")
     trial.end(completed=False)
 
     with pytest.raises(RequestQuarantinedError) as refused:
@@ -66,7 +72,7 @@ async def test_a_second_death_convicts_and_requests_that_waited_are_refused(
 
 async def test_every_further_death_doubles_the_time(quarantine: Quarantine, clock: Any) -> None:
     for instance_id in ("a", "b", "c"):
-        quarantine.died(PROMPT, instance_id, "r")
+        dies(quarantine, PROMPT, instance_id)
     clock.now_s += FIRST_REFUSAL_S
     with pytest.raises(RequestQuarantinedError) as refused:
         await quarantine.admit(PROMPT)
@@ -79,13 +85,16 @@ async def test_every_further_death_doubles_the_time(quarantine: Quarantine, cloc
 
 
 async def test_the_requests_of_one_engine_die_of_one_death(quarantine: Quarantine, clock: Any) -> None:
+    sent_s = clock.now_s
     for _ in range(20):
-        quarantine.died(PROMPT, "a", "r")
+        quarantine.died(PROMPT, "a", "r", sent_s)
         clock.now_s += ONE_DEATH_S / 40
     (await trial_of(quarantine)).end(completed=False)
 
     clock.now_s += ONE_DEATH_S
-    quarantine.died(PROMPT, "a", "r")
+    quarantine.answered("a")
+    clock.now_s += 0.1
+    quarantine.died(PROMPT, "a", "r", clock.now_s)
 
     with pytest.raises(RequestQuarantinedError):
         await quarantine.admit(PROMPT)
@@ -94,7 +103,7 @@ async def test_the_requests_of_one_engine_die_of_one_death(quarantine: Quarantin
 async def test_a_trial_that_ends_without_a_verdict_leaves_its_place_to_the_next(
     quarantine: Quarantine, tools: Any
 ) -> None:
-    quarantine.died(PROMPT, "a", "r")
+    dies(quarantine, PROMPT, "a")
     trial = await trial_of(quarantine)
     copies = [asyncio.create_task(quarantine.admit(PROMPT)) for _ in range(2)]
     await tools.settle()
@@ -108,7 +117,7 @@ async def test_a_trial_that_ends_without_a_verdict_leaves_its_place_to_the_next(
 
 
 async def test_a_trial_is_not_waited_for_without_end(quarantine: Quarantine, clock: Any, tools: Any) -> None:
-    quarantine.died(PROMPT, "a", "r")
+    dies(quarantine, PROMPT, "a")
     await trial_of(quarantine)
     copy = asyncio.create_task(quarantine.admit(PROMPT))
     await clock.advance(TRIAL_S - 1)
@@ -122,11 +131,71 @@ async def test_a_trial_is_not_waited_for_without_end(quarantine: Quarantine, clo
 async def test_suspects_are_forgotten_in_time_and_in_number(
     quarantine: Quarantine, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quarantine.died(PROMPT, "a", "r")
+    dies(quarantine, PROMPT, "a")
     clock.now_s += MEMORY_S
     assert quarantine.of(PROMPT) is None
 
     monkeypatch.setattr(quarantine_module, "MAX_SUSPECTS", 2)
     for prompt_hash in (1, 2, 1, 3):
-        quarantine.died(prompt_hash, "a", "r")
+        dies(quarantine, prompt_hash, "a")
     assert [quarantine.of(prompt_hash) is not None for prompt_hash in (1, 2, 3)] == [True, False, True]
+
+
+# control -------------------------------------------------------------------------------------------------------
+async def test_an_instance_that_answered_nothing_since_it_died_blames_nobody(
+    quarantine: Quarantine, clock: Any
+) -> None:
+    for name in "ab":
+        dies(quarantine, OTHER, name)
+    clock.now_s += 0.01
+
+    for name in "abab":
+        quarantine.died(PROMPT, name, "r", clock.now_s)
+
+    assert quarantine.of(PROMPT) is None
+    clock.now_s += 60.0
+    quarantine.died(PROMPT, "a", "r", clock.now_s)
+    assert quarantine.of(PROMPT) is None, "however long ago it died"
+    quarantine.answered("a")
+    clock.now_s += 1.0
+    quarantine.died(PROMPT, "a", "r", clock.now_s)
+    assert quarantine.of(PROMPT) is not None
+
+
+@pytest.mark.parametrize("lost", ["died", "unreachable"])
+async def test_prompts_are_innocent_of_deaths_that_happened_elsewhere_too(
+    quarantine: Quarantine, clock: Any, lost: str
+) -> None:
+    for name in "ab":
+        dies(quarantine, PROMPT, name)
+    clock.now_s += 1.0
+    for name in "cd":
+        if lost == "died":
+            dies(quarantine, OTHER, name)
+        else:
+            quarantine.unreachable(name)
+
+    (await trial_of(quarantine)).end(completed=True)
+
+    assert await quarantine.admit(PROMPT) is None
+
+
+async def test_a_prompt_that_kills_on_after_a_common_cause_is_refused(quarantine: Quarantine, clock: Any) -> None:
+    for name in "ab":
+        dies(quarantine, PROMPT, name)
+    quarantine.unreachable("c")
+    with pytest.raises(RequestQuarantinedError):
+        await quarantine.admit(PROMPT)
+    quarantine.unreachable("d")
+    (await trial_of(quarantine)).end(completed=False)
+    clock.now_s += 60.0
+    dies(quarantine, PROMPT, "a")
+
+    with pytest.raises(RequestQuarantinedError):
+        await quarantine.admit(PROMPT)
+
+
+async def test_what_left_the_fleet_is_no_control(quarantine: Quarantine) -> None:
+    dies(quarantine, PROMPT, "a")
+    quarantine.forget_all_but({"b": None})
+    assert not (quarantine._answered_s or quarantine._died_s or quarantine._lost_s)
