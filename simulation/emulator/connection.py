@@ -50,11 +50,16 @@ class Responder:
         """False while the client reads slower than it is written to."""
         return self._connection.writable
 
-    def send(self, status: int, body: bytes, content_type: str = "application/json") -> None:
-        """A whole answer."""
-        head = self._head(status, content_type, f"content-length: {len(body)}")
+    def send(self, status: int, body: bytes, content_type: str = "application/json", *, fields: str = "") -> None:
+        """A whole answer; ``fields`` are further lines of its head."""
+        head = self._head(status, content_type, f"{fields}content-length: {len(body)}")
         self._write(head if self._bodiless else head + body)
         self._complete()
+
+    def send_half(self, status: int, body: bytes, content_type: str) -> None:
+        """The first half of an answer, and no more."""
+        self._write(self._head(status, content_type, f"content-length: {len(body)}") + body[: len(body) // 2])
+        self.cut()
 
     def start_stream(self) -> None:
         """The head of a stream of server-sent events."""
@@ -66,9 +71,10 @@ class Responder:
             self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def end_stream(self, data: bytes) -> None:
-        """The last piece."""
+        """The last piece; may be empty."""
+        last = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         if not self._bodiless:
-            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+            self._write(last + b"0\r\n\r\n")
         self._complete()
 
     def cut(self) -> None:

@@ -9,6 +9,7 @@ from simulation.emulator.connection import HttpRequest, Responder
 from simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
 from simulation.emulator.fields import read_json, whole_number
 from simulation.emulator.generator import Generator
+from simulation.emulator.lies import Lie, LyingResponder, tell_at_once
 from simulation.emulator.routes import Route, Routes, send
 
 
@@ -50,6 +51,10 @@ class Faults:
         self._fail_status = 500
         self._answer = "error"
         self._after_tokens = 0
+        self._lie: Lie | None = None
+        self._retry_after: str | None = None
+        self._lies_every = 1
+        self._asked = 0
 
     def routes(self) -> Routes:
         generator = self._generator
@@ -58,6 +63,7 @@ class Faults:
             "/emulator/pause": {"POST": Route(lambda _, responder: self._switch(responder, generator.pause))},
             "/emulator/resume": {"POST": Route(lambda _, responder: self._switch(responder, generator.resume))},
             "/emulator/fail": {"POST": Route(self._take_failures)},
+            "/emulator/lie": {"POST": Route(self._take_lie)},
             "/emulator/die": {"POST": Route(self._take_death)},
         }
 
@@ -72,6 +78,18 @@ class Faults:
         if self._fail_next > 0 and not self._after_tokens:
             self._fail_next -= 1
             raise _ANSWERS.get(self._answer) or plain(self._fail_status)
+
+    def lie_to(self, responder: Responder) -> Responder | None:
+        """What the answer to a request for inference goes through; None if it was lied to already."""
+        lie = self._lie
+        if lie is None:
+            return responder
+        self._asked += 1
+        if self._asked % self._lies_every:
+            return responder
+        if tell_at_once(lie, responder, retry_after=self._retry_after):
+            return None
+        return LyingResponder(responder, lie)
 
     def gives_back_after(self) -> int | None:
         """Tokens after which this request is to be given back; None: it is not."""
@@ -101,6 +119,16 @@ class Faults:
             raise bad_request("status must be an error status.", "status")
         self.order_failures(count, status)
         send(responder, {"fail_next": count})
+
+    def _take_lie(self, request: HttpRequest, responder: Responder) -> None:
+        payload = read_json(request.body or b"{}")
+        lie, retry_after = payload.get("lie"), payload.get("retry_after")
+        if lie is not None and lie not in list(Lie):
+            raise bad_request(f"lie must be null or one of {', '.join(Lie)}.", "lie")
+        self._lie, self._lies_every = (None if lie is None else Lie(lie)), max(1, whole_number(payload, "every", 1))
+        self._retry_after = None if retry_after is None else str(retry_after)
+        self._asked = 0
+        send(responder, {"lie": lie})
 
     def _take_death(self, request: HttpRequest, responder: Responder) -> None:
         payload = read_json(request.body or b"{}")

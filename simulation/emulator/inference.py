@@ -92,7 +92,8 @@ class Inference:
             if after_tokens is not None:
                 limits = replace(limits, gives_back_after=after_tokens)
             ask, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
-            self._generator.start(ask, reply, responder, reply if flag(payload, "stream") else None)
+            if (to := self._faults.lie_to(responder)) is not None:
+                self._generator.start(ask, reply, to, reply if flag(payload, "stream") else None)
 
         return Route(handle, error_body)
 
@@ -108,7 +109,8 @@ class Inference:
             self._faults.fail_if_ordered()
             payload = read_json(request.body)
             ask, reply = read(payload, self._limits, self._stamp(request, payload))
-            self._generator.start(ask, reply, responder)
+            if (to := self._faults.lie_to(responder)) is not None:
+                self._generator.start(ask, reply, to)
 
         return Route(handle)
 
