@@ -34,7 +34,7 @@ TRIAL_S: Final = 10.0
 """Copies wait this long for a trial at most: a prompt that kills does so when the engine starts it."""
 ONE_DEATH_S: Final = 5.0
 """An engine's requests break one after the other: within this time it died once."""
-COMMON_CAUSE_S: Final = 10.0
+COMMON_CAUSE_S: Final = 5.0
 """Instances that are lost within this time of each other may have been lost for one reason."""
 MAX_SUSPECTS: Final = 16_384
 """The oldest suspects are forgotten first."""
@@ -48,6 +48,8 @@ class Suspect:
     last_death_s: float = 0.0
     died_at_s: dict[str, float] = field(default_factory=dict)
     """Of each instance that died, when it did so last."""
+    pardoned: bool = False
+    """Deaths of it were put down to a common cause, which is done once."""
     trial: Trial | None = None
 
     @property
@@ -89,7 +91,8 @@ class Quarantine:
         self._died_s: dict[str, float] = {}
         """Of each instance that died, when the first of its requests broke."""
         self._lost_s: dict[str, float] = {}
-        """Of each instance that could not be reached, or died, when that was seen last."""
+        """Of each instance that answers nothing any more, when that was seen first; of none that a prompt is refused
+        for."""
 
     def answered(self, instance_id: str) -> None:
         """The instance gave a token, or a whole answer."""
@@ -97,12 +100,17 @@ class Quarantine:
 
     def unreachable(self, instance_id: str) -> None:
         """No connection could be made to the instance, or it was closed unanswered."""
-        self._lost_s[instance_id] = self._clock.monotonic_s()
+        self._lose(instance_id, self._clock.monotonic_s())
+
+    def _lose(self, instance_id: str, now_s: float) -> None:
+        seen_s = self._lost_s.get(instance_id, self._died_s.get(instance_id))
+        if seen_s is None or self._answered_s.get(instance_id, seen_s) > seen_s:
+            self._lost_s[instance_id] = now_s
 
     def died(self, prompt_hash: int, instance_id: str, request_id: str, sent_s: float) -> None:
         """The instance's engine seems to have died while it held a request of this prompt, sent there at ``sent_s``."""
         now_s = self._clock.monotonic_s()
-        self._lost_s[instance_id] = now_s
+        self._lose(instance_id, now_s)
         if not self._lived(instance_id, sent_s, now_s):
             return
         suspect = self.suspects.pop(prompt_hash, None) or Suspect()
@@ -139,6 +147,11 @@ class Quarantine:
         ]
         return len(others) >= suspect.deaths
 
+    def _explain(self, suspect: Suspect) -> None:
+        """The deaths under a prompt that is refused excuse no other one."""
+        for instance_id in suspect.died_at_s:
+            self._lost_s.pop(instance_id, None)
+
     def forget_all_but(self, instance_ids: Mapping[str, object]) -> None:
         """Drop what is kept about instances that left the fleet."""
         for kept in (self._answered_s, self._died_s, self._lost_s):
@@ -154,11 +167,13 @@ class Quarantine:
             RequestQuarantinedError: too many engines died of it.
         """
         while (suspect := self.of(prompt_hash)) is not None:
-            if suspect.deaths > 1 and self._has_common_cause(suspect):
+            if suspect.deaths > 1 and not suspect.pardoned and self._has_common_cause(suspect):
                 _log.warning("a prompt is not refused: engines died without it at the same time as %s", suspect.names)
-                suspect.deaths = 1
+                suspect.deaths, suspect.pardoned = 1, True
             left_s = suspect.refused_until_s - self._clock.monotonic_s()
             if left_s > 0:
+                if suspect.deaths > 1:
+                    self._explain(suspect)
                 raise RequestQuarantinedError(
                     f"{suspect.deaths} engines died while they held this prompt: it is refused for a while",
                     retry_after_s=left_s,

@@ -183,16 +183,28 @@ async def test_prompts_are_innocent_of_deaths_that_happened_elsewhere_too(
 async def test_a_prompt_that_kills_on_after_a_common_cause_is_refused(quarantine: Quarantine, clock: Any) -> None:
     for name in "ab":
         dies(quarantine, PROMPT, name)
-    quarantine.unreachable("c")
-    with pytest.raises(RequestQuarantinedError):
-        await quarantine.admit(PROMPT)
-    quarantine.unreachable("d")
+    for name in "cd":
+        quarantine.unreachable(name)
     (await trial_of(quarantine)).end(completed=False)
     clock.now_s += 60.0
     dies(quarantine, PROMPT, "a")
 
     with pytest.raises(RequestQuarantinedError):
         await quarantine.admit(PROMPT)
+
+
+async def test_two_prompts_that_kill_at_the_same_time_do_not_excuse_each_other(quarantine: Quarantine) -> None:
+    for prompt_hash, names in ((PROMPT, "ab"), (OTHER, "cd")):
+        for name in names:
+            dies(quarantine, prompt_hash, name)
+        with pytest.raises(RequestQuarantinedError):
+            await quarantine.admit(prompt_hash)
+        for name in names:
+            quarantine.unreachable(name)  # as later requests find
+
+    for prompt_hash in (PROMPT, OTHER):
+        with pytest.raises(RequestQuarantinedError):
+            await quarantine.admit(prompt_hash)
 
 
 async def test_what_left_the_fleet_is_no_control(quarantine: Quarantine) -> None:
