@@ -254,8 +254,8 @@ async def unserved_models(plan: FleetPlan) -> list[str]:
     async with _prober(plan.settings) as prober:
         facts = await asyncio.gather(*(prober.facts(instance.url) for _, instance in asked))
     return [
-        f"warning: {instance.id} at {instance.url} serves {', '.join(said.models)}, and not {model!r}: requests for it "
-        f"will get 404. Set the pool's model (--model {said.models[0]}) or the server's --served-model-name."
+        f"warning: {instance.id} at {instance.url} serves {', '.join(said.models)}, and not {model!r}: it gets no "
+        f"requests for that. Set the pool's model (--model {said.models[0]}) or the server's --served-model-name."
         for (model, instance), said in zip(asked, facts, strict=True)
         if said.models and model not in said.models
     ]

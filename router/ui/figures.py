@@ -51,6 +51,7 @@ def pool_figures(
     leader = overview.leader
     return {
         "loads": [load_row(load) for load in overview.loads.values()],
+        "troubles": {instance_id: note.text for instance_id, note in overview.notes.items()},
         "replicas": [
             [
                 replica.replica_id,

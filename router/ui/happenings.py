@@ -36,6 +36,13 @@ def happenings(earlier: Reading, later: Reading) -> Iterator[Happening]:
             if name in before.loads and before.loads[name].state is not load.state
         ]
     )
+    yield from _few(
+        [
+            ("trouble", f"{name}: {note.text}")
+            for name, note in now.notes.items()
+            if name not in before.notes or before.notes[name].text != note.text
+        ]
+    )
     yield from _replicas(before, now)
     for reason, count in now.migrations.items():
         if (moved := count - before.migrations.get(reason, 0)) > 0:

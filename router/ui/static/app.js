@@ -49,7 +49,7 @@ function show() {
   if (!now.loads) return;
   showFigures($("figures"), known.history[pool.name], now, pool);
   rings.show(topology, now, pool);
-  instances.show(now.loads, topology, pool);
+  instances.show(now.loads, topology, pool, now.troubles);
   showReplicas($("replicas"), now, known.hello);
   requests.show(topology);
 }

@@ -30,8 +30,8 @@ export class Instances {
     if (this.last) this.show(...this.last);
   }
 
-  show(loads, topology, pool) {
-    this.last = [loads, topology, pool];
+  show(loads, topology, pool, troubles = {}) {
+    this.last = [loads, topology, pool, troubles];
     const tiles = loads.length > ROWS;
     if (this.place.className !== (tiles ? "tiles" : "rows")) {
       this.place.className = tiles ? "tiles" : "rows";
@@ -49,17 +49,17 @@ export class Instances {
         this.place.append(row);
       }
       const tint = colour(topology.members.indexOf(load.id), topology.members.length);
-      tiles ? tile(row, load, pool, this.pinned === load.id) : fill(row, load, pool, tint);
+      tiles ? tile(row, load, pool, this.pinned === load.id, troubles[load.id]) : fill(row, load, pool, tint, troubles[load.id]);
     }
     for (const [id, row] of this.rows) if (!seen.has(id)) { row.remove(); this.rows.delete(id); }
-    this.showDetail(tiles ? loads.find(([id]) => id === this.pinned) : null, topology, pool);
+    this.showDetail(tiles ? loads.find(([id]) => id === this.pinned) : null, topology, pool, troubles);
   }
 
-  showDetail(load, topology, pool) {
+  showDetail(load, topology, pool, troubles) {
     this.detail.hidden = !load;
     if (!load) return;
     const row = bars(load[0]);
-    fill(row, named(load), pool, colour(topology.members.indexOf(load[0]), topology.members.length));
+    fill(row, named(load), pool, colour(topology.members.indexOf(load[0]), topology.members.length), troubles[load[0]]);
     this.detail.replaceChildren(row);
   }
 }
@@ -72,7 +72,8 @@ function bars(id) {
     element("small", { class: "facts" }));
 }
 
-function fill(row, load, pool, tint) {
+// What is wrong with it, in words, takes the place of its figures.
+function fill(row, load, pool, tint, trouble) {
   const [name, work, kv, facts] = row.children, full_s = 2 * pool.slo_s;
   row.style.setProperty("--c", tint);
   row.dataset.state = load.state;
@@ -87,15 +88,16 @@ function fill(row, load, pool, tint) {
   kv.children[0].style.width = `${Math.min(100, 100 * load.kv)}%`;
   kv.children[1].textContent = load.kv ? percent(load.kv) : "";
   kv.classList.toggle("over", load.kv > 1);
-  facts.textContent = `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s`;
-  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache`;
+  facts.classList.toggle("trouble", Boolean(trouble));
+  facts.textContent = trouble ?? `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s`;
+  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache${trouble ? `; ${trouble}` : ""}`;
 }
 
-function tile(made, load, pool, pinned) {
+function tile(made, load, pool, pinned, trouble) {
   const heat = Math.min(1, load.ahead_s / (2 * pool.slo_s));
   made.dataset.state = load.state;
   made.classList.toggle("pinned", pinned);
   made.style.setProperty("--heat", `${Math.round(100 * Math.sqrt(heat))}%`);
   made.classList.toggle("over", load.ahead_s > pool.slo_s);
-  made.title = `${load.id} (${load.state}): ${seconds(load.ahead_s)} ahead, ${load.held} held, ${load.running} running, KV ${percent(load.kv)}`;
+  made.title = `${load.id} (${load.state}): ${seconds(load.ahead_s)} ahead, ${load.held} held, ${load.running} running, KV ${percent(load.kv)}${trouble ? `; ${trouble}` : ""}`;
 }

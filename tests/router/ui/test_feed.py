@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from router.outcome import Outcome
+from router.peer_watch import FIRST_S
 from router.ui.feed import Feed
 from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from router.ui.peers import Peers
@@ -87,7 +88,7 @@ async def test_all_viewers_share_one_reading_a_second_and_the_last_one_ends_it(
     assert readings() == 2
     for viewer in viewers:
         await viewer.close()
-    await clock.advance(10.0)
+    await clock.advance(FIRST_S - 2.0)  # soon the replica reads once who its peers are
 
     assert readings() == 2
     assert feed.viewers == 0
@@ -179,3 +180,21 @@ async def test_scale_steps_are_told_once_as_their_log_has_them(
     await clock.advance(1.0)
     assert (await viewer.read())[1]["happened"] == []
     await viewer.close()
+
+
+async def test_the_page_says_why_an_instance_does_not_serve(
+    start_runtime: Any, clock: Any, tools: Any, store: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    pool = store.pool("default")
+    lease = await pool.acquire_lease("leader", 60_000)
+    viewer = Viewer(feed_of(runtime))
+    await viewer.read()
+    await pool.note_instance("b", "connection refused by b.test:8000", fence=lease.fence)
+
+    await clock.advance(1.0)
+    tick = (await viewer.read())[1]
+    await viewer.close()
+
+    assert tick["pools_now"]["default"]["troubles"] == {"b": "connection refused by b.test:8000"}
+    assert [each[2:] for each in tick["happened"]] == [["trouble", "b: connection refused by b.test:8000"]]

@@ -9,7 +9,7 @@ from router.ui.happenings import Reading, happenings
 from router.view import empty_view
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad, InstanceState
-from statestore.answers import PoolOverview
+from statestore.answers import Note, PoolOverview
 from statestore.leases import Lease, ReplicaInfo
 
 READY = InstanceState.READY
@@ -59,3 +59,11 @@ def test_migrations_leaders_replicas_and_hot_prefixes_are_told() -> None:
         ("hot", "2 prefixes became hot, up to 12 blocks long"),
     ]
     assert told(now, overview()) == [("replica", "replica r is gone"), ("leader", "w2 leads no more")]
+
+
+def test_what_is_wrong_with_an_instance_is_told_when_it_is_found_and_when_it_changes() -> None:
+    before = overview(notes={"a": Note("connection refused", 1), "b": Note("status 503", 1)})
+    now = overview(notes={"a": Note("connection refused", 1), "b": Note("status 401", 2), "c": Note("TLS", 3)})
+
+    assert told(before, now) == [("trouble", "b: status 401"), ("trouble", "c: TLS")]
+    assert told(now, overview()) == []
