@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduling.hotness import HotnessTree
@@ -37,7 +37,8 @@ class ClusterView:
     is_uniform: bool = True
     """All instances list the same model names, or none is known to list any: each serves every name."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
-    """What ``serving`` has answered: made once for each name that is asked for, not for each request."""
+    """What ``serving`` has answered: made once for each name that is asked for, not for each request. Names that the
+    same instances serve share one."""
     _former_groups: Mapping[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
     """Those of the view before, whose rings are changed rather than made."""
 
@@ -94,14 +95,20 @@ class ClusterView:
         members = serving_model(self.instances, model)
         if len(members) == len(self.instances):
             return self
-        return ClusterView.build(
+        same = (group for group in self._groups.values() if group.instances.keys() == members.keys())
+        return next(same, None) or ClusterView.build(
             epoch=self.epoch,
             tree_version=self.tree_version,
             instances=members,
             tree=self.tree,
             virtual_nodes=self.rings.first.virtual_nodes,
-            previous=self._former_groups.get(model),
+            previous=self._former_groups.get(model) or self._among(members.keys()),
         )
+
+    def _among(self, members: Collection[str]) -> ClusterView:
+        """The same with the rings of these members alone: taken from those of all, not made."""
+        decoding = None if self.decoding is None else self.decoding._among(members)
+        return replace(self, rings=self.rings.among(members), decoding=decoding, _groups={}, _former_groups={})
 
 
 def serving_model(instances: Mapping[str, InstanceSpec], model: str) -> Mapping[str, InstanceSpec]:

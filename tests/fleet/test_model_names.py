@@ -116,3 +116,17 @@ def test_an_instance_that_cannot_be_reached_says_why(fleet: Fleet) -> None:
         assert "'no-such-host.invalid' cannot be resolved" in told
     finally:
         fleet.dualmap("instances", "remove", "nowhere", "--url", fleet.endpoint)
+
+
+def test_an_adapter_that_one_instance_drops_under_load_costs_no_request(fleet: Fleet) -> None:
+    urls = {name: fleet.instances()[name]["url"] for name in ("instance-1", "instance-2")}
+    for url in urls.values():
+        post(f"{url}/v1/load_lora_adapter", {"lora_name": "law", "lora_path": "/adapters/law"})
+    until(lambda: all("law" in each["models"] for each in fleet.instances().values()), "both list it", 20)
+    until(lambda: known(fleet, "law"), "all replicas know it", 20)
+    assert served_by(fleet, "law") == {(200, "instance-1"), (200, "instance-2")}
+
+    post(f"{urls['instance-1']}/v1/unload_lora_adapter", {"lora_name": "law"})
+
+    assert served_by(fleet, "law", 60) == {(200, "instance-2")}
+    assert served_by(fleet, fleet.model) == {(200, "instance-1"), (200, "instance-2")}

@@ -112,3 +112,8 @@ def test_anchors_on_the_same_spot_are_ordered_by_id() -> None:
 
     assert grown.owners == ("a", "b", "c")
     assert grown.with_change(["b"], ()) == crowded
+
+
+@given(st.sets(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefghij")))
+def test_rings_of_some_members_are_those_that_were_made_for_them_alone(members: set[str], some: set[str]) -> None:
+    assert DualRing.of(members, 16).among(some) == DualRing.of(members & some, 16)

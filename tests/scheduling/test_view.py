@@ -145,6 +145,7 @@ def test_the_instances_of_a_name_are_found_once_for_a_view_and_their_rings_are_c
     former = view(spec("a", models=BASE), spec("b", models=TUNED), spec("c", models=TUNED))
     group = former.serving("sql")
     assert former.serving("sql") is group
+    assert group.rings == DualRing.of(["b", "c"], 16)
 
     built = view(spec("a", models=TUNED), spec("b", models=TUNED), spec("c", models=BASE), previous=former)
     assert built.serving("sql").rings == DualRing.of(["a", "b"], 16)
@@ -161,3 +162,10 @@ def test_where_a_pool_is_split_each_leg_of_a_name_is_served_by_those_that_list_i
     assert (group.ready, group.of(Leg.DECODE).ready) == (("q",), ("e",))
     assert takers(built.instances, Leg.DECODE, "sql") == {"e"}
     assert takers(built.instances, Leg.DECODE) == {"d", "e"}
+
+
+def test_names_that_the_same_instances_serve_share_their_rings() -> None:
+    many = {"qwen": "", **{f"adapter-{number}": "qwen" for number in range(20)}}
+    built = view(spec("a", models=BASE), spec("b", models=many), spec("c", models=many))
+
+    assert len({id(built.serving(name)) for name in many if name != "qwen"}) == 1
