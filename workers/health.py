@@ -43,6 +43,7 @@ CONCURRENCY = 64
 
 UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
+_SHOWN_MODELS = 4
 _NO_PROGRESS = "no progress with work pending"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
@@ -186,7 +187,8 @@ class HealthChecker:
         self._tell(spec, record, health.complaint, former)
         if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
             record = await self._read_models(spec, record, pause_s)
-        await self._note(spec, _trouble(result, health, record))
+        if result is not CheckResult.OK or spec.state is not InstanceState.DOWN:  # then it has to prove itself
+            await self._note(spec, _trouble(result, health, record))
         if restarted:
             self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
             await self._restart(spec, InstanceEvent.RESTARTED, "restarted between two checks")
@@ -213,7 +215,7 @@ class HealthChecker:
         if models is None or self._model in models or self._model == UNNAMED_MODEL:
             return None
         return (
-            f"it lists {', '.join(models)}, and not the pool's model {self._model!r}, so it gets no requests for that:"
+            f"it lists {_few(models)}, and not the pool's model {self._model!r}, so it gets no requests for that:"
             " set the pool's model, or the server's --served-model-name"
         )
 
@@ -234,7 +236,7 @@ class HealthChecker:
         for name in [*self._notes]:
             if name not in instances or instances[name].state in _UNCHECKED:
                 await self._pool.note_instance(name, None, fence=self._fence)
-                del self._notes[name]
+                self._notes.pop(name, None)
 
     async def _note(self, spec: InstanceSpec, text: str | None) -> None:
         """Say in the store what is wrong with the instance, or that nothing is any more."""
@@ -243,7 +245,7 @@ class HealthChecker:
             return
         await self._pool.note_instance(spec.instance_id, text, fence=self._fence)
         if text is None:
-            del notes[spec.instance_id]
+            notes.pop(spec.instance_id, None)
         else:
             notes[spec.instance_id] = text
 
@@ -319,6 +321,7 @@ class HealthChecker:
         if complaint is None:
             return True
         log.warning("canary failed pool=%s instance=%s error=%s", self._pool.name, spec.instance_id, complaint)
+        await self._note(spec, f"its /health is fine, but it completes no token: {complaint}")
         return False
 
     def _model_of(self, spec: InstanceSpec) -> str:
@@ -368,6 +371,11 @@ class HealthChecker:
             target,
             cause,
         )
+
+
+def _few(models: Mapping[str, str]) -> str:
+    named = ", ".join(list(models)[:_SHOWN_MODELS])
+    return named if len(models) <= _SHOWN_MODELS else f"{named} and {len(models) - _SHOWN_MODELS} more"
 
 
 def _trouble(result: CheckResult, health: Health, record: HealthRecord) -> str | None:

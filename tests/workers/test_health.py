@@ -191,6 +191,7 @@ async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_
     await finish(pool, "r1")
     await check(6)
     assert await state_of("a") is InstanceState.DOWN
+    assert "it completes no token: no HTTP from" in (await pool.notes())["a"].text
     server.answers["/v1/completions"] = (200, "{}")
     await check(3)
     assert await state_of("a") is InstanceState.READY
