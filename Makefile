@@ -17,7 +17,7 @@ docs:
 	.venv/bin/python deploy/grafana/build.py
 
 figures:
-	.venv/bin/python benchmarks/readme_figures.py
+	.venv/bin/python benchmarks/published_figures.py
 
 site:
 	.venv/bin/mkdocs build --strict --quiet
