@@ -35,7 +35,7 @@ RUN = (
 )  # fmt: skip
 
 CORE_POLICIES = ("dualmap-least-cost", "dualmap", "min-ttft", "dynamo", "preble", "llm-d-latency", "sglang")
-CORE_RATES = {"toolagent": (10.5, 13.7), "conversation": (4.8, 6.2), "agents": (0.6, 0.8)}
+CORE_RATES = {"toolagent": (10.5, 13.7), "conversation": (6.2, 8.1), "agents": (0.5, 0.65)}
 """Requests a second: where the default begins to be late, and 1.3 times as many."""
 CORE_ORDERS = {"deadline": "by deadline", "fifo": "first come, first served"}
 CORE_SEEDS = (1, 2)
