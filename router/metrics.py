@@ -27,7 +27,7 @@ STORE_CALLS = (
     "snapshot", "overview",
 )  # fmt: skip
 
-TOKENIZED = ("exact", "head", "bytes", "late", "busy")
+TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
 """What became of a prompt that a tokenizer was given: ``bytes`` if its tokens cannot be computed."""
 
 
@@ -87,6 +87,7 @@ class PoolMetrics:
         self._cached_is_reported = False
         self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
         self.miscounted = metrics.miscounted.labels(pool)
+        self.tokens_mistrusted = metrics.tokens_mistrusted.labels(pool)
 
     def count_fault(self, instance_id: str, reason: str) -> None:
         self._faults.labels(self._pool, instance_id, reason).inc()
@@ -168,11 +169,17 @@ class RouterMetrics:
         )  # fmt: skip
         self.tokenized = make.counter(
             "dualmap_tokenized_prompts",
-            "Prompts given to the tokenizer: exact, or cut by bytes (bytes: no text; late; busy)",
+            "Prompts given to the tokenizer: exact, not yet compared with an engine's counts (unverified), exact up to"
+            " media (head), or cut by bytes (bytes: no tokens that can be trusted; late; busy)",
             "pool", "result",
         )  # fmt: skip
         self.miscounted = make.counter(
             "dualmap_miscounted_prompts", "Tokenized prompts of which the instance counted other tokens", "pool"
+        )
+        self.tokens_mistrusted = make.gauge(
+            "dualmap_tokens_mistrusted",
+            "1 while the tokenizer is known to count otherwise than the instances, at least some kinds of requests",
+            "pool",
         )
         self.placements = make.counter(
             "dualmap_placements", "Requests placed, by round trips to the store that it took", "pool", "round_trips"

@@ -36,17 +36,49 @@ _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_i
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
-TokenizedHow = Literal["exact", "head", "bytes", "late", "busy"]
-"""What became of a prompt that a tokenizer was given. ``head``: tokens are computed up to the first message with media.
-``bytes``: they cannot be computed."""
+TokenizedHow = Literal["exact", "unverified", "head", "bytes", "late", "busy"]
+"""What became of a prompt that a tokenizer was given. ``exact``: its tokens are counted in a way that engines' own
+counts have confirmed; ``unverified``: they have not yet. ``head``: tokens are computed up to the first message with
+media.
+``bytes``: they cannot be computed, or are known to be others than the engine's."""
+
+
+@value
+class TokenCount:
+    """How a prompt's tokens were counted, to be compared with what its instance reports."""
+
+    by: str
+    kind: frozenset[str]
+    """The kind of request, see ``router.tokens.request_kind``."""
+
+
+@value
+class TokenizedPrompt:
+    chain: Chain
+    """The prompt's chain of engine blocks, with media that of what comes before the first message with some."""
+    count: TokenCount | None
+    """None with media: nothing was counted that an instance would report."""
 
 
 class PromptTokenizer(Protocol):
-    """Computes the engine's own blocks of prompts that are text."""
+    """Computes the engine's own blocks of prompts that are text, and is told what engines count."""
 
-    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
-        """The prompt's chain of engine blocks, with media that of what comes before the first message with some; None
-        if it cannot be had, or not in time."""
+    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
+        """None if the blocks cannot be had, or not in time."""
+
+    def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
+        """An instance has answered a prompt that was counted."""
+
+    @property
+    def status(self) -> str:
+        """Whether its counts are exact, in words."""
+
+    @property
+    def is_mistrusted(self) -> bool:
+        """Whether it is known to count other tokens than the instances, be it for some kinds of requests only."""
+
+    async def run(self) -> None:
+        """Compare it with the instances, at the start and when there is reason to. Runs until cancelled."""
 
     async def close(self) -> None:
         """Let go of threads and connections."""
@@ -63,8 +95,8 @@ class ReadPrompt:
     were counted by it would always look full. The instance gets the limit as it was sent."""
     output_limit: int | None = None
     """The most tokens that its answer may have; None: it sets no limit."""
-    tokenized: bool = False
-    """The chain is of the engine's own blocks, computed from text, and counts the prompt's tokens."""
+    count: TokenCount | None = None
+    """How the tokens of text were counted: the chain is of the engine's own blocks then. None: they are estimated."""
     images: int = 0
     """In the prompt: how many tokens they have is learned from it, and no bytes per token."""
     stored_tokens: int = 0
@@ -143,7 +175,7 @@ async def read_prompt(
     if sent.pooled:
         return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
     if tokenizer is not None:
-        tokenized = await tokenizer.chain(sent, lora=lora, block_tokens=rule.token_block_tokens)
+        tokenized = await tokenizer.tokenize(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized is not None:
             return _tokenized(tokenized, sent, expected, learned)
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
@@ -159,13 +191,13 @@ async def read_prompt(
     return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images)
 
 
-def _tokenized(chain: Chain, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
-    prompt, ratio = sent.prompt, learned.bytes_per_token
+def _tokenized(tokenized: TokenizedPrompt, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
+    prompt, ratio, chain = sent.prompt, learned.bytes_per_token, tokenized.chain
     if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
         rest = with_images(prompt, learned.image_tokens, ratio).data[prompt.media_at :]
         chain, images = continued_chain(chain, rest, ratio), len(prompt.image_ends)
         return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=images)
-    return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized=True)
+    return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized.count)
 
 
 @lru_cache(maxsize=1024)

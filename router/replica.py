@@ -122,6 +122,8 @@ class Replica:
         lease_ms = round(context.settings.replica_lease_s * 1000)
         traffic = TrafficCounts.of(self._pool.metrics).to_text()
         info = {**self._info, "requests": str(len(context.live)), INFO_FIELD: traffic}
+        if self._pool.tokenizer is not None:
+            info["tokens"] = self._pool.tokenizer.status
         call = context.metrics.store_calls["heartbeat"]
         self._reachable = False
         known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))

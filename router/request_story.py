@@ -178,8 +178,9 @@ class RequestStory(ABC):
     def count_reported(self, usage: Usage, prompt_tokens: int) -> None:
         """Of an answer with usage: what was expected of its prompt, beside what its instance counted."""
         self._reported, metrics = usage, self.pool.metrics
-        if self.prompt.tokenized and prompt_tokens != self.chain.prompt_tokens:
-            metrics.miscounted.inc()
+        count, tokenizer = self.prompt.count, self.pool.tokenizer
+        if count is not None and tokenizer is not None:
+            tokenizer.reported(count, self.chain.prompt_tokens, prompt_tokens, self.instance_id)
         metrics.compare_cached(self.expected_cached_tokens, usage.cached_tokens)
         if usage.cached_tokens is not None:
             metrics.prompt_tokens_reported.inc(prompt_tokens)

@@ -127,6 +127,8 @@ class Runtime:
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
+            if pool.tokenizer is not None:
+                self._supervisor.start(f"tokens {name}", pool.tokenizer.run)
         self._supervisor.start("peers", self.peer_watch.run)
         self.joined = True
         return True
@@ -180,6 +182,9 @@ class Runtime:
         metrics = self.context.metrics
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
+        for pool in self.pools.pools.values():
+            if pool.tokenizer is not None:
+                pool.metrics.tokens_mistrusted.set(pool.tokenizer.is_mistrusted)
         await self.fleet.refresh()
 
 

@@ -78,6 +78,7 @@ async def serve(
     """
     # Otherwise every counter has a second series, with an unused time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single prompt that an instance tokenizes
     _warn_of_few_files(router, raise_open_files_limit())
     shutdown = _Shutdown(stop or asyncio.Event())
     with _listening(router) as listeners, shutdown.handling_signals():

@@ -1,21 +1,29 @@
 """Prompts as the engine's own tokens: chat templates, tokenizers, and what is kept of former prompts.
 
-Everything but this module and ``instance_tokenizer`` needs the extra ``tokens`` of the package.
+What reads a model's files needs the extra ``tokens`` of the package.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from router.metrics import PoolMetrics
 from router.prompt import PromptTokenizer
 from router.settings import RouterSettings
+from router.tokens.comparison import compare
 from router.tokens.instance_tokenizer import InstanceTokenizer
+from router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
 from scheduling.view import ClusterView
 from statestore.clock import Clock
 from statestore.settings import PoolSettings
+
+if TYPE_CHECKING:
+    from router.tokens.tokenizer import PoolTokenizer
 
 
 class NoTokenizerError(ValueError):
@@ -39,17 +47,33 @@ def build_tokenizer(
     folder = pool.tokenizer
     if folder is None:
         return None
-    if folder == "instances":
-        key = settings.upstream_api_key
-        return InstanceTokenizer(
-            pool.model,
-            view,
-            clock=clock,
-            timeout_s=settings.tokenize_timeout_s,
-            max_bytes=settings.tokenize_cache_bytes,
-            count=lambda how: metrics.tokenized[how].inc(),
-            authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
-        )
+    key = settings.upstream_api_key
+    instances = InstanceTokenizer(
+        pool.model,
+        view,
+        clock=clock,
+        timeout_s=settings.tokenize_timeout_s,
+        max_bytes=settings.tokenize_cache_bytes,
+        count=lambda how: metrics.tokenized[how].inc(),
+        authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
+    )
+    counters: dict[str, TokenCounter] = {INSTANCES: instances}
+    comparison: Comparison | None = None
+    if folder != "instances":
+        files = _by_files(pool, folder, settings, metrics)
+        counters, comparison = {FILES: files, INSTANCES: instances}, partial(compare, files, instances)
+    return VerifiedTokenizer(
+        counters,
+        pool=pool.name,
+        view=lambda: view().serving(pool.model),
+        clock=clock,
+        count=lambda how: metrics.tokenized[how].inc(),
+        miscounted=metrics.miscounted.inc,
+        compare=comparison,
+    )
+
+
+def _by_files(pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics) -> PoolTokenizer:
     if any(find_spec(library) is None for library in ("fastokens", "jinja2", "tokenizers")):
         raise NoTokenizerError(
             f"pool {pool.name!r} has a tokenizer: install the package's extra, dualmap-fleet[tokens]"

@@ -42,8 +42,8 @@ class LocalEncoder:
     """The tokenizer of a folder with a model's files. Raises ValueError if it cannot be read.
 
     vLLM has transformers load it, which for some models takes no more than the vocabulary from ``tokenizer.json``, and
-    the rest from its own code. Where transformers is installed it is asked, else the file is taken as it is: for models
-    as they are published both are the same.
+    the rest from its own code. So transformers is asked; where it is missing, the file is taken as it is: for models as
+    they are published both are the same.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +84,14 @@ def _by_transformers(folder: Path) -> str | None:
 
     In a process of its own: the library takes more memory than all the rest of a replica.
     """
-    if find_spec("transformers") is None or not folder.is_dir():
+    if not folder.is_dir():
+        return None
+    if find_spec("transformers") is None:
+        log.warning(
+            "transformers is not installed, by which vLLM loads a tokenizer: tokenizer.json in %s is taken as it is,"
+            " which for some models gives other tokens; install the extra tokens",
+            folder,
+        )
         return None
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     command = [sys.executable, "-c", _LOAD, str(folder)]

@@ -41,6 +41,10 @@ _TEMPLATE_FIELDS: Final = ("messages", "tools", "add_generation_prompt", "contin
 _RESPONSE_TEXTS: Final = ("input_text", "output_text")
 
 
+class TokenizeError(Exception):
+    """An instance does not tokenize; the message says why."""
+
+
 class InstanceTokenizer:
     """Of one pool, on one replica."""
 
@@ -49,7 +53,7 @@ class InstanceTokenizer:
         count: Callable[[TokenizedHow], None], authorization: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:  # fmt: skip
-        """``count`` is told what became of each prompt; ``max_bytes`` bounds what is kept; ``transport`` replaces the
+        """``count`` is told why a prompt has no chain; ``max_bytes`` bounds what is kept; ``transport`` replaces the
         network in tests."""
         self._model = model
         self._view = view
@@ -73,6 +77,7 @@ class InstanceTokenizer:
         return self._known_bytes
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
+        """The chain of the engine's blocks; None if it cannot be had, or not in time."""
         source = sent.source
         model = lora or self._model
         question = _question(source, model) if source is not None else None
@@ -87,7 +92,6 @@ class InstanceTokenizer:
                 return None
         else:
             self._known.move_to_end(key)
-        self._count("exact")
         return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
 
     async def close(self) -> None:
@@ -135,6 +139,23 @@ class InstanceTokenizer:
         if not ready:
             return None
         url = view.instances[random.choice(ready)].url
+        try:
+            return await self._ask_at(url, question)
+        except TokenizeError as error:
+            self._not_before_s = self._clock.monotonic_s() + ASK_AGAIN_S
+            log.warning("%s/tokenize does not count: %s; prompts are cut by bytes for %.0f s", url, error, ASK_AGAIN_S)
+            return None
+
+    async def ids(self, source: TokenSource, url: str) -> array[int] | None:
+        """The token ids of a prompt as the instance at ``url`` has them; None if it is not one to ask for, or refused.
+
+        Raises:
+            TokenizeError: the instance does not tokenize.
+        """
+        question = _question(source, self._model)
+        return None if question is None else await self._ask_at(url, question)
+
+    async def _ask_at(self, url: str, question: bytes) -> array[int] | None:
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers=self._headers, trust_env=False, transport=self._transport, timeout=ASK_TIMEOUT_S
@@ -148,9 +169,7 @@ class InstanceTokenizer:
             # The emulator gives a partial last token a length above its 32 bits.
             return array("I", [token & 0xFFFFFFFF for token in orjson.loads(answer.content)["tokens"]])
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
-            self._not_before_s = self._clock.monotonic_s() + ASK_AGAIN_S
-            log.warning("%s/tokenize does not count: %r; prompts are cut by bytes for %.0f s", url, error, ASK_AGAIN_S)
-            return None
+            raise TokenizeError(repr(error)) from error
 
     def _keep(self, key: int, ids: array[int]) -> None:
         self._known[key] = ids

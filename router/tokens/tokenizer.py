@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
@@ -34,13 +35,13 @@ MAX_WAITING: Final = 64
 
 
 class PoolTokenizer:
-    """By the model's files."""
+    """By the model's files. What it returns is as right as these: see ``router.tokens.verified``."""
 
     def __init__(
         self, encoder: Encoder, templates: ChatTemplates | None, *, threads: ThreadPoolExecutor, timeout_s: float,
         max_bytes: int, count: Callable[[TokenizedHow], None],
     ) -> None:  # fmt: skip
-        """``count`` is told what became of each prompt; ``max_bytes`` bounds what is kept of former ones."""
+        """``count`` is told why a prompt has no chain; ``max_bytes`` bounds what is kept of former ones."""
         self._encoder = encoder
         self._templates = templates
         self._maker = ChainMaker(encoder, max_bytes=max_bytes)
@@ -50,22 +51,21 @@ class PoolTokenizer:
         self._waiting = 0
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
+        """The chain of the engine's blocks; None if it cannot be had, or not in time."""
         source = sent.source
         if source is None:
             self._count("bytes")
             return None
         extras = BlockExtras.of(lora, sent.salt)
-        how: TokenizedHow = "head" if source.has_media else "exact"
         short = source.text_bytes <= AT_ONCE_TEXT_BYTES and source.parts <= AT_ONCE_PARTS
         try:
             if not short:
-                return await self._in_thread(lambda: self._all(source, block_tokens, extras), how)
+                return await self._in_thread(lambda: self._all(source, block_tokens, extras))
             steps = self._steps(source, block_tokens, extras)
             texts = next(steps)
             if sum(map(len, texts)) <= self._encoder.at_once_chars:
-                self._count(how)
                 return _finish(steps, self._encoder.encode(texts))
-            return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)), how)
+            return await self._in_thread(lambda: _finish(steps, self._encoder.encode(texts)))
         except UntokenizedError as error:
             log.debug("prompt not tokenized: %s", error)
             self._count("bytes")
@@ -78,7 +78,26 @@ class PoolTokenizer:
         steps = self._steps(source, block_tokens, extras)
         return _finish(steps, self._encoder.encode(next(steps)))
 
+    async def ids(self, source: TokenSource) -> array[int] | None:
+        """The token ids of a prompt without media, as long as it takes; None if they cannot be computed."""
+        try:
+            return await asyncio.wrap_future(self._threads.submit(self._ids, source))
+        except UntokenizedError:
+            return None
+
+    def _ids(self, source: TokenSource) -> array[int]:
+        data, special = self._text(source)
+        ids, _ = self._encoder.encode([data.decode()])
+        first, last = (self._encoder.first_ids, self._encoder.last_ids) if special else ((), ())
+        return array("I", first) + array("I", ids) + array("I", last)
+
     def _steps(self, source: TokenSource, block_tokens: int, extras: BlockExtras) -> Steps:
+        data, special = self._text(source)
+        return self._maker.steps(data, block_tokens, extras, add_special_tokens=special)
+
+    def _text(self, source: TokenSource) -> tuple[bytes, bool]:
+        """The engine's input, with media up to the first message that has some, and whether the tokenizer adds special
+        tokens of its own."""
         if source.path == "/v1/completions":
             body = source.body()
             text = body["prompt"]
@@ -99,7 +118,7 @@ class PoolTokenizer:
             data = text.encode()
         except UnicodeEncodeError as error:
             raise UntokenizedError("the prompt has a lone surrogate") from error
-        return self._maker.steps(data, block_tokens, extras, add_special_tokens=bool(special))
+        return data, bool(special)
 
     def _head(self, template: ChatTemplate, body: Mapping[str, Any], *, validated: bool) -> str:
         """What comes before the first message with media. It must end where tokens end whatever follows."""
@@ -109,7 +128,7 @@ class PoolTokenizer:
             raise UntokenizedError("the message with media does not begin with a special token")
         return head
 
-    async def _in_thread(self, work: Callable[[], Chain], how: TokenizedHow) -> Chain | None:
+    async def _in_thread(self, work: Callable[[], Chain]) -> Chain | None:
         if self._waiting >= MAX_WAITING:
             self._count("busy")
             return None
@@ -118,12 +137,10 @@ class PoolTokenizer:
         running.add_done_callback(self._left(asyncio.get_running_loop()))
         try:
             async with asyncio.timeout(self._timeout_s):
-                chain = await asyncio.shield(asyncio.wrap_future(running))
+                return await asyncio.shield(asyncio.wrap_future(running))
         except TimeoutError:
             self._count("late")
             return None
-        self._count(how)
-        return chain
 
     def _left(self, loop: asyncio.AbstractEventLoop) -> Callable[[Future[Chain]], None]:
         def leave() -> None:

@@ -12,16 +12,19 @@ import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from router.prompt import PromptTokenizer, sent_prompt
+from router.prompt import sent_prompt
 from router.tokens.encoder import LocalEncoder
 from router.tokens.instance_tokenizer import InstanceTokenizer
 from router.tokens.model_files import read_templates
 from router.tokens.tokenizer import PoolTokenizer
+from router.tokens.verified import TokenCounter
+from scheduling.hotness import HotnessTree
+from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.view import ClusterView
 from statestore.clock import RealClock
 from tests.conformance.agent_sessions import SESSIONS
 from tests.conformance.conftest import Server
@@ -44,11 +47,12 @@ def encoder() -> LocalEncoder | None:
 @pytest.fixture(params=["instance", "files"])
 async def tokenizer(
     request: pytest.FixtureRequest, server: Server, encoder: LocalEncoder | None
-) -> AsyncIterator[PromptTokenizer]:
-    made: PromptTokenizer
+) -> AsyncIterator[TokenCounter]:
+    made: TokenCounter
     if request.param == "instance":
         url = str(server.http.base_url).rstrip("/")
-        view: Any = SimpleNamespace(ready=("a",), instances={"a": SimpleNamespace(url=url)})
+        spec = InstanceSpec("a", url, state=InstanceState.READY)
+        view = ClusterView.build(epoch=1, tree_version=1, instances={"a": spec}, tree=HotnessTree())
         made = InstanceTokenizer(
             server.model, lambda: view, clock=RealClock(), timeout_s=30, max_bytes=1 << 20, count=lambda _: None
         )
@@ -66,7 +70,7 @@ async def tokenizer(
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_a_session_of_an_agent_has_as_many_tokens_as_the_server_reports(
-    server: Server, tokenizer: PromptTokenizer, path: str, body: dict[str, Any]
+    server: Server, tokenizer: TokenCounter, path: str, body: dict[str, Any]
 ) -> None:
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {**body, "model": server.model, limit: 1}

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from router.tokens import encoder
+
 TEMPLATE = """
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
@@ -34,6 +36,12 @@ def train_tokenizer(text: list[str]) -> tokenizers.Tokenizer:
     )
     made.train_from_iterator(text, trainer)
     return made
+
+
+@pytest.fixture(autouse=True)
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading a tokenizer by transformers takes seconds: tests that are not about it take the file as it is."""
+    monkeypatch.setattr(encoder, "_by_transformers", lambda folder: None)
 
 
 @pytest.fixture(scope="session")

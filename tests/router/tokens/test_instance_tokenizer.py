@@ -86,7 +86,7 @@ async def test_a_prompt_is_asked_for_once_and_separated_by_adapter_and_salt(
         [1, 2, 3, 4, 5], 4, BlockExtras.of("sql")
     )
     assert instance.asked[1]["model"] == "sql"
-    assert results == ["exact"] * 4
+    assert results == []
 
 
 async def test_a_chat_is_asked_for_with_all_that_its_template_may_see(
@@ -123,7 +123,7 @@ async def test_a_late_answer_serves_the_next_request_with_the_prompt(
     for _ in range(5):
         await asyncio.sleep(0)
     assert await chain_of(tokenizer, CHAT, chat("one", "two")) == engine_chain([3, 3], BLOCK_TOKENS)
-    assert (len(instance.asked), results) == (1, ["late"] * 3 + ["exact"])
+    assert (len(instance.asked), results) == (1, ["late"] * 3)
 
 
 async def test_prompts_beyond_the_bound_have_byte_blocks_at_once(
@@ -146,7 +146,7 @@ async def test_an_instance_that_cannot_count_is_left_alone_for_a_while(
     instance.status = 200
     clock.now_s += ASK_AGAIN_S
     assert await chain_of(tokenizer, CHAT, chat("a")) is not None
-    assert results == ["bytes", "bytes", "exact"]
+    assert results == ["bytes", "bytes"]
 
 
 async def test_what_is_kept_is_bounded(tokenizer: InstanceTokenizer, instance: Instance) -> None:

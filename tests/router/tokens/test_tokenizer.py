@@ -113,7 +113,7 @@ async def test_a_later_turn_is_tokenized_from_its_own_words_on(
     encoder.given_chars = 0
     await chain_of(tokenizer, chat(*first, "answer", "and now?"))
     assert encoder.given_chars < 200
-    assert results == ["exact", "exact"]
+    assert results == []
 
 
 async def test_a_message_s_end_and_the_opening_of_the_answer_are_one_place_to_start_from(
@@ -166,7 +166,7 @@ async def test_with_an_image_the_chain_is_that_of_what_comes_before_its_message(
     head = expected(model_folder, {**text, "add_generation_prompt": False})
 
     assert await chain_of(tokenizer, body) == head
-    assert results == ["head"]
+    assert results == []
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ async def test_a_prompt_that_is_not_tokenized_in_time_has_no_chain_and_its_repet
     encoder.given_chars = 0
     assert await chain_of(hasty, body) == expected(model_folder, body)
     assert encoder.given_chars < 100
-    assert results == ["late", "exact"]
+    assert results == ["late"]
 
 
 async def test_no_more_prompts_wait_for_a_thread_than_a_few(

@@ -10,6 +10,7 @@ from router.metrics import RouterMetrics
 from router.prompt import read_prompt, sent_prompt
 from router.settings import RouterSettings
 from router.tokens import NoTokenizerError, build_tokenizer
+from router.tokens.verified import FILES
 from scheduling.blocks import BlockRule
 from scheduling.learned import Learned
 from scheduling.view import ClusterView
@@ -19,7 +20,7 @@ from statestore.settings import PoolSettings
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
 
 
-async def test_a_pool_with_a_folder_of_files_counts_exactly_and_one_without_estimates(model_folder: Path) -> None:
+async def test_a_pool_with_a_folder_of_files_counts_by_them_and_one_without_estimates(model_folder: Path) -> None:
     metrics = RouterMetrics(["default"]).pools["default"]
     counts = []
     for folder in (model_folder, None):
@@ -30,9 +31,9 @@ async def test_a_pool_with_a_folder_of_files_counts_exactly_and_one_without_esti
             sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
             learned=Learned(), tokenizer=tokenizer,
         )  # fmt: skip
-        counts.append((read.tokenized, read.chain.prompt_tokens))
-    (exact, tokens), (estimated, _) = counts
-    assert exact and not estimated and tokens > 100
+        counts.append((read.count, read.chain.prompt_tokens))
+    (counted, tokens), (estimated, _) = counts
+    assert counted is not None and counted.by == FILES and estimated is None and tokens > 100
 
 
 @pytest.mark.parametrize(
