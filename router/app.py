@@ -32,6 +32,7 @@ from router.health import health_report
 from router.http.paths import is_inference, similar_paths
 from router.listeners import is_loopback
 from router.metaserver import PATH as METASERVER
+from router.port_metrics import COUNTS_PATH as METRIC_COUNTS
 from router.runtime import Runtime, package_version
 from router.settings import RouterSettings
 from router.ui.routes import add_ui
@@ -99,10 +100,22 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         return JSONResponse(health_report(runtime) | {"ready": accepts}, status_code=200 if accepts else 503)
 
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        """Prometheus metrics of this replica, and of the fleet as the shared state sees it."""
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics, and the fleet as the shared state sees it: at `router.ops_port` of this replica; at the
+        endpoint of all replicas that share its port, with vLLM's names for what tools read of a server."""
         await runtime.read_metrics()
-        return Response(generate_latest(runtime.context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        port = (request.scope.get("server") or ("", None))[1]
+        if runtime.port and str(port) != runtime.port:
+            page = generate_latest(runtime.context.metrics.registry)
+        else:
+            page = await runtime.port_metrics.page()
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+    @app.get(METRIC_COUNTS, include_in_schema=False)
+    async def metric_counts() -> Response:
+        """The same of this replica alone, for those that share its port."""
+        runtime.read_own_gauges()
+        return Response(runtime.port_metrics.counts(), media_type="application/json")
 
     @app.post("/ping", include_in_schema=False)
     @app.get("/ping", tags=["operation"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -65,10 +66,17 @@ class FleetOverviews:
                 self.overviews.pop(pool, None)
 
 
+class Overviews(Protocol):
+    """Overviews by pool."""
+
+    @property
+    def overviews(self) -> Mapping[str, PoolOverview]: ...
+
+
 class FleetGauges(Collector):
     """Writes the overviews down as gauges. Every replica reports the same fleet."""
 
-    def __init__(self, fleet: FleetOverviews, registry: CollectorRegistry) -> None:
+    def __init__(self, fleet: Overviews, registry: CollectorRegistry) -> None:
         self._fleet = fleet
         registry.register(self)
 

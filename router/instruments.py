@@ -8,9 +8,9 @@ from the event loop.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -73,7 +73,11 @@ T = TypeVar("T", Counter, Gauge, Histogram)
 class Family(Generic[T]):
     """One metric: an instrument for each set of label values, made when first asked for."""
 
-    def __init__(self, name: str, text: str, labels: Sequence[str], make: Callable[[], T]) -> None:
+    def __init__(
+        self, name: str, text: str, labels: Sequence[str], make: Callable[[], T], *, largest: bool = False
+    ) -> None:
+        """``largest``: of several replicas' values the largest is that of all, not the sum."""
+        self.largest = largest
         self.name = name
         self.text = text
         self.labels_named = tuple(labels)
@@ -88,6 +92,12 @@ class Family(Generic[T]):
         if instrument is None:
             instrument = self.instruments[values] = self._make()
         return instrument
+
+    def take(self, counts: Mapping[str, Any], add: Callable[[T, list[float]], None]) -> None:
+        """Add what another one has counted (``Instruments.counts``)."""
+        for values, numbers in counts.get(self.name, ()):
+            if len(values) == len(self.labels_named):
+                add(self.labels(*values), numbers)
 
 
 class Instruments(Collector):
@@ -104,8 +114,9 @@ class Instruments(Collector):
         self._counters.append(family)
         return family
 
-    def gauge(self, name: str, text: str, *labels: str) -> Family[Gauge]:
-        family = Family(name, text, labels, Gauge)
+    def gauge(self, name: str, text: str, *labels: str, largest: bool = False) -> Family[Gauge]:
+        """``largest``: see ``Family``."""
+        family = Family(name, text, labels, Gauge, largest=largest)
         self._gauges.append(family)
         return family
 
@@ -113,6 +124,27 @@ class Instruments(Collector):
         family = Family(name, text, labels, lambda: Histogram(bounds))
         self._histograms.append(family)
         return family
+
+    def counts(self) -> dict[str, list[Any]]:
+        """All values by family, as JSON can hold them, for ``add`` of another one."""
+        told: dict[str, list[Any]] = {}
+        for counters in self._counters:
+            told[counters.name] = [[values, [each.value]] for values, each in counters.instruments.items()]
+        for gauges in self._gauges:
+            told[gauges.name] = [[values, [each.value]] for values, each in gauges.instruments.items()]
+        for histograms in self._histograms:
+            named = histograms.instruments.items()
+            told[histograms.name] = [[values, [*each.counts, each.sum]] for values, each in named]
+        return told
+
+    def add(self, counts: Mapping[str, Any]) -> None:
+        """Add the ``counts`` of another one. What is unknown here, as of another version, is left out."""
+        for counters in self._counters:
+            counters.take(counts, _add_value)
+        for gauges in self._gauges:
+            gauges.take(counts, _take_larger if gauges.largest else _add_value)
+        for histograms in self._histograms:
+            histograms.take(counts, _add_counts)
 
     def describe(self) -> Iterable[Metric]:
         return ()  # registering must not collect
@@ -133,3 +165,17 @@ class Instruments(Collector):
             for values, histogram in histograms.instruments.items():
                 distributed.add_metric(values, histogram.buckets(), histogram.sum)
             yield distributed
+
+
+def _add_value(instrument: Counter | Gauge, numbers: list[float]) -> None:
+    instrument.value += numbers[0]
+
+
+def _take_larger(gauge: Gauge, numbers: list[float]) -> None:
+    gauge.value = max(gauge.value, numbers[0])
+
+
+def _add_counts(histogram: Histogram, numbers: list[float]) -> None:
+    if len(numbers) == len(histogram.counts) + 1:
+        histogram.counts = [mine + int(more) for mine, more in zip(histogram.counts, numbers, strict=False)]
+        histogram.sum += numbers[-1]

@@ -116,7 +116,7 @@ class RouterMetrics:
 
     def __init__(self, pools: Iterable[str], registry: CollectorRegistry | None = None) -> None:
         self.registry = registry if registry is not None else CollectorRegistry()
-        instruments = Instruments()
+        self.instruments = instruments = Instruments()
         self._define_requests(instruments)
         self._define_store(instruments)
         self.pools = {pool: PoolMetrics(self, pool) for pool in pools}
@@ -179,8 +179,8 @@ class RouterMetrics:
         self.tokens_mistrusted = make.gauge(
             "dualmap_tokens_mistrusted",
             "1 while the tokenizer is known to count otherwise than the instances, at least some kinds of requests",
-            "pool",
-        )
+            "pool", largest=True,
+        )  # fmt: skip
         self.placements = make.counter(
             "dualmap_placements", "Requests placed, by round trips to the store that it took", "pool", "round_trips"
         )
@@ -216,7 +216,7 @@ class RouterMetrics:
             "dualmap_outbox_dropped_transitions", "Transitions dropped because the outbox was full"
         ).labels()
         self.degraded = make.gauge(
-            "dualmap_store_degraded", "1 while the store is out of reach and the replica decides alone"
+            "dualmap_store_degraded", "1 while the store is out of reach and the replica decides alone", largest=True
         ).labels()
         self.reconciled = make.counter(
             "dualmap_reconciled_requests", "Leftovers of this replica that were released late"

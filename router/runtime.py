@@ -26,6 +26,7 @@ from router.outcome import Outcome
 from router.peer_watch import PeerWatch
 from router.pool_fleet import PoolFleet
 from router.pools import PoolDirectory
+from router.port_metrics import PortMetrics
 from router.quarantine import Quarantine
 from router.recent_answers import RecentAnswers
 from router.recording import open_recorder
@@ -97,6 +98,10 @@ class Runtime:
             call=self.context.metrics.store_calls["overview"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
+        self.port = (info or {}).get("port", "")
+        """Of the endpoint, which other replicas may share; "" where it is not told."""
+        models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
+        self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
         self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key))
         self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
         self._supervisor = Supervisor(self.context.clock)
@@ -167,6 +172,7 @@ class Runtime:
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
+        await self.port_metrics.close()
         for pool in self.pools.pools.values():
             await pool.model_lists.close()
             if pool.tokenizer is not None:
@@ -179,13 +185,17 @@ class Runtime:
 
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
+        self.read_own_gauges()
+        await self.fleet.refresh()
+
+    def read_own_gauges(self) -> None:
+        """Those that tell of this replica alone."""
         metrics = self.context.metrics
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         for pool in self.pools.pools.values():
             if pool.tokenizer is not None:
                 pool.metrics.tokens_mistrusted.set(pool.tokenizer.is_mistrusted)
-        await self.fleet.refresh()
 
 
 async def _let_go(pool: ServedPool) -> None:

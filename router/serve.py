@@ -263,7 +263,9 @@ def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
 
 
 def _info(router: RouterSettings, listeners: Sequence[socket.socket], store_url: str) -> dict[str, str]:
-    """What this replica advertises to the fleet: its own port if it has one, else the endpoint."""
+    """What this replica advertises to the fleet: the address of its own port if it has one, else of the endpoint; and
+    the endpoint's port, which others on its machine may share."""
     towards = parse_store_url(store_url).nodes
     ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards)
-    return {"ops_url": ops_url, "pid": str(os.getpid()), "host": socket.gethostname()}
+    port = str(port_of(listeners[0]))
+    return {"ops_url": ops_url, "port": port, "pid": str(os.getpid()), "host": socket.gethostname()}
