@@ -67,13 +67,14 @@ class TokenSource:
         """Whether the engine puts the tokenizer's own special tokens around the text, unless the body says."""
         return self.path in ("/v1/completions", RESPONSES_PATH)
 
-    def body(self, *, system_first: bool = False) -> Mapping[str, Any]:
+    def body(self, *, system_first: bool = False, unthinking_effort: str = "none") -> Mapping[str, Any]:
         """A chat completions body, or a completions body, with all its strings. ``system_first``: the model's template
-        takes no other system message than the first. Media are left out as far as they are long."""
+        takes no other system message than the first; ``unthinking_effort``: it is given this for disabled thinking.
+        Media are left out as far as they are long."""
         left_out = _MEDIA_FIELDS if self.has_media else _NONE
         fields = _with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
         if self.path == MESSAGES_PATH:
-            return chat_of_message(fields, system_first=system_first)
+            return chat_of_message(fields, system_first=system_first, unthinking_effort=unthinking_effort)
         return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
 
 

@@ -24,10 +24,13 @@ _TOOL_CHANGES: Final = ("tool_addition", "tool_removal")
 Message = dict[str, Any]
 
 
-def chat_of_message(body: Mapping[str, Any], *, system_first: bool = False) -> dict[str, Any]:
+def chat_of_message(
+    body: Mapping[str, Any], *, system_first: bool = False, unthinking_effort: str = "none"
+) -> dict[str, Any]:
     """The chat completions body: those of its fields that a prompt depends on.
 
     ``system_first``: the model's template allows no system message but the first, so all become one.
+    ``unthinking_effort``: the effort that the template is given where thinking is disabled.
 
     Raises:
         PromptError: ``messages`` or a part of it has the wrong shape.
@@ -54,7 +57,7 @@ def chat_of_message(body: Mapping[str, Any], *, system_first: bool = False) -> d
     for name in ("chat_template_kwargs", "cache_salt"):
         if body.get(name) is not None:
             chat[name] = body[name]
-    if (effort := _effort(body)) is not None:
+    if (effort := _effort(body, unthinking_effort)) is not None:
         chat["reasoning_effort"] = effort
     tools = body.get("tools")
     if tools is not None and not isinstance(tools, list):
@@ -67,10 +70,10 @@ def chat_of_message(body: Mapping[str, Any], *, system_first: bool = False) -> d
     return chat
 
 
-def _effort(body: Mapping[str, Any]) -> Any:
+def _effort(body: Mapping[str, Any], unthinking: str) -> Any:
     thinking, output = body.get("thinking"), body.get("output_config")
     if isinstance(thinking, dict) and thinking.get("type") == "disabled":
-        return "none"
+        return unthinking
     return output.get("effort") if isinstance(output, dict) else None
 
 

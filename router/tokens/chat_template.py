@@ -53,6 +53,8 @@ class ChatTemplate:
         self._default_variables = dict(default_variables)
         self.system_first = self._refuses_later_systems()
         """Whether it takes no system message but the first."""
+        self.unthinking_effort = self._effort_without_thinking()
+        """The effort by which the messages API says that thinking is disabled."""
 
     def render(self, body: Mapping[str, Any], *, validated: bool = True) -> str:
         """The model's input for a chat completions body, up to where the answer begins. ``validated``: as
@@ -103,6 +105,18 @@ class ChatTemplate:
         except Exception:  # it needs variables that are not given here
             return False
         return False
+
+    def _effort_without_thinking(self) -> str:
+        """As vLLM finds it out for the messages API: ``none``, unless the template refuses or ignores it."""
+        none = self._rendered_with("none")
+        others = ("low", "medium", "high", "xhigh", "max")
+        return "low" if none is None or none in map(self._rendered_with, others) else "none"
+
+    def _rendered_with(self, effort: str) -> str | None:
+        try:
+            return self.render({"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": effort})
+        except UntokenizedError:
+            return None
 
     def _render(self, messages: list[Message], given: TemplateInput) -> str:
         variables = {**self._always, **given.variables, "messages": messages, "tools": given.tools}

@@ -28,8 +28,12 @@ def kind_of(source: TokenSource) -> RequestKind:
     for listed in (fields.get("messages"), fields.get("input")):
         if isinstance(listed, list):
             for message in listed:
-                if isinstance(message, dict):
-                    _add_message(found, message)
+                if not isinstance(message, dict):
+                    continue
+                role, content = message.get("role"), message.get("content")
+                if len(message) == 2 and type(role) is type(content) is str and role in found:  # as most are
+                    continue
+                _add_message(found, message)
     return frozenset(found)
 
 

@@ -104,7 +104,8 @@ class PoolTokenizer:
         elif self._templates is None:
             raise UntokenizedError("the model has no chat template")
         else:
-            body = source.body(system_first=self._templates.system_first)
+            templates = self._templates
+            body = source.body(system_first=templates.system_first, unthinking_effort=templates.plain.unthinking_effort)
             template = self._templates.of(body)
             validated = source.path != RESPONSES_PATH
             if source.has_media:

@@ -6,6 +6,7 @@ import pytest
 
 from router.tokens.chat_template import ChatTemplate, TemplateSyntaxError
 from router.tokens.conversation import UntokenizedError
+from scheduling.messages_api import chat_of_message
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"
@@ -88,3 +89,18 @@ def test_fields_named_like_methods_of_a_dictionary_are_read_as_jinja_reads_them(
     template = ChatTemplate(source, {}, {})
     body = {"messages": [{"role": "user", "content": "x", "name": "n", "items": "own"}]}
     assert template.render(body) == "TruenuserFalse"
+
+
+@pytest.mark.parametrize(
+    ("source", "effort"),
+    [
+        ("{{ enable_thinking }}", "none"),
+        ("{{ 'low' if reasoning_effort == 'low' else 'max' }}", "low"),
+        ("{% if reasoning_effort == 'none' %}{{ raise_exception('think') }}{% endif %}", "low"),
+        ("{{ reasoning_effort }}", "none"),
+    ],
+)
+def test_thinking_is_disabled_by_an_effort_that_the_template_knows(source: str, effort: str) -> None:
+    assert ChatTemplate(source, {}, {}).unthinking_effort == effort
+    body = {"messages": [{"role": "user", "content": "hi"}], "thinking": {"type": "disabled"}}
+    assert chat_of_message(body, unthinking_effort=effort)["reasoning_effort"] == effort
