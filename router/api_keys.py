@@ -8,7 +8,7 @@ from typing import Final
 
 from router.errors import InvalidApiKeyError
 
-API_KEY_REFUSAL: Final = "send a valid API key as 'Authorization: Bearer KEY'"
+API_KEY_REFUSAL: Final = "send a valid API key as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'"
 
 
 def presented_key(field: Callable[[bytes], bytes | None]) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -29,7 +29,7 @@ from router.errors import (
     from_exception,
 )
 from router.health import health_report
-from router.http.paths import is_inference, similar_paths
+from router.http.paths import ABORT_PATH, likely_meant
 from router.listeners import is_loopback
 from router.metaserver import PATH as METASERVER
 from router.port_metrics import COUNTS_PATH as METRIC_COUNTS
@@ -88,6 +88,11 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
         return runtime.pools.model_cards(app.state.started_unix_s, known)
 
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        """The live page, for those who open the endpoint in a browser. The place is relative: no host in it."""
+        return RedirectResponse("ui" if runtime.context.settings.ui else "docs")
+
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:
         """Alive. Reports when the replica runs without its shared state."""
@@ -140,8 +145,12 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         """Requests in flight and held on this replica."""
         return {"server_load": len(runtime.context.live)}
 
-    # The second path is else that of a model without a name.
-    @app.get("/v1/models/", include_in_schema=False, dependencies=[Depends(needs_api_key)])
+    app.add_api_route(
+        ABORT_PATH, engine_control.control, methods=["POST"], tags=["operation"], name="abort_requests",
+        operation_id="abort_requests", dependencies=[Depends(needs_api_key)],
+        description="vLLM's own, at every instance in service: only one has the request.",
+    )  # fmt: skip
+
     @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
     async def list_models() -> dict[str, Any]:
         """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
@@ -212,10 +221,8 @@ def _methods_at(path: str, request: Request) -> set[str]:
 
 def _path_hint(request: Request) -> str:
     """The path that a client with a wrong base URL probably meant."""
-    for path in similar_paths(request.url.path):
-        if is_inference(path) or _methods_at(path, request):
-            return f"did you mean {path}?"
-    return "see /docs"
+    meant = likely_meant(request.url.path)
+    return f"did you mean {meant}?" if meant is not None else "see /docs"
 
 
 def _allowed_methods(request: Request) -> str:

@@ -13,6 +13,7 @@ NO_INSTANCE_RETRY_S = 2.0
 _ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -51,6 +52,12 @@ class InvalidRequestError(RouterError):
 
 class InvalidApiKeyError(RouterError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class ForbiddenPathError(RouterError):
+    """The path changes an engine, and is not for its clients."""
+
+    status, type, code = 403, "permission_error", "forbidden_path"
 
 
 class NotFoundError(RouterError):

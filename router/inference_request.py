@@ -132,7 +132,7 @@ class InferenceRequest:
     """As the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
     path: str
     prompt: SentPrompt | None
-    """None for requests that are not scheduled, and once it is hashed: it may take as much memory as what was sent."""
+    """None for requests that are passed on, and once it is hashed: it may take as much memory as what was sent."""
     slo_s: float | None
     """TTFT SLO by header; None for the configured one."""
     stream: bool
@@ -154,6 +154,8 @@ class InferenceRequest:
     """The stored response that it continues, which names the instance."""
     model_span: tuple[int, int] | None = None
     """Where a long body names its model, quotes included; None if not searched for."""
+    unread: str = ""
+    """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
 

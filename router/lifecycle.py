@@ -16,7 +16,7 @@ from typing import Protocol
 from router.context import ReplicaContext
 from router.errors import NotFoundError, from_exception
 from router.failures import outcome_of
-from router.inference_request import InferenceRequest
+from router.inference_request import RESPONSES_PATH, InferenceRequest
 from router.instance_loss import InstanceLossNotifier
 from router.outcome import InstanceFailure, Outcome, Usage
 from router.passthrough import PassthroughBalancer, PassthroughRequest
@@ -144,8 +144,8 @@ class Lifecycle:
 
     def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
         """Of the model that it names; of a request for what an instance has stored, the pool of that instance."""
-        if request.pinned_to is None or request.prompt is not None:
-            return self.pools.routes.get(request.model) or self.pools.resolve(request.model)
+        if request.pinned_to is None or request.path == RESPONSES_PATH:
+            return self.pools.routes.get(request.model) or self.pools.resolve(request.model, request.unread)
         for pool in self.pools.pools.values():
             if request.pinned_to in pool.view.view.instances:
                 return Route(pool, pool.settings.model)

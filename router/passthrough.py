@@ -1,4 +1,7 @@
-"""Requests that are not scheduled by prefix: passed to any suitable instance, without a reservation."""
+"""Requests that are not scheduled by prefix: passed to any suitable instance, without a reservation.
+
+Where prefill and decode are apart, an instance that decodes answers whole requests, as those are.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ class PassthroughRequest:
             UnavailableError: none is ready that has not failed.
         """
         view = self.pool.view.view
-        instance_id = self._pinned_to or self._pick(view.serving(self.model).ready)
+        instance_id = self._pinned_to or self._pick(view.serving(self.model).of(Leg.DECODE).ready)
         if instance_id is None or instance_id in self._failed or instance_id not in view.instances:
             raise nobody_ready(self.pool_name, "" if self._pinned_to else view.asked_name(self.model))
         spec = view.instances[instance_id]

@@ -107,8 +107,8 @@ class PoolDirectory(Generic[P]):
             others = self.contested.get(name, (taken.pool.settings.name,))
             self.contested[name] = tuple(dict.fromkeys((*others, route.pool.settings.name)))
 
-    def resolve(self, model: str) -> Route[P]:
-        """The route of a model name; "" means the only pool there is.
+    def resolve(self, model: str, unread: str = "") -> Route[P]:
+        """The route of a model name; "" means the only pool there is. ``unread``: why the name is not known.
 
         Raises:
             InvalidRequestError: no model is named and there are several pools.
@@ -121,7 +121,8 @@ class PoolDirectory(Generic[P]):
             raise UnknownModelError(
                 f"the model {model!r} does not exist; GET /v1/models lists those that do", param="model"
             )
-        raise InvalidRequestError("name a model: this fleet serves several", param="model")
+        why = f"{unread}, so its model is not known; " if unread else ""
+        raise InvalidRequestError(f"{why}name a model: this fleet serves several", param="model")
 
     def _parent(self, route: Route[P]) -> str | None:
         """The model that an adapter adapts."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
-from router.errors import InvalidRequestError
 from router.inference_request import (
     MESSAGES_PATH,
     POOLED_PATHS,
@@ -19,7 +19,9 @@ from scheduling.answer_length import expected_answer_tokens
 from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain, with_images
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras
-from scheduling.errors import PromptError, TooManyPartsError
+from scheduling.errors import PromptError
+from scheduling.json_body import UnreadableJsonError
+from scheduling.lax_values import lax_int
 from scheduling.learned import Learned
 from scheduling.messages_api import chat_of_message
 from scheduling.pooled_prompt import pooled_prompt
@@ -33,8 +35,10 @@ LONG_PROMPT_BYTES: Final = 1 << 20
 _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
 """With these, an engine sees less of a prompt, or more, than the body has."""
 
+_MAX_COUNT: Final = 2**31 - 1
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
+log = logging.getLogger(__name__)
 
 TokenizedHow = Literal["exact", "unverified", "head", "bytes", "late", "busy"]
 """What became of a prompt that a tokenizer was given. ``exact``: its tokens are counted in a way that engines' own
@@ -111,11 +115,10 @@ class ReadPrompt:
 def sent_prompt(
     path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
 ) -> SentPrompt | None:
-    """What the body of a scheduled request says about its prompt; None for one whose prompts are pooled, and are not
-    where they are looked for: it is passed on.
+    """What the body of a scheduled request says about its prompt.
 
-    Raises:
-        InvalidRequestError: the body has no prompt, or parts of it have the wrong type or are too many.
+    None where no prompt is found, or none that can be read: such a request is passed on. Whether an engine serves it,
+    the engine decides, by the same bytes.
     """
     pooled = path in POOLED_PATHS
     try:
@@ -124,28 +127,23 @@ def sent_prompt(
             if not pooled
             else pooled_prompt(body, long_texts, max_parts=max_parts)
         )
-    except TooManyPartsError as error:
-        raise InvalidRequestError(f"{error}; send fewer", param=error.param) from error
-    except PromptError as error:
-        raise InvalidRequestError(str(error), param=error.param) from error
+    except (PromptError, UnreadableJsonError, RecursionError) as error:
+        log.debug("a request of %s is passed on: %s", path, error)
+        return None
     if prompt is None:
         return None
     salt = body.get("cache_salt")
-    if salt is not None and not isinstance(salt, str):
-        raise InvalidRequestError("'cache_salt' must be a string", param="cache_salt")
     source, teaches = None, False
     if isinstance(prompt, TextPrompt):
         if prompt.is_empty:
-            if pooled:
-                return None  # the instance knows which field it misses
-            raise InvalidRequestError("prompt must be a non-empty string or array", param="prompt")
+            return None
         known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
-        if known and not pooled:
+        if known and not pooled and not prompt.unread:
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, prompt)
             teaches = not prompt.other_media
-    _read_count(body, "n")
-    return SentPrompt(prompt, salt, teaches, 1 if pooled else _output_limit(body), source, pooled)
+    limit = 1 if pooled else _output_limit(body)
+    return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled)
 
 
 def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts: int) -> Prompt:
@@ -207,22 +205,14 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
 
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
-    """Of the names that APIs have for it the newer one counts; all must be counts."""
-    newer, older = _read_count(body, "max_completion_tokens"), _read_count(body, "max_tokens")
+    """Of the names that APIs have for it the newer one counts."""
+    newer, older = _count(body, "max_completion_tokens"), _count(body, "max_tokens")
     if newer is None and older is None:
-        return _read_count(body, "max_output_tokens")
+        return _count(body, "max_output_tokens")
     return older if newer is None else newer
 
 
-def _read_count(body: Mapping[str, Any], param: str) -> int | None:
-    """The count in a field of the body (``max_tokens``, ``n``); None when it is absent or null.
-
-    Raises:
-        InvalidRequestError: not an integer, or below 0.
-    """
-    count = body.get(param)
-    if count is None:
-        return None
-    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-        raise InvalidRequestError(f"{param} must be an integer, 0 or more", param=param)
-    return count
+def _count(body: Mapping[str, Any], name: str) -> int | None:
+    """The count in a field of the body; None where it is absent, or no count."""
+    count = lax_int(body.get(name))
+    return count if count is not None and 0 <= count <= _MAX_COUNT else None

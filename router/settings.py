@@ -19,6 +19,28 @@ LEAVING_S = 3.0
 """Beyond that, to give the leases up and to end."""
 
 
+ENGINE_PATHS = (
+    "/*weight*",
+    "/abort_requests",
+    "/collective_rpc",
+    "/fault_tolerance",
+    "/get_world_size",
+    "/is_*",
+    "/pause",
+    "/release_*",
+    "/reset_*",
+    "/resume",
+    "/scale_elastic_ep",
+    "/server_info",
+    "/sleep",
+    "/start_*",
+    "/stop_*",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/wake_up",
+)
+"""Paths by which vLLM's server is managed, or shows how it is run."""
+
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 """As browsers send it: no path, and no slash at the end."""
 
@@ -57,6 +79,12 @@ class RouterSettings(BaseModel):
     admin_key: ApiKey | None = Field(None, description="/admin needs this key when it is set")
     upstream_api_key: ApiKey | None = Field(
         None, description="key that the instances require; replaces the client's authorization"
+    )
+
+    # paths ---------------------------------------------------------------------------------------------------
+    forbidden_paths: tuple[str, ...] = Field(
+        ENGINE_PATHS,
+        description="paths that are not passed on to instances, nor what is below them; * stands for anything",
     )
 
     # browsers ------------------------------------------------------------------------------------------------

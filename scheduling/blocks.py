@@ -40,7 +40,7 @@ class TextPrompt:
     It is made of pieces, which become bytes when these are first asked for: not at all where a tokenizer answers.
     """
 
-    __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media")
+    __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media", "unread")
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class TextPrompt:
         media_at: int | None = None,
         image_ends: Sequence[int] = (),
         other_media: bool = False,
+        unread: bool = False,
     ) -> None:
         self._data = data if isinstance(data, bytes) else None
         self._pieces: Sequence[Piece] = () if isinstance(data, bytes) else data
@@ -59,6 +60,8 @@ class TextPrompt:
         """Where in ``data`` the mark of each image ends, in order."""
         self.other_media = other_media
         """There are parts that are neither text nor image."""
+        self.unread = unread
+        """There are parts of a form that is not known here, so it cannot be said what the engine makes of them."""
 
     @property
     def data(self) -> bytes:
@@ -83,8 +86,8 @@ class TextPrompt:
     def has_media(self) -> bool:
         return self.media_at is not None
 
-    def _fields(self) -> tuple[bytes, int | None, Sequence[int], bool]:
-        return self.data, self.media_at, self.image_ends, self.other_media
+    def _fields(self) -> tuple[bytes, int | None, Sequence[int], bool, bool]:
+        return self.data, self.media_at, self.image_ends, self.other_media, self.unread
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TextPrompt) and self._fields() == other._fields()

@@ -12,7 +12,8 @@ class NoInstanceError(SchedulingError):
 
 
 class PromptError(SchedulingError):
-    """The body of a request has no prompt that could be cut into blocks: the client's mistake.
+    """The body of a request has no prompt that could be cut into blocks. Whether it has one for an engine, the engine
+    knows.
 
     ``param`` names the offending part in the words of the body, for example ``messages[2].content``.
     """
@@ -23,7 +24,7 @@ class PromptError(SchedulingError):
 
 
 class TooManyPartsError(PromptError):
-    """The prompt has more messages, parts, tools or prompts than a request may have."""
+    """The prompt has more messages, parts, tools or prompts than are read of a request."""
 
 
 class TransitionError(SchedulingError):

@@ -13,6 +13,9 @@ may be the image itself. How many tokens it has is not known here, see ``schedul
 The reader of a long body may have cut out its long strings: ``LongTexts`` maps names, which follow from the contents,
 to the strings. A text is rendered with its own bytes, so it renders like any other. Inside of what is rendered as JSON,
 or hashed, its name is enough.
+
+Nothing is refused here. A part of a form that is not known is rendered as the JSON that it is, and the prompt is marked
+``unread``: it is found again like any other, but its tokens are not computed, and nothing is learned from it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from array import array
 from collections.abc import Mapping, Sized
 from typing import Any, Final
 
-import orjson
 import xxhash
 
 from scheduling.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 from scheduling.errors import PromptError, TooManyPartsError
+from scheduling.json_body import write_json
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
@@ -69,6 +72,11 @@ _TEXT_FIELDS: Final = {"refusal": "refusal", "thinking": "thinking", "tool_refer
 """Fields that hold the text of a part, by its type, where it is not ``text``."""
 
 _IMAGES: Final = frozenset({"image_embeds", "image_pil", "image_url", "input_image"})
+_KINDS: Final = (
+    "image_url", "image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "audio_url",
+    "input_audio", "video_url", "refusal", "text",
+)  # fmt: skip
+"""Fields that say what a part without a ``type`` is, in the order in which vLLM looks for them."""
 
 
 def chat_prompt(
@@ -77,7 +85,7 @@ def chat_prompt(
     """The prompt of a chat completions body.
 
     Raises:
-        PromptError: ``messages`` or a part of it is missing or has the wrong shape, or is one of too many.
+        PromptError: ``messages`` is missing, empty or no array of objects with roles, or has too many parts.
     """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -87,7 +95,9 @@ def chat_prompt(
     rendering.add_leading(body)
     for index, message in enumerate(messages):
         rendering.add_message(message, index)
-    return TextPrompt(rendering.pieces, rendering.media_at, tuple(rendering.image_ends), rendering.other_media)
+    return TextPrompt(
+        rendering.pieces, rendering.media_at, tuple(rendering.image_ends), rendering.other_media, rendering.unread
+    )
 
 
 def completion_prompt(
@@ -128,6 +138,7 @@ class _Rendering:
         self.media_at: int | None = None
         self.image_ends: list[int] = []
         self.other_media = False
+        self.unread = False
         self._measured = (0, 0)
         """Pieces, and their bytes."""
         self._message_starts = 0
@@ -142,15 +153,13 @@ class _Rendering:
         """What comes before the messages; nothing for most bodies."""
         if _LEADING_KEYS.isdisjoint(body):
             return
-        tools = body.get("tools")
-        if tools is not None and not isinstance(tools, list):
-            raise PromptError("'tools' must be an array", "tools")
         present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
         for key, value in present.items():
             if isinstance(value, list):
                 _check_count(value, key, self._max_parts)
         if present:
-            self.pieces.append(_json(present, "tools"))
+            self.unread = self.unread or not isinstance(present.get("tools", []), list)
+            self.pieces.append(_sorted_json(present))
 
     def add_prompts(self, prompts: list[Any], param: str) -> None:
         """Strings, one after the other."""
@@ -174,27 +183,27 @@ class _Rendering:
         pieces.append(_OPENINGS.get(role) or _opening(role))
         if isinstance(content, str):
             pieces.append(self._long_texts.get(content, content) if self._long_texts else content)
-        elif content is not None:
+        elif isinstance(content, list):
             self._add_parts(content, f"messages[{index}].content")
+        elif content is not None:
+            self._add_unread(content)
         if len(message) > 2:
-            self._add_extras(message, f"messages[{index}]")
+            self._add_extras(message)
 
-    def _add_extras(self, message: dict[str, Any], param: str) -> None:
+    def _add_unread(self, value: Any) -> None:
+        self.unread = True
+        self.pieces += (_FIELD, _sorted_json(value))
+
+    def _add_extras(self, message: dict[str, Any]) -> None:
         """Name, tool calls, reasoning and all other fields of a message. Clients send absent parts as null."""
-        calls = message.get("tool_calls")
-        if calls is not None and not isinstance(calls, list):
-            raise PromptError(f"{param}.tool_calls must be an array", f"{param}.tool_calls")
-        name = message.get("name")
-        if name is not None and not isinstance(name, str):
-            raise PromptError(f"{param}.name must be a string", f"{param}.name")
         extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
         if extras:
-            self.pieces += (_FIELD, _json(extras, param))
+            calls, name = extras.get("tool_calls", []), extras.get("name", "")
+            self.unread = self.unread or not (isinstance(calls, list) and isinstance(name, str))
+            self.pieces += (_FIELD, _sorted_json(extras))
 
-    def _add_parts(self, content: Any, param: str) -> None:
+    def _add_parts(self, content: list[Any], param: str) -> None:
         """Content parts: text as it is (one text part renders like a plain string), media by their hash."""
-        if not isinstance(content, list):
-            raise PromptError(f"{param} must be a string or an array of content parts", param)
         self._parts += len(content)
         if self._parts > self._max_parts:
             raise TooManyPartsError(f"the messages have over {self._max_parts} content parts", param)
@@ -203,23 +212,23 @@ class _Rendering:
                 self.pieces.append(b"\n")
             if isinstance(part, str):
                 self.add_text(part)
-                continue
-            if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-                raise PromptError(f"{param}[{index}] must be an object with a string 'type'", f"{param}[{index}]")
-            text = _part_text(part, f"{param}[{index}]")
-            if text is None:
-                self._add_media(part, f"{param}[{index}]")
-            else:
+            elif not isinstance(part, dict) or not isinstance(kind := _kind(part), str):
+                self._add_unread(part)
+            elif isinstance(text := part.get(_TEXT_FIELDS.get(kind, "text")), str):
                 self.add_text(text)
+            elif kind.endswith("text"):
+                self._add_unread(part)
+            else:
+                self._add_media(part, kind)
 
-    def _add_media(self, part: dict[str, Any], param: str) -> None:
+    def _add_media(self, part: dict[str, Any], kind: str) -> None:
         if self.media_at is None:
             self.media_at = self._bytes_of(self._message_starts)
-        if part["type"] not in _IMAGES:
+        if kind not in _IMAGES:
             self.other_media = True
-            self.pieces.append(_mark(part["type"], part, param))
+            self.pieces.append(_mark(kind, part))
             return
-        self.pieces.append(_mark("image", _image_identity(part), param))
+        self.pieces.append(_mark("image", _image_identity(part)))
         self.image_ends.append(self._bytes_of(len(self.pieces)))
 
     def _bytes_of(self, pieces: int) -> int:
@@ -234,13 +243,10 @@ def _check_count(parts: Sized, param: str, most: int) -> None:
         raise TooManyPartsError(f"{param} has over {most} entries", param)
 
 
-def _part_text(part: dict[str, Any], param: str) -> str | None:
-    text = part.get(_TEXT_FIELDS.get(part["type"], "text"))
-    if isinstance(text, str):
-        return text
-    if part["type"].endswith("text"):
-        raise PromptError(f"{param}.text must be a string", f"{param}.text")
-    return None
+def _kind(part: dict[str, Any]) -> Any:
+    """The type of a part, or what its fields say of it; None where they say nothing."""
+    kind = part.get("type")
+    return next((name for name in _KINDS if name in part), None) if kind is None else kind
 
 
 def _image_identity(part: dict[str, Any]) -> Any:
@@ -252,9 +258,9 @@ def _image_identity(part: dict[str, Any]) -> Any:
     return url if isinstance(url, str) and url else part
 
 
-def _mark(kind: str, identity: Any, param: str) -> bytes:
+def _mark(kind: str, identity: Any) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
-    digest = xxhash.xxh3_128_hexdigest(_json(identity, param))
+    digest = xxhash.xxh3_128_hexdigest(_sorted_json(identity))
     return b"".join((_FIELD, kind.encode("utf-8", "surrogatepass"), _FIELD, digest.encode()))
 
 
@@ -289,8 +295,6 @@ def _token_ids(ids: Any, param: str) -> array[int]:
         raise PromptError(f"{param} holds something that is not a token id", param) from error
 
 
-def _json(value: Any, param: str) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError as error:
-        raise PromptError(f"{param} cannot be read as JSON: {error}", param) from error
+def _sorted_json(value: Any) -> bytes:
+    """Equal values have equal bytes."""
+    return write_json(value, sort_keys=True)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from scheduling.errors import PromptError
 
-_PARTIAL: Final = frozenset({"in_progress", "incomplete"})
+_PARTIAL: Final = ("in_progress", "incomplete")
 _CALLS: Final = ("function_call", "custom_tool_call")
 _OUTPUTS: Final = ("function_call_output", "custom_tool_call_output")
 

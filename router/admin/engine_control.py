@@ -103,11 +103,15 @@ def _servers(pool: ServedPool) -> dict[str, tuple[str, ...]]:
 
 
 def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
-    """The fields that instances get: the client's own key, unless it is the fleet's admin key."""
+    """The fields that instances get: the client's own key, unless it is one of the fleet's."""
     settings, fields = runtime.context.settings, {}
     if settings.upstream_api_key is not None:
         fields["authorization"] = f"Bearer {settings.upstream_api_key.get_secret_value()}"
-    elif settings.admin_key is None and (sent := request.headers.get("authorization")) is not None:
+    elif (
+        settings.admin_key is None
+        and not settings.api_keys
+        and (sent := request.headers.get("authorization")) is not None
+    ):
         fields["authorization"] = sent
     if (kind := request.headers.get("content-type")) is not None:
         fields["content-type"] = kind
@@ -116,7 +120,8 @@ def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
 
 def _answer(path: str, told: Sequence[_Told]) -> Response:
     first = told[0]
-    if all(each.status == HTTPStatus.NOT_FOUND for each in told) and not path.startswith("/v1/"):
+    unknown = all(each.status == HTTPStatus.NOT_FOUND for each in told)
+    if unknown and path in ENGINE_CONTROL_PATHS and not path.startswith("/v1/"):
         raise NotFoundError(
             f"no instance has {path}: start vLLM with VLLM_SERVER_DEV_MODE=1, or for profiles with --profiler-config"
         )

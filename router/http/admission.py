@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any, Final
 
-import orjson
 from xxhash import xxh3_64_intdigest
 
 from router.api_keys import ApiKeys
-from router.errors import InvalidRequestError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
+from router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
 from router.http.model_field import form_model
-from router.http.paths import INFERENCE_PATHS, is_inference, methods_of, needs_api_key, stored_response_id
+from router.http.paths import (
+    INFERENCE_PATHS,
+    forbidden_path_finder,
+    is_inference,
+    methods_of,
+    needs_api_key,
+    stored_response_id,
+)
 from router.http.request_reader import HeadCheck, Request
 from router.inference_request import (
     COMPLETIONS_PATHS,
@@ -24,8 +31,12 @@ from router.inference_request import (
     storing_instance,
 )
 from router.prompt import sent_prompt
+from scheduling.json_body import UnreadableJsonError, read_json
+from scheduling.lax_values import lax_bool, lax_int
 from scheduling.prompt import MAX_PARTS, LongTexts
 from scheduling.settings import MAX_SLO_S
+
+log = logging.getLogger(__name__)
 
 OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
@@ -38,29 +49,43 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
 
 
-def make_head_check(keys: ApiKeys, *, max_body_bytes: int) -> HeadCheck:
+def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iterable[str] = ()) -> HeadCheck:
     """The rule for heads: who may send what, and how long a body may follow."""
+    is_forbidden = forbidden_path_finder(forbidden_paths)
 
     check_key = keys.check if keys else None
 
     def check_head(request: Request) -> int:
         path, method = request.path, request.method
-        inference = path in INFERENCE_PATHS or is_inference(path)
+        known = path in INFERENCE_PATHS
+        inference = known or is_inference(path)
         if method == "OPTIONS":  # a browser sends no key with it
             return OPS_BODY_BYTES
         if method == "CONNECT":
             raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
-        if inference and not (method == "POST" and path in INFERENCE_PATHS) and method not in _allowed(path):
+        if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if check_key is not None and (inference or needs_api_key(path)):
             check_key(request.get)
-        encoding = request.get(b"content-encoding")
-        if encoding is not None and encoding.lower() not in (b"", b"identity"):
-            named = encoding.decode("latin-1")
-            raise UnsupportedEncodingError(f"content-encoding {named} is not supported; send the body as it is")
-        return max_body_bytes if inference else min(OPS_BODY_BYTES, max_body_bytes)
+        if inference:
+            if not known and is_forbidden(path):
+                raise ForbiddenPathError(
+                    f"{path} is not passed on, as router.forbidden_paths says; send it to the instance itself"
+                )
+            return max_body_bytes
+        if (encoding := _encoding(request)) is not None:
+            raise UnsupportedEncodingError(f"content-encoding {encoding} is not supported; send the body as it is")
+        return min(OPS_BODY_BYTES, max_body_bytes)
 
     return check_head
+
+
+def _encoding(request: Request) -> str | None:
+    """How the body is compressed; None where it is not."""
+    encoding = request.get(b"content-encoding")
+    if encoding is None or encoding.strip().lower() in (b"", b"identity"):
+        return None
+    return encoding.decode("latin-1")
 
 
 def _allowed(path: str) -> list[str]:
@@ -85,29 +110,45 @@ def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
 
 
 def read_inference_request(request: Request, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
-    """What a client asks for, from its complete HTTP request; for bodies that are not long.
-
-    Raises:
-        InvalidRequestError: the body is not JSON of the right shape, or a header is malformed; names the field.
-    """
-    if not request.body:
-        raise InvalidRequestError("the request has no body; send a JSON object")
-    return inference_request_of(request, request_id, json_object(request.body), _NO_LONG_TEXTS, max_parts=max_parts)
+    """What a client asks for, from its complete HTTP request; for bodies that are not long."""
+    if (encoding := _encoding(request)) is not None:
+        return unread_request(request, request_id, f"the body is compressed ({encoding})")
+    try:
+        body = json_object(request.body)
+    except UnreadableJsonError as error:
+        return unread_request(request, request_id, error.reason)
+    return inference_request_of(request, request_id, body, _NO_LONG_TEXTS, max_parts=max_parts)
 
 
 def json_object(body: bytes) -> dict[str, Any]:
     """The JSON object of a body, parsed at once.
 
     Raises:
-        InvalidRequestError: it is not one.
+        UnreadableJsonError: it is not one.
     """
+    if not body:
+        raise UnreadableJsonError("the request has no body")
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
+        value = read_json(body)
+    except UnreadableJsonError as error:
+        raise UnreadableJsonError(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequestError("the body must be a JSON object")
+        raise UnreadableJsonError("the body is no JSON object")
     return value
+
+
+def unread_request(request: Request, request_id: str, why: str, model: str = "") -> InferenceRequest:
+    """A request of whose body nothing is known, except perhaps the model: it is passed on as it came."""
+    return InferenceRequest(
+        request_id,
+        model,
+        request.path,
+        None,
+        _slo_s(request),
+        stream=False,
+        body_hash=xxh3_64_intdigest(request.body),
+        unread=why,
+    )
 
 
 def is_form(request: Request) -> bool:
@@ -133,25 +174,27 @@ def read_form_request(request: Request, request_id: str) -> InferenceRequest:
 def inference_request_of(
     request: Request, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
 ) -> InferenceRequest:
-    """What a client asks for, from its request and the object that its body is."""
-    path, model, stream = request.path, body.get("model"), body.get("stream")
-    if model is not None and not isinstance(model, str):
-        raise InvalidRequestError("model must be a string", param="model")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidRequestError("stream must be true or false", param="stream")
+    """What a client asks for, from its request and the object that its body is.
+
+    No field of the body is judged here: one that cannot be read counts as absent.
+    """
+    path, model, stream = request.path, body.get("model"), bool(lax_bool(body.get("stream")))
     prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
     read = InferenceRequest(
         request_id,
-        model or "",
+        model if isinstance(model, str) else "",
         path,
         prompt,
         _slo_s(request),
-        stream=bool(stream),
+        stream=stream,
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
-        leaves_usage_open=bool(stream) and path in COMPLETIONS_PATHS and "stream_options" not in body,
-        may_split=prompt is not None and may_split(path, body),
     )
-    if path == RESPONSES_PATH:
+    if prompt is None:
+        return read
+    if path in COMPLETIONS_PATHS:
+        read.leaves_usage_open = stream and "stream_options" not in body
+        read.may_split = may_split(path, body)
+    elif path == RESPONSES_PATH:
         read.leaves_id_open = "request_id" not in body
         read.stores = body.get("store") is not False
         previous = body.get("previous_response_id")
@@ -165,9 +208,9 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
     than a token."""
     if path not in COMPLETIONS_PATHS or any(map(body.get, _NOT_SPLIT)):
         return False
-    if body.get("n") not in (None, 1) or (body.get("best_of") or 1) != 1:
+    if any(body.get(name) is not None and lax_int(body[name]) != 1 for name in ("n", "best_of")):
         return False
-    if 1 in (body.get("max_tokens"), body.get("max_completion_tokens")) or body.get("max_tokens") == 0:
+    if any(lax_int(body.get(name)) in (0, 1) for name in ("max_tokens", "max_completion_tokens")):
         return False
     prompt = body.get("prompt")
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
@@ -179,33 +222,46 @@ def mint_request_id() -> str:
 
 
 def read_request_id(header: str | None) -> str:
-    """The client's ``x-request-id``, or a minted one when there is none.
+    """The client's ``x-request-id``, or a minted one where there is none that can be used.
 
-    Raises:
-        InvalidRequestError: it is longer than 128 characters or has characters outside of ``A-Za-z0-9_.:@/+=-``.
+    Of several, as proxies join them, the first counts. One of over 128 characters, or with others than
+    ``A-Za-z0-9_.:@/+=-``, is replaced, and the log says by what.
     """
     if not header:
         return mint_request_id()
-    if _REQUEST_ID.fullmatch(header) is None:
-        raise InvalidRequestError("x-request-id must be 1 to 128 of the characters A-Z a-z 0-9 _ . : @ / + = -")
-    return header
+    if _REQUEST_ID.fullmatch(header) is not None:
+        return header
+    first = _first(header)
+    if _REQUEST_ID.fullmatch(first) is not None:
+        log.debug("request %s: its x-request-id was %.300r", first, header)
+        return first
+    minted = mint_request_id()
+    log.info("request %s: its x-request-id was %.300r, which cannot be used", minted, header)
+    return minted
+
+
+def _first(header: str) -> str:
+    """The first value of a field that proxies may have joined."""
+    return header.partition(",")[0].strip()
 
 
 def read_slo_s(header: str | None) -> float | None:
-    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; None when the header is absent.
+    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; one of over an hour counts as an hour.
 
-    Raises:
-        InvalidRequestError: not a number of milliseconds above 0 and up to one hour.
+    None where there is none, or none that is a time above 0.
     """
     if header is None:
         return None
     try:
-        slo_ms = float(header)
+        slo_ms = float(_first(header))
     except ValueError:
         slo_ms = 0.0
-    if not 0.0 < slo_ms <= MAX_SLO_S * 1000:
-        raise InvalidRequestError(f"x-slo-ttft-ms must be milliseconds above 0 and up to {MAX_SLO_S * 1000:.0f}")
-    return max(1, round(slo_ms)) / 1000
+    if not slo_ms > 0.0:
+        log.info(
+            "x-slo-ttft-ms was %.100r, which is no time in milliseconds: the request has no SLO of its own", header
+        )
+        return None
+    return max(1, round(min(slo_ms, MAX_SLO_S * 1000))) / 1000
 
 
 def _slo_s(request: Request) -> float | None:

@@ -24,6 +24,8 @@ from router.http.downstream import ByteSource, Downstream
 from router.http.heads import Header, as_chunk
 from router.http.sse import EVENT_END, EventEditor, error_event, event_object
 from router.outcome import Usage
+from scheduling.json_body import read_json, write_json
+from scheduling.lax_values import lax_int
 from scheduling.values import value
 
 _CHAT: Final = "/v1/chat/completions"
@@ -34,7 +36,8 @@ _NOT_CONTINUED: Final = frozenset(
         "truncate_prompt_tokens",  # the text so far would take the place of the prompt's begin
     }
 )
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_LEFT: Final = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
+"""What is left at least of the fields that count an answer's tokens."""
 _COMPLETION_TOKENS: Final = 16
 """``max_tokens`` of a completion that does not say."""
 _HEAD_END: Final = b"\r\n\r\n"
@@ -54,7 +57,7 @@ class Continued:
 def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Continued | None:
     """What to ask next for a request whose answer stopped after these ``events``; None where it cannot be continued.
     ``unsent``: the events that gave it back."""
-    request = orjson.loads(body)
+    request = read_json(body)
     told, end = _told(path, events), _told(path, unsent)
     if told is None or not _may_continue(path, request):
         return None
@@ -67,12 +70,10 @@ def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Con
         request["prompt"] += text
     if path != _CHAT:
         request.setdefault("max_tokens", _COMPLETION_TOKENS)
-    for name in _LIMITS:
-        if request.get(name):
-            request[name] = max(1, request[name] - tokens)
-    if request.get("min_tokens"):
-        request["min_tokens"] = max(0, request["min_tokens"] - tokens)
-    return Continued(orjson.dumps(request), tokens)
+    for name, least in _LEFT.items():
+        if limit := lax_int(request.get(name)):
+            request[name] = max(least, limit - tokens)
+    return Continued(write_json(request), tokens)
 
 
 def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
@@ -84,7 +85,8 @@ def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
         return False
     if request.get("stop") and request.get("include_stop_str_in_output"):  # a part of one may have been sent
         return False
-    if (request.get("response_format") or {"type": "text"}).get("type") != "text":
+    wanted = request.get("response_format") or {"type": "text"}
+    if not isinstance(wanted, dict) or wanted.get("type") != "text":
         return False
     if path != _CHAT:
         return isinstance(request.get("prompt"), str)

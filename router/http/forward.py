@@ -29,7 +29,7 @@ from router.http.keeping_exchange import KeepingExchange
 from router.http.layerwise_forward import LayerwiseTry
 from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
-from router.http.paths import INFERENCE_PATHS
+from router.http.paths import stored_response_id
 from router.http.plane import DataPlane
 from router.http.request_reader import Request
 from router.http.sending import Sender, Sending, Target
@@ -53,7 +53,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        if request.path not in INFERENCE_PATHS:  # it names a stored response
+        if stored_response_id(request.path) is not None:
             inference_request = read_stored_request(request, request_id)
         elif is_form(request):
             inference_request = read_form_request(request, request_id)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import orjson
 
 from router.http.model_field import BodyPart, Edit
+from scheduling.json_body import read_json, write_json
 
 _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),
@@ -40,12 +41,12 @@ def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
 def freeing_body(path: str, parts: list[BodyPart], params: Mapping[str, Any] | None) -> bytes:
     """A decode leg that only takes its KV over: one token, which no client gets. Without ``params``, the body says
     where the KV is."""
-    value = orjson.loads(b"".join(parts))
+    value = read_json(b"".join(parts))
     value.pop("stream_options", None)
     wanted: dict[str, Any] = {**dict.fromkeys(_LIMITS[path], 1), "stream": False}
     if params is not None:
         wanted["kv_transfer_params"] = params
-    return orjson.dumps(value | wanted)
+    return write_json(value | wanted)
 
 
 def transfer_params(answer: bytes) -> dict[str, Any] | None:

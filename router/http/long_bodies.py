@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Final
 
-from router.http.admission import inference_request_of, json_object
+from router.http.admission import inference_request_of, json_object, unread_request
 from router.http.body_budget import BodyBudget
-from router.http.long_json import scan_json
+from router.http.long_json import LongJson, scan_json
 from router.http.request_reader import Request
 from router.inference_request import InferenceRequest
 from router.steps import in_steps
+from scheduling.json_body import UnreadableJsonError, read_json
 
 LONG_BODY_BYTES: Final = 64 << 10
 """Reading any body up to this takes a few milliseconds at most, in any shape."""
@@ -50,6 +52,8 @@ class LongBodies:
             found = yield from scan_json(
                 request.body, max_values=self._max_json_values, max_short_bytes=self._max_json_bytes
             )
+            if found.excess:
+                return _beyond_bounds(request, request_id, found)
             counted = found.memory_bytes
             self._bodies.count(counted)
             yield
@@ -60,5 +64,18 @@ class LongBodies:
             yield
             del value
             return read
+        except UnreadableJsonError as error:
+            return unread_request(request, request_id, error.reason)
         finally:
             self._bodies.give_back(counted)
+
+
+def _beyond_bounds(request: Request, request_id: str, found: LongJson) -> InferenceRequest:
+    """A request whose body was not read to its end, with its model if that came early."""
+    span, model = found.model_span, ""
+    if span is not None:
+        with suppress(UnreadableJsonError):
+            model = read_json(request.body[slice(*span)])
+    read = unread_request(request, request_id, found.excess, model)
+    read.model_span = span
+    return read

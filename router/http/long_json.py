@@ -4,6 +4,8 @@ Cost and memory of building a value hardly depend on its length, so a body of mi
 event loop for seconds. A first pass finds the strings and counts what lies between them; it stops when there are too
 many values. Strings of ``LONG_STRING_BYTES`` and more (documents, images) are cut out: each is decoded in pieces, and
 replaced by a short name that follows from its text. The rest is short enough to be built at once.
+
+A body that is beyond these bounds, or no JSON, is not read any further: it is passed on as it came.
 """
 
 from __future__ import annotations
@@ -13,10 +15,9 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final
 
-import orjson
 import xxhash
 
-from router.errors import BodyTooLargeError, InvalidRequestError
+from scheduling.json_body import UnreadableJsonError, read_json
 
 LONG_STRING_BYTES: Final = 64 << 10
 
@@ -28,10 +29,17 @@ _SEPARATORS: Final = frozenset({b":", b": ", b",", b", "})
 _BACKSLASH: Final = b"\\"
 _QUOTE: Final = ord('"')
 
-# Whole characters and escapes, a pair of surrogates for one; ends before the quote, or before what is cut in two.
+# Whole characters and escapes, a pair of surrogates for one; ends before the quote, or before what is cut in two. A
+# high surrogate is alone where something else than a low one follows.
 _CHARACTERS: Final = re.compile(
-    rb'(?:[^"\\]++|\\u(?:[dD][89abAB][0-9a-fA-F]{2}\\u[0-9a-fA-F]{4}|(?![dD][89abAB])[0-9a-fA-F]{4})|\\[^u])*+',
-    re.DOTALL,
+    rb"""(?: [^"\\]++ | \\[^u] | \\u (?:
+          (?! [dD][89abAB] ) [0-9a-fA-F]{4}
+        | [dD][89abAB] [0-9a-fA-F]{2} (?:
+              \\u [dD][c-fC-F] [0-9a-fA-F]{2}
+            | (?= [^\\] | \\[^u] | \\u (?! [dD][c-fC-F] ) [0-9a-fA-F]{2} )
+          )
+        ) )*+""",
+    re.DOTALL | re.VERBOSE,
 )
 
 Steps = Generator[None, None, None]
@@ -50,6 +58,9 @@ class LongJson:
     """Or anything else between commas, and some of the above; ten of them count as one value."""
     model_span: tuple[int, int] | None = None
     """Where in the body the string is that its own field ``model`` has, quotes included."""
+    excess: str = ""
+    """Why the body was not read to its end: it is beyond the bounds. ``short`` is empty then, and the model known if it
+    came before."""
 
     @property
     def memory_bytes(self) -> int:
@@ -62,16 +73,22 @@ def scan_json(body: bytes, *, max_values: int, max_short_bytes: int) -> Generato
     """The first pass, in steps.
 
     Raises:
-        InvalidRequestError: too many values, or a string that has no end or is none.
-        BodyTooLargeError: what is left without the long strings is too long.
+        UnreadableJsonError: a string has no end, or is none.
     """
     scan = _Scan(body, max_values, max_short_bytes)
-    yield from scan.run()
+    try:
+        yield from scan.run()
+    except _BeyondBoundsError as error:
+        return LongJson(model_span=scan.found.model_span, excess=str(error))
     return scan.found
 
 
-def _invalid(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"the body is not valid JSON: {why}")
+class _BeyondBoundsError(Exception):
+    """The body is not to be read to its end."""
+
+
+def _invalid(why: str) -> UnreadableJsonError:
+    return UnreadableJsonError(f"the body is not valid JSON: {why}")
 
 
 class _Scan:
@@ -128,16 +145,15 @@ class _Scan:
     def _add_values(self, count: int) -> None:
         self.found.values += count
         if self.found.values + self.found.numbers // 10 > self._max_values:
-            raise InvalidRequestError(
-                f"the body has over {self._max_values} objects, arrays and strings (ten numbers count as one); send"
-                " fewer"
+            raise _BeyondBoundsError(
+                f"the body has over {self._max_values} objects, arrays and strings (ten numbers count as one)"
             )
 
     def _check_size(self, pos: int) -> None:
         if pos - self._cut_bytes > self._max_short_bytes:
-            raise BodyTooLargeError(
+            raise _BeyondBoundsError(
                 f"the body is over {self._max_short_bytes} bytes, strings of {LONG_STRING_BYTES} bytes and more left"
-                " aside; shorten it"
+                " aside"
             )
 
     def _end_of_escaped(self, pos: int) -> Generator[None, None, int]:
@@ -175,7 +191,7 @@ class _Scan:
         """Replace the string by its name."""
         pieces, digest, pos = [], xxhash.xxh3_128(), start + 1
         while pos < end:
-            stop = self._behind_characters(pos, end)
+            stop = self._behind_characters(pos, end + 1)  # with the quote, which it ends before
             if stop == pos:
                 raise _invalid(f"a string has a wrong escape at {pos}")
             piece = _decoded(b'"%b"' % self._body[pos:stop])
@@ -192,14 +208,14 @@ class _Scan:
 
 def _decoded(string: bytes) -> bytes:
     try:
-        text: str = orjson.loads(string)
-    except orjson.JSONDecodeError as error:
+        text: str = read_json(string)
+    except UnreadableJsonError as error:
         raise _invalid(str(error)) from error
-    return text.encode()
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _says_model(string: bytes) -> bool:
     try:
-        return bool(orjson.loads(string) == "model")
-    except orjson.JSONDecodeError:
+        return bool(read_json(string) == "model")
+    except UnreadableJsonError:
         return False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-import orjson
+from scheduling.json_body import read_json
 
 BodyPart = bytes | memoryview
 Edit = tuple[tuple[int, int], bytes]
@@ -77,4 +77,4 @@ def _effective(body: bytes, count: int) -> int:
     def numbered(found: re.Match[bytes]) -> bytes:
         return body[found.start() : found.start(1)] + b'"%d"' % next(numbers)
 
-    return int(orjson.loads(_JSON_MODEL.sub(numbered, body))["model"])
+    return int(read_json(_JSON_MODEL.sub(numbered, body))["model"])

@@ -1,10 +1,21 @@
-"""Which requests the data plane serves itself; every other path belongs to the ASGI app on the same port."""
+"""Which requests go to instances, and which belong to the ASGI app on the same port.
+
+Every path goes to an instance that is neither the app's nor likely a mistake: engines have more paths than are known
+here. Those that manage an engine go to all instances, by the app, or are refused (``router.forbidden_paths``).
+"""
 
 from __future__ import annotations
 
+import posixpath
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import translate
+from functools import lru_cache
+from typing import Final
 from urllib.parse import unquote
 
 from router.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
+from router.metaserver import PATH as METASERVER_PATH
 
 PASSTHROUGH_PATHS = frozenset(
     {
@@ -12,10 +23,17 @@ PASSTHROUGH_PATHS = frozenset(
         "/v1/audio/transcriptions",
         "/v1/audio/translations",
         "/v1/audio/speech",
+        "/v1/chat/completions/batch",
+        "/v1/chat/completions/derender",
         "/v1/chat/completions/render",
+        "/v1/completions/derender",
         "/v1/completions/render",
+        "/v1/messages/render",
+        "/v1/responses/render",
         "/detokenize",
+        "/generative_scoring",
         "/inference/v1/generate",
+        "/invocations",
         "/tokenize",
     }
 )
@@ -40,29 +58,68 @@ ENGINE_CONTROL_PATHS = {
 }
 """Paths of vLLM's own server by which its operator controls an engine, and their methods: they go to every instance of
 a pool, and never to one alone."""
+ABORT_PATH = "/inference/v1/abort_requests"
+"""Goes to every instance too, as only one has the request; with the key of a client, whose requests they are."""
 
 INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
-"""Requests for these go to an instance, as do those for stored responses."""
+"""The known paths that go to an instance, as do those for stored responses, and unknown ones."""
 
 _STORED_RESPONSES = RESPONSES_PATH + "/"
+_OWN_PATHS: Final = frozenset(
+    {
+        "/", "/admin", "/docs", "/favicon.ico", "/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready",
+        "/redoc", "/ui", "/v1/models", "/version", METASERVER_PATH, ABORT_PATH, *ENGINE_CONTROL_PATHS,
+    }
+)  # fmt: skip
+_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/ui/", "/v1/models/")
+_ANY_METHOD: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
+
+_ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")
+_UNRESERVED: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+
+
+def meant_path(path: str) -> str:
+    """The path that a client means: without a slash at its end, or several in a row, or escapes that say nothing (RFC
+    3986 section 6.2.2.2). ``/ui/`` stays, as a page there would look for its files elsewhere."""
+    if "%" in path:
+        path = _ESCAPED.sub(_unescaped, path)
+    if "//" in path:
+        path = re.sub("//+", "/", path)
+    if path.endswith("/") and path not in ("/", "/ui/"):
+        path = path[:-1]
+    return path
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    character = chr(int(found[1], 16))
+    return character if character in _UNRESERVED else found[0]
 
 
 def is_inference(path: str) -> bool:
     """Whether requests for the path go to an instance."""
-    return path in INFERENCE_PATHS or path.startswith(_STORED_RESPONSES)
+    if path in INFERENCE_PATHS or path.startswith(_STORED_RESPONSES):
+        return True
+    return path.startswith("/") and not is_own(path) and likely_meant(path) is None
+
+
+def is_own(path: str) -> bool:
+    """Whether the ASGI app has the path, or those below it."""
+    return path in _OWN_PATHS or path.startswith(_OWN_FOLDERS)
 
 
 def stored_response_id(path: str) -> str | None:
     """The response that ``/v1/responses/ID``, or a path below it, is about; None for any other path."""
-    if not path.startswith(_STORED_RESPONSES):
+    if not path.startswith(_STORED_RESPONSES) or path in PASSTHROUGH_PATHS:
         return None
     return unquote(path[len(_STORED_RESPONSES) :].partition("/")[0])
 
 
 def methods_of(path: str) -> str:
     """The ``Allow`` of an inference path."""
-    if stored_response_id(path) is None:
+    if path in INFERENCE_PATHS:
         return "POST, OPTIONS"
+    if stored_response_id(path) is None:
+        return _ANY_METHOD
     return "POST, OPTIONS" if path.endswith("/cancel") else "GET, DELETE, OPTIONS"
 
 
@@ -71,9 +128,28 @@ def needs_api_key(path: str) -> bool:
     return is_inference(path) or path == "/v1/models" or path.startswith("/v1/models/")
 
 
-def similar_paths(path: str) -> list[str]:
-    """Paths that a client may have meant by one that does not exist: without the slashes at its end, with the ``/v1``
-    that its base URL lacks, or without the extra parts before its last ``/v1``."""
+def likely_meant(path: str) -> str | None:
+    """The known path that a client with a wrong base URL probably meant by an unknown one: with the ``/v1`` that is
+    missing, or without the extra parts before its last ``/v1``."""
     path = "/" + path.strip("/")
     last_v1 = path.rfind("/v1/")
-    return [path, f"/v1{path}"] if last_v1 < 0 else [path, path[last_v1:]]
+    similar = f"/v1{path}" if last_v1 < 0 else path[last_v1:]
+    known = similar != path and (similar in INFERENCE_PATHS or is_own(similar))
+    return similar if known else None
+
+
+def forbidden_path_finder(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a path is one that is not passed on: it matches one of these, in which ``*`` stands for anything, or is
+    below it. However it is written: servers and proxies resolve escapes and dots."""
+    forbidden = re.compile("|".join(translate(pattern) for pattern in patterns) or "(?!)")
+
+    @lru_cache(maxsize=1024)
+    def is_forbidden(path: str) -> bool:
+        path = posixpath.normpath("/" + unquote(path).lstrip("/"))
+        while path != "/":
+            if forbidden.match(path):
+                return True
+            path = posixpath.dirname(path)
+        return False
+
+    return is_forbidden

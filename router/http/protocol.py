@@ -23,7 +23,9 @@ def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[
     """
     settings = plane.settings
     limit_of = connection_limit_finder(settings.max_connections, ops_port)
-    check_head = make_head_check(plane.keys, max_body_bytes=settings.max_body_bytes)
+    check_head = make_head_check(
+        plane.keys, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
+    )
 
     def make(
         config: Config,

@@ -14,7 +14,7 @@ import httptools
 from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from router.http.body_budget import BodyBudget
 from router.http.heads import Header
-from router.http.paths import is_inference
+from router.http.paths import is_inference, meant_path
 
 MAX_HEADER_BYTES = 64 << 10
 """Of a head, and of a trailer."""
@@ -31,7 +31,7 @@ DISCARDED_BODY_BYTES = 64 << 10
 
 @dataclass(slots=True)
 class Request:
-    """One request of a client. ``path`` is as sent (not unquoted), without the query."""
+    """One request of a client. ``path`` is the one that is meant, not unquoted, without the query."""
 
     method: str
     path: str
@@ -341,7 +341,7 @@ class RequestReader:
         raw_path, _, query = target.partition(b"?")
         return Request(
             method=method.decode("ascii"),
-            path=raw_path.decode("latin-1"),
+            path=meant_path(raw_path.decode("latin-1")),
             query=query.partition(b"#")[0],
             fields=self._fields,
             http_10=version != "1.1",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import orjson
-
+from scheduling.json_body import UnreadableJsonError
+from scheduling.json_body import read_json as read_any_json
+from scheduling.lax_values import lax_bool, lax_int
 from simulation.emulator.errors import bad_request, invalid, missing
 
 Body = Mapping[str, Any]
@@ -15,9 +16,9 @@ Body = Mapping[str, Any]
 def read_json(body: bytes) -> dict[str, Any]:
     """The request's JSON object. Raises ApiError."""
     try:
-        payload = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise invalid(str(error.pos), "json_invalid", f"JSON decode error: {error.msg}", {}) from error
+        payload = read_any_json(body)
+    except UnreadableJsonError as error:
+        raise invalid(str(error.position), "json_invalid", f"JSON decode error: {error.reason}", {}) from error
     if not isinstance(payload, dict):
         raise invalid("", "model_attributes_type", "Input should be a valid dictionary", payload)
     return payload
@@ -25,22 +26,29 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 def integer(payload: Body, name: str) -> int | None:
     value = payload.get(name)
-    if value is None or type(value) is int:
-        return value
+    whole = lax_int(value)
+    if value is None or whole is not None:
+        return whole
     raise invalid(name, "int_type", "Input should be a valid integer", value)
 
 
 def number(payload: Body, name: str) -> float | None:
     value = payload.get(name)
-    if value is None or type(value) in (int, float):
+    if value is None or isinstance(value, int | float):
         return value
+    try:
+        if isinstance(value, str):
+            return float(value)
+    except ValueError:
+        pass
     raise invalid(name, "float_type", "Input should be a valid number", value)
 
 
 def flag(payload: Body, name: str) -> bool:
     value = payload.get(name)
-    if value is None or isinstance(value, bool):
-        return bool(value)
+    given = lax_bool(value)
+    if value is None or given is not None:
+        return bool(given)
     raise invalid(name, "bool_type", "Input should be a valid boolean", value)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.errors import UnavailableError
+from router.errors import InvalidRequestError, UnavailableError
 from router.passthrough import PassthroughBalancer
-from scheduling.instance import InstanceState
+from scheduling.instance import InstanceState, Role
+from statestore.settings import PoolSettings
 
 READY = tuple(f"i{number}" for number in range(8))
 
@@ -59,3 +60,37 @@ async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(s
         refusals.append((refused.value.message, refused.value.retry_after_s))
 
     assert refusals == [("no instance of pool 'default' is ready; see /admin/instances", 2.0)] * 2
+
+
+@pytest.mark.parametrize(
+    ("roles", "takers"),
+    [
+        ({"p": Role.PREFILL, "d": Role.DECODE}, {"d"}),
+        ({"p": Role.PREFILL, "m": Role.MIXED}, {"m"}),
+        ({"p": Role.PREFILL, "m": Role.MIXED, "d": Role.DECODE}, {"m", "d"}),
+        ({"p": Role.PREFILL, "q": Role.PREFILL}, {"p", "q"}),
+    ],
+)
+@pytest.mark.parametrize(
+    "path", ["/inference/v1/generate", "/v1/chat/completions/batch", "/v1/chat/completions", "/new"]
+)
+async def test_whole_requests_go_where_answers_are_decoded(
+    start_runtime: Any, tools: Any, roles: dict[str, Role], takers: set[str], path: str
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name, role=role) for name, role in roles.items()))
+
+    placed = [await runtime.lifecycle.place(tools.request(path=path, prompt=None)) for _ in range(8)]
+
+    assert {request.instance_id for request in placed} == takers
+
+
+async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_pool(
+    start_runtime: Any, tools: Any
+) -> None:
+    pools = (PoolSettings(), PoolSettings(name="other", model="other"))
+    runtime = await start_runtime(instances=(tools.spec("a"),), pools=pools)
+    unread = {"prompt": None, "unread": "the body is not valid JSON"}
+
+    with pytest.raises(InvalidRequestError, match="not valid JSON, so its model is not known; name a model"):
+        await runtime.lifecycle.place(tools.request(model="", **unread))
+    assert (await runtime.lifecycle.place(tools.request(model="other", **unread))).pool_name == "other"

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from router.errors import InvalidRequestError
 from router.inference_request import SentPrompt
 from router.prompt import LONG_PROMPT_BYTES, ReadPrompt, TokenCount, TokenizedPrompt, read_prompt, sent_prompt
 from scheduling.blocks import BlockRule, TextPrompt, cache_seed
@@ -104,9 +103,7 @@ async def test_an_answer_is_expected_as_learned_of_its_limits_class_or_no_longer
 async def test_chat_and_completions_are_read_by_their_own_rules() -> None:
     chat = await read("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert chat.chain.prompt_tokens >= 1
-    with pytest.raises(InvalidRequestError) as refused:
-        await read("/v1/chat/completions", prompt="hi")
-    assert refused.value.param == "messages"
+    assert sent_prompt("/v1/chat/completions", {"prompt": "hi"}) is None
 
 
 async def test_what_parts_caches_parts_chains() -> None:
@@ -118,14 +115,6 @@ async def test_what_parts_caches_parts_chains() -> None:
     assert plain.chain.hashes == (await read(prompt="the same")).chain.hashes
 
 
-@pytest.mark.parametrize("limit", ["7", 1.5, True, -1])
-async def test_an_output_limit_that_is_no_number_of_tokens_is_refused(limit: Any) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        await read(prompt="x", max_tokens=limit)
-    assert refused.value.param == "max_tokens"
-    assert "0 or more" in refused.value.message
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -133,36 +122,32 @@ async def test_an_output_limit_that_is_no_number_of_tokens_is_refused(limit: Any
         {"prompt": 7},
         {"prompt": ""},
         {"prompt": []},
-        {"prompt": "x", "max_tokens": "many"},
-        {"prompt": "x", "cache_salt": 1},
-        {"prompt": "x", "n": -1},
+        {"messages": [{"role": "user"}] * 4},
+        {"messages": [{"role": "user", "content": ["a", "b"]}] * 2},
+        {"messages": [{"role": "user"}], "tools": [{}] * 4},
+        {"messages": [{"role": "user"}], "documents": ["a"] * 4},
+        {"prompt": ["a"] * 4},
+        {"prompt": [[1]] * 4},
+        {"prompt_embeds": ["AAAA"] * 4},
     ],
     ids=str,
 )
-def test_a_bad_body_is_refused_and_its_field_named(body: Any) -> None:
-    with pytest.raises(InvalidRequestError) as refused:
-        sent_prompt("/v1/completions", body)
-    assert refused.value.param is not None
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"messages": [{"role": "user"}] * 4}, "messages"),
-        ({"messages": [{"role": "user", "content": ["a", "b"]}] * 2}, "messages[1].content"),
-        ({"messages": [{"role": "user"}], "tools": [{}] * 4}, "tools"),
-        ({"messages": [{"role": "user"}], "documents": ["a"] * 4}, "documents"),
-        ({"prompt": ["a"] * 4}, "prompt"),
-        ({"prompt": [[1]] * 4}, "prompt"),
-        ({"prompt_embeds": ["AAAA"] * 4}, "prompt_embeds"),
-    ],
-)
-def test_too_many_parts_are_refused_by_the_name_of_what_they_are_in(body: Any, param: str) -> None:
+def test_a_body_without_a_prompt_or_with_too_many_parts_has_none_to_schedule_by(body: Any) -> None:
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    with pytest.raises(InvalidRequestError, match=r"over 3 .*send fewer") as refused:
-        sent_prompt(path, body, max_parts=3)
-    assert refused.value.param == param
-    assert sent_prompt(path, body, max_parts=4)
+    assert sent_prompt(path, body, max_parts=3) is None
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "cache_salt", "n", "stop", "tools"])
+@pytest.mark.parametrize("value", ["many", 1, -1, [], {}, 1.5])
+def test_a_field_that_cannot_be_read_leaves_the_prompt_as_it_is(field: str, value: Any) -> None:
+    assert sent_prompt("/v1/completions", {"prompt": "x", field: value}) is not None
+
+
+async def test_of_a_prompt_with_unknown_parts_nothing_is_learned_and_no_token_computed() -> None:
+    sent = sent_prompt(
+        "/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text"}, "a" * 400]}]}
+    )
+    assert sent is not None and sent.source is None and sent.text_bytes is None
 
 
 async def test_a_long_prompt_is_hashed_in_steps_and_to_the_same_chain() -> None:

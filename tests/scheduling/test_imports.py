@@ -25,6 +25,7 @@ ALLOWED = {
     "operator",
     "orjson",
     "pydantic",
+    "re",
     "scheduling",
     "statistics",
     "struct",

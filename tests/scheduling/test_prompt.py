@@ -180,23 +180,65 @@ def test_a_lone_surrogate_is_no_reason_to_fail() -> None:
         ({"messages": [user("a"), "b"]}, "messages[1]"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": 1, "content": "a"}]}, "messages[0].role"),
-        ({"messages": [user(3)]}, "messages[0].content"),
-        ({"messages": [user({"text": "a"})]}, "messages[0].content"),
-        ({"messages": [user([{"type": "text", "text": "a"}, 3])]}, "messages[0].content[1]"),
-        ({"messages": [user([{"text": "a"}])]}, "messages[0].content[0]"),
-        ({"messages": [user([{"type": "text"}])]}, "messages[0].content[0].text"),
-        ({"messages": [user([{"type": "input_text", "text": 3}])]}, "messages[0].content[0].text"),
-        ({"messages": [user("a", name=3)]}, "messages[0].name"),
-        ({"messages": [{"role": "assistant", "content": None, "tool_calls": {}}]}, "messages[0].tool_calls"),
-        ({"messages": [user("a")], "tools": {"f": 1}}, "tools"),
-        ({"messages": [user("a")], "tools": [{"n": 2**70}]}, "tools"),
     ],
 )
-def test_a_malformed_chat_body_is_refused_by_the_name_of_its_part(body: dict[str, Any], param: str) -> None:
+def test_a_chat_without_messages_has_no_prompt_and_the_part_is_named(body: dict[str, Any], param: str) -> None:
     with pytest.raises(PromptError) as refused:
         chat_prompt(body)
 
     assert refused.value.param == param
+
+
+NESTED: Any = []
+for _ in range(400):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        user(3),
+        user({"text": "a"}),
+        user([3]),
+        user([{}]),
+        user([{"type": "text"}]),
+        user([{"type": 3, "text": "a"}]),
+        user([{"type": ["text"], "text": "a"}]),
+        user([{"type": "input_text", "text": 3}]),
+        user("a", name=3),
+        {"role": "assistant", "content": None, "tool_calls": {}},
+    ],
+    ids=str,
+)
+def test_a_part_of_an_unknown_form_is_rendered_as_it_is_and_the_prompt_counts_as_unread(message: Any) -> None:
+    before, behind = user("before"), user("behind")
+    prompt = chat_prompt({"messages": [before, message, behind]})
+
+    assert prompt.unread and not chat_prompt({"messages": [before, behind]}).unread
+    assert prompt.data.startswith(chat(before))
+    assert prompt.data != chat_prompt({"messages": [before, {**message, "role": "tool"}, behind]}).data
+
+
+@pytest.mark.parametrize("tools", [{"f": 1}, "f", 7])
+def test_tools_of_an_unknown_form_make_a_prompt_unread(tools: Any) -> None:
+    assert chat_prompt({"messages": [user("a")], "tools": tools}).unread
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", {"\ud800": 1}, float("nan"), NESTED], ids=repr)
+def test_any_json_value_can_stand_in_any_field(value: Any) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [value]}
+    for body in ({"messages": [user("a")], "tools": [value]}, {"messages": [called]}, {"messages": [user([value])]}):
+        assert chat_prompt(body).data
+
+
+def test_a_part_without_a_type_is_what_its_fields_say() -> None:
+    typed = {"type": "image_url", "image_url": {"url": "http://h/a.png"}}
+    untyped = {"image_url": "http://h/a.png"}
+    first, second = (chat_prompt({"messages": [user([part])]}) for part in (typed, untyped))
+
+    assert first == second and not second.unread
+    assert chat(user([{"text": "a"}])) == chat(user("a"))
+    assert chat_prompt({"messages": [user([{"input_audio": {"data": "AA"}}])]}).other_media
 
 
 def test_a_text_completion_is_its_text() -> None:
@@ -244,7 +286,7 @@ def test_a_prompt_comes_before_embeddings() -> None:
 @pytest.mark.parametrize(
     ("embeds", "param"), [(7, "prompt_embeds"), ({"a": 1}, "prompt_embeds"), (["a", 7], "prompt_embeds[1]")]
 )
-def test_embeddings_that_are_no_text_are_refused(embeds: object, param: str) -> None:
+def test_embeddings_that_are_no_text_are_no_prompt(embeds: object, param: str) -> None:
     with pytest.raises(PromptError) as refused:
         completion_prompt({"prompt_embeds": embeds})
 
@@ -269,7 +311,7 @@ def test_embeddings_that_are_no_text_are_refused(embeds: object, param: str) -> 
         ([[1], ["a"]], "prompt[1]"),
     ],
 )
-def test_a_malformed_completions_body_is_refused_by_the_name_of_its_part(prompt: Any, param: str) -> None:
+def test_completions_without_a_readable_prompt_have_none_and_the_part_is_named(prompt: Any, param: str) -> None:
     with pytest.raises(PromptError) as refused:
         completion_prompt({"prompt": prompt})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.http.paths import ENGINE_CONTROL_PATHS
+from router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from scheduling.instance import InstanceState
 from statestore.settings import PoolSettings
 
@@ -68,6 +68,21 @@ async def test_every_instance_is_told_and_what_all_say_is_the_answer(
         (asked,) = each.asked
         assert asked.startswith(f"{method} {path}?level=2&tags=x&tags=y HTTP/1.1".encode())
         assert asked.endswith(b'{"a":1}')
+
+
+async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
+    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+) -> None:
+    engines = [await engine(200) for _ in range(3)]
+    specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
+    client = client_of(await start_runtime(instances=tuple(specs), api_keys=("client",)))
+
+    refused = await client.post(ABORT_PATH, json={"request_ids": ["r"]})
+    answer = await client.post(ABORT_PATH, json={"request_ids": ["r"]}, headers={"authorization": "Bearer client"})
+
+    assert (refused.status_code, answer.status_code, answer.content) == (401, 200, b"")
+    assert [each.asked[0].endswith(b'{"request_ids":["r"]}') for each in engines] == [True] * 3
+    assert not any(b"Bearer client" in each.asked[0] for each in engines)
 
 
 async def test_who_failed_is_named_with_what_it_said(

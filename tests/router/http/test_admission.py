@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import json
+
 import orjson
 import pytest
 
 from router.api_keys import ApiKeys
 from router.errors import (
+    ForbiddenPathError,
     InvalidApiKeyError,
-    InvalidRequestError,
     MethodNotAllowedError,
-    RouterError,
     UnsupportedEncodingError,
 )
 from router.http.admission import (
@@ -21,9 +22,14 @@ from router.http.admission import (
     read_request_id,
     read_slo_s,
 )
+from router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
 from router.http.request_reader import Request
 from router.inference_request import response_id
-from scheduling.blocks import TokenPrompt
+from router.prompt import read_prompt
+from router.settings import RouterSettings
+from scheduling.blocks import BlockRule, TokenPrompt
+from scheduling.learned import Learned
+from tests.bodies import BODIES, ODD_VALUES, places, with_value
 
 CHAT = "/v1/chat/completions"
 
@@ -55,11 +61,41 @@ def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
-def test_a_compressed_body_is_refused_by_name(encoding: str) -> None:
+def test_a_compressed_body_is_refused_by_name_where_the_router_must_read_it_and_else_passed_on(encoding: str) -> None:
     check_head = make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES)
     with pytest.raises(UnsupportedEncodingError, match=encoding):
-        check_head(request(content_encoding=encoding))
-    assert check_head(request(content_encoding="Identity")) == OPS_BODY_BYTES
+        check_head(request("/admin/instances", content_encoding=encoding))
+    assert check_head(request("/admin/instances", content_encoding="Identity")) == OPS_BODY_BYTES
+    assert check_head(request(content_encoding=encoding)) == OPS_BODY_BYTES
+    read = read_inference_request(request(body=chat(), content_encoding=encoding), "id")
+    assert read.prompt is None and encoding in read.unread
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/sleep", "/sleep/", "//sleep", "/%73leep", "/v1/../sleep", "/sleep/now", "/v1/load_lora_adapter",
+     "/update_weights", "/init_weight_transfer_engine", "/v1%2Fload_lora_adapter", "/a/%2e%2e/wake_up"],
+)  # fmt: skip
+def test_paths_that_change_an_engine_are_not_passed_on_however_they_are_written(path: str) -> None:
+    forbidden = RouterSettings().forbidden_paths
+    check_head = make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
+    if (meant := meant_path(path)) in ENGINE_CONTROL_PATHS:
+        assert not is_inference(meant), "it is the operator's, and the app's"
+        return
+    with pytest.raises(ForbiddenPathError, match="forbidden_paths"):
+        check_head(request(meant))
+    assert make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES)(request(meant)) == OPS_BODY_BYTES
+
+
+@pytest.mark.parametrize("path", ["/v2/anything", "/tokenizer_info", "/v1/sleep_tracks", "/generative_scoring"])
+def test_other_paths_are_passed_on_by_any_usual_method_and_need_a_key_where_inference_does(path: str) -> None:
+    forbidden = RouterSettings().forbidden_paths
+    check_head = make_head_check(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
+    assert check_head(request(path, authorization="Bearer k")) == OPS_BODY_BYTES
+    with pytest.raises(InvalidApiKeyError, match="x-api-key"):
+        check_head(request(path))
+    with pytest.raises(MethodNotAllowedError):
+        check_head(request(path, method="TRACE", authorization="Bearer k"))
 
 
 def test_an_ask_is_what_the_request_says() -> None:
@@ -69,30 +105,77 @@ def test_an_ask_is_what_the_request_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("body", "why"),
     [
-        (b"", None),
-        (b"{", None),
-        (b"[]", None),
-        (b'"text"', None),
-        (b"\xff\xfe", None),
-        (b"[" * 100_000, None),
-        (chat(model=7), "model"),
-        (chat(messages=None), "messages"),
-        (chat(messages=[]), "messages"),
-        (chat(messages="hi"), "messages"),
-        (chat(messages=["hi"]), "messages[0]"),
-        (chat(stream="yes"), "stream"),
-        (chat(max_tokens="5"), "max_tokens"),
-        (chat(max_tokens=-1), "max_tokens"),
-        (chat(max_completion_tokens=1.5), "max_completion_tokens"),
-        (chat(n=True), "n"),
+        (b"", "no body"),
+        (b"{", "not valid JSON"),
+        (b"[]", "no JSON object"),
+        (b'"text"', "no JSON object"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"n":' + b"9" * 5000 + b"}", "not valid JSON"),
     ],
 )
-def test_a_body_of_the_wrong_shape_is_refused_and_the_field_named(body: object, param: str | None) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        read_inference_request(request(body=body), "id")
-    assert caught.value.param == param
+def test_a_body_that_cannot_be_read_is_passed_on_and_the_reason_kept(body: bytes, why: str) -> None:
+    read = read_inference_request(request(body=body), "id")
+    assert read.prompt is None and read.model == "" and read.body_hash
+    assert why in read.unread
+
+
+def test_a_body_is_read_as_the_engines_own_reader_reads_it() -> None:
+    for more in (b'"user":"\\ud800"', b'"seed":NaN', b'"seed":1e999', b'"seed":-Infinity'):
+        body = b'\xef\xbb\xbf{"model":"m","messages":[{"role":"user","content":"hi"}],%b}' % more
+        read = read_inference_request(request(body=body), "id")
+        assert read.model == "m" and read.prompt is not None and not read.unread
+
+
+@pytest.mark.parametrize("changes", [{"messages": each} for each in (None, [], "hi", ["hi"], [{"role": 1}])])
+def test_a_body_in_which_no_prompt_is_found_is_passed_on(changes: dict[str, object]) -> None:
+    read = read_inference_request(request(body=chat(**changes)), "id")
+    assert read.prompt is None and read.model == "m" and read.body_hash
+    assert not read.leaves_usage_open and not read.may_split
+
+
+@pytest.mark.parametrize("stream", [True, "true", "TRUE", 1, 1.0, "on"])
+def test_a_request_streams_where_an_engine_would_say_so(stream: object) -> None:
+    assert read_inference_request(request(body=chat(stream=stream)), "id").stream
+    assert read_inference_request(request(body=chat(stream=stream)), "id").leaves_usage_open
+
+
+@pytest.mark.parametrize("value", [None, False, "no", 0, "maybe", [], {}, 7])
+def test_what_is_no_yes_does_not_stream(value: object) -> None:
+    assert not read_inference_request(request(body=chat(stream=value)), "id").stream
+
+
+@pytest.mark.parametrize(
+    ("limit", "known"),
+    [
+        (1024.0, 1024),
+        ("100", 100),
+        (" 7 ", 7),
+        (True, 1),
+        ("many", None),
+        (-1, None),
+        (1.5, None),
+        ([], None),
+        (2**40, None),
+    ],
+)
+def test_a_limit_is_read_as_an_engine_reads_it_or_unknown(limit: object, known: int | None) -> None:
+    read = read_inference_request(request(body=chat(max_tokens=limit)), "id")
+    assert read.prompt is not None and read.prompt.output_limit == known
+
+
+@pytest.mark.parametrize(("field", "value"), [("n", 1.0), ("n", "1"), ("best_of", 1)])
+def test_one_answer_may_be_split_however_its_number_is_written(field: str, value: object) -> None:
+    assert read_inference_request(request(body=chat(**{field: value})), "id").may_split
+    for several in (2, "2", 2.0, "x", [1], -1, True + 1):
+        assert not read_inference_request(request(body=chat(**{field: several})), "id").may_split
+
+
+@pytest.mark.parametrize("model", [7, ["m"], {"m": 1}, True])
+def test_a_model_that_is_no_name_counts_as_none(model: object) -> None:
+    assert read_inference_request(request(body=chat(model=model)), "id").model == ""
 
 
 @pytest.mark.parametrize("body", [{"messages": [{"role": "user"}]}, chat(model=None), chat(model="")])
@@ -100,24 +183,31 @@ def test_a_request_may_leave_its_model_out(body: object) -> None:
     assert read_inference_request(request(body=body), "id").model == ""
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], 5, {"a": 1}])
-def test_a_completion_needs_a_prompt(prompt: object) -> None:
-    with pytest.raises(InvalidRequestError):
-        read_inference_request(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
+@pytest.mark.parametrize("prompt", [None, "", [], 5, {"a": 1}, [None], ["a", 1], [[]]])
+def test_a_completion_without_a_prompt_is_passed_on(prompt: object) -> None:
+    read = read_inference_request(request("/v1/completions", {"model": "m", "prompt": prompt}), "id")
+    assert read.prompt is None and read.model == "m"
 
 
 @pytest.mark.parametrize("prompt", [{}, {"prompt": ""}, {"prompt": None}])
 def test_embeddings_do_for_a_prompt(prompt: dict[str, object]) -> None:
     asked = read_inference_request(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": "AAAA"}), "id")
     assert asked.prompt is not None and isinstance(asked.prompt.prompt, TokenPrompt)
-    with pytest.raises(InvalidRequestError, match="prompt_embeds"):
-        read_inference_request(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": 7}), "id")
+    asked = read_inference_request(request("/v1/completions", {"model": "m", **prompt, "prompt_embeds": 7}), "id")
+    assert asked.prompt is None
 
 
-@pytest.mark.parametrize("slo", ["0", "-1", "x", "nan", "inf", "1e99"])
-def test_an_impossible_slo_is_refused(slo: str) -> None:
-    with pytest.raises(RouterError):
-        read_inference_request(request(body=chat(), x_slo_ttft_ms=slo), "id")
+@pytest.mark.parametrize("path", sorted(BODIES))
+async def test_whatever_value_stands_anywhere_in_a_body_it_is_read_or_passed_on(path: str) -> None:
+    body = {"model": "m", **BODIES[path]}
+    for place in places(body):
+        for value in ODD_VALUES:
+            read = read_inference_request(request(path, json.dumps(with_value(body, place, value)).encode()), "id")
+            assert not read.unread
+            if read.prompt is not None:
+                rule, learned = BlockRule(), Learned()
+                prompt = await read_prompt(read.prompt, model="m", lora=None, rule=rule, learned=learned)
+                assert prompt.chain.hashes and prompt.expected_output_tokens >= 0
 
 
 def test_paths_that_are_not_scheduled_need_no_model() -> None:
@@ -157,20 +247,34 @@ def test_a_clients_request_id_is_kept_and_a_missing_one_minted() -> None:
     assert len(mint_request_id()) == 32
 
 
-@pytest.mark.parametrize("sent", ["a b", "x" * 129, "é", "a\nb", '{"a"}'])
-def test_a_request_id_that_would_not_be_safe_to_pass_on_is_refused(sent: str) -> None:
-    with pytest.raises(InvalidRequestError, match="x-request-id"):
-        read_request_id(sent)
+@pytest.mark.parametrize("sent", ["a1, b2", "a1,b2,c3", "a1,", "a1, b 2", "a1,\x00"])
+def test_of_joined_request_ids_the_first_counts(sent: str) -> None:
+    assert read_request_id(sent) == "a1"
+
+
+@pytest.mark.parametrize("sent", ["a b", "x" * 129, "é", "a\nb", '{"a"}', ", b2", ",", " ", "<a>, b"])
+def test_a_request_id_that_would_not_be_safe_to_pass_on_is_replaced_and_logged(
+    sent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        minted = read_request_id(sent)
+    assert len(minted) == 32 and "\n" not in caplog.messages[0]
+    assert minted in caplog.text and repr(sent)[:100] in caplog.text
 
 
 def test_an_slo_is_read_in_milliseconds() -> None:
     assert read_slo_s("2500") == 2.5
     assert read_slo_s("1500.6") == 1.501
     assert read_slo_s("0.4") == 0.001
+    assert read_slo_s("500, 700") == 0.5
+    assert read_slo_s("3600001") == read_slo_s("inf") == read_slo_s("1e99") == 3600.0
     assert read_slo_s(None) is None
 
 
-@pytest.mark.parametrize("sent", ["", "0", "-5", "soon", "nan", "inf", "3600001"])
-def test_an_slo_that_is_no_time_is_refused(sent: str) -> None:
-    with pytest.raises(InvalidRequestError, match="x-slo-ttft-ms"):
-        read_slo_s(sent)
+@pytest.mark.parametrize("sent", ["", "0", "-5", "soon", "nan", "-inf", "é"])
+def test_an_slo_that_is_no_time_leaves_the_configured_one_and_is_logged(
+    sent: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert read_slo_s(sent) is None
+    assert "x-slo-ttft-ms" in caplog.text

@@ -30,11 +30,11 @@ def fastapi_app() -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.post("/echo/{name}")
+    @app.post("/ui/echo/{name}")
     async def echo(name: str, request: Request) -> dict[str, object]:
         return {"name": name, "query": dict(request.query_params), "body": await request.json()}
 
-    @app.get("/stream")
+    @app.get("/ui/stream")
     async def stream() -> StreamingResponse:
         async def pieces():
             for n in range(3):
@@ -49,14 +49,14 @@ async def test_a_fastapi_application_works_on_the_same_port(serve) -> None:
     _, client = await serve(fastapi_app())
     client.request("/health", method="GET")
     assert (await client.answer()).json() == {"status": "ok"}
-    client.request("/echo/a%C3%A9?x=1", {"k": [1]})
+    client.request("/ui/echo/a%C3%A9?x=1", {"k": [1]})
     assert (await client.answer()).json() == {"name": "aé", "query": {"x": "1"}, "body": {"k": [1]}}
-    client.request("/stream", method="GET")
+    client.request("/ui/stream", method="GET")
     answer = await client.answer()
     assert answer.headers["transfer-encoding"] == "chunked" and answer.body == b"piece 0\npiece 1\npiece 2\n"
     client.request("/openapi.json", method="GET")
     assert "/health" in (await client.answer()).json()["paths"]
-    client.request("/missing", method="GET")
+    client.request("/ui/missing", method="GET")
     assert (await client.answer()).status == 404
 
 
@@ -66,16 +66,16 @@ async def test_head_announces_and_sends_nothing(serve) -> None:
         await send({"type": "http.response.body", "body": b"hello"})
 
     _, client = await serve(app)
-    client.request("/x", method="HEAD")
+    client.request("/ui/x", method="HEAD")
     answer = await client.answer(bodiless=True)
     assert answer.headers["content-length"] == "5"
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     assert (await client.answer()).body == b"hello"
 
 
 async def test_head_is_answered_where_an_application_knows_get_alone(serve) -> None:
     _, client = await serve(fastapi_app())
-    for path in ("/health", "/stream"):
+    for path in ("/health", "/ui/stream"):
         client.request(path, method="HEAD")
         assert (await client.answer(bodiless=True)).status == 200
     client.request("/health", method="GET")
@@ -91,7 +91,7 @@ async def test_an_application_cannot_meddle_with_the_framing(serve) -> None:
         await send({"type": "http.response.body", "body": b"b"})
 
     _, client = await serve(app)
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     answer = await client.answer()
     assert answer.body == b"ab" and answer.headers["transfer-encoding"] == "chunked"
     assert "connection" not in answer.headers and answer.headers["x-a"] == "b"
@@ -99,7 +99,7 @@ async def test_an_application_cannot_meddle_with_the_framing(serve) -> None:
 
 async def test_an_http_10_client_gets_a_stream_that_ends_with_the_connection(serve) -> None:
     _, client = await serve(fastapi_app())
-    client.send(b"GET /stream HTTP/1.0\r\n\r\n")
+    client.send(b"GET /ui/stream HTTP/1.0\r\n\r\n")
     answer = await client.answer()
     assert answer.body == b"piece 0\npiece 1\npiece 2\n" and "transfer-encoding" not in answer.headers
 
@@ -110,10 +110,10 @@ async def test_an_exception_of_the_application_is_an_openai_style_answer(serve, 
         raise error
 
     _, client = await serve(app)
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     answer = await client.answer()
     assert answer.status == status and "secret" not in answer.error["message"]
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     assert (await client.answer()).status == status
 
 
@@ -124,7 +124,7 @@ async def test_an_application_that_fails_in_its_answer_breaks_the_connection(ser
         raise RuntimeError("no more")
 
     _, client = await serve(app)
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     assert not (await client.answer()).whole
 
 
@@ -133,7 +133,7 @@ async def test_an_application_that_fails_behind_a_whole_answer_is_logged_and_the
 ) -> None:
     app = FastAPI()
 
-    @app.get("/broken")
+    @app.get("/ui/broken")
     async def broken() -> None:
         raise ValueError("a secret")
 
@@ -143,12 +143,12 @@ async def test_an_application_that_fails_behind_a_whole_answer_is_logged_and_the
 
     _, client = await serve(app)
     for _ in range(2):
-        client.request("/broken", method="GET")
+        client.request("/ui/broken", method="GET")
     for _ in range(2):
         answered = await client.answer()
         assert (answered.status, answered.json()) == (500, {"sorry": True})
         assert "connection" not in answered.headers
-    assert caplog.text.count("GET /broken failed") == 2
+    assert caplog.text.count("GET /ui/broken failed") == 2
 
 
 async def test_an_application_that_never_answers_is_an_error(serve) -> None:
@@ -156,7 +156,7 @@ async def test_an_application_that_never_answers_is_an_error(serve) -> None:
         return
 
     _, client = await serve(app)
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     assert (await client.answer()).status == 500
 
 
@@ -173,7 +173,7 @@ async def test_an_application_hears_that_its_client_left(serve, kit) -> None:
         heard.append("refused")
 
     router, client = await serve(app)
-    client.request("/x", {"a": 1})
+    client.request("/ui/x", {"a": 1})
     await waiting.wait()
     client.close()
     await kit.eventually(lambda: len(heard) == 3 and not router.state.tasks)
@@ -195,7 +195,7 @@ async def test_an_application_waits_for_a_slow_client(serve, kit) -> None:
 
     router, client = await serve(app)
     client.writer.transport.pause_reading()
-    client.request("/x", method="GET")
+    client.request("/ui/x", method="GET")
     await kit.eventually(lambda: any(not connection._writable for connection in router.state.connections))
     assert 0 < sent < total
     client.writer.transport.resume_reading()
@@ -222,7 +222,7 @@ async def test_the_application_gets_addresses_and_state(serve) -> None:
         await send({"type": "http.response.body"})
 
     router, client = await serve(app)
-    client.request("/a%2Fb", method="GET")
+    client.request("/ui/a%2Fb", method="GET")
     assert (await client.answer()).status == 204
     assert seen["server"] == ("127.0.0.1", router.port) and seen["client"][0] == "127.0.0.1"
-    assert (seen["path"], seen["raw_path"], seen["scheme"]) == ("/a/b", b"/a%2Fb", "http")
+    assert (seen["path"], seen["raw_path"], seen["scheme"]) == ("/ui/a/b", b"/ui/a%2Fb", "http")

@@ -1432,17 +1432,63 @@ async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothi
     assert "secret" in caplog.text
 
 
-async def test_bad_input_never_reaches_the_life_cycle(fleet, kit) -> None:
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"model":1,"messages":[]}', b'{"model":"m","messages":"x"}']
+)
+async def test_what_the_router_cannot_read_the_instance_judges(fleet, kit, body: bytes) -> None:
+    async def judge(talk):
+        await talk.answer({"error": {"message": "as the engine says"}}, status=400)
+
+    lifecycle, [instance], client = await fleet(judge)
+    client.request(kit.CHAT, body)
+    answer = await client.answer()
+    assert answer.status == 400 and answer.json()["error"]["message"] == "as the engine says"
+    assert instance.talks[0].body == body
+    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
+
+
+async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet, kit) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
-    for body in (b"{", b"[]", b"{}", b'{"model":1,"messages":[]}', b'{"model":"m","messages":"x"}'):
-        client.request(kit.CHAT, body)
+    for fields, request_id in [
+        ("x-request-id: a1, b2\r\n", "a1"),
+        ("x-request-id: a1\r\nx-request-id: b2\r\n", "a1"),
+        ("x-request-id: not legal\r\n", None),
+        ('x-request-id: {"a": 1}\r\n', None),
+        ("x-slo-ttft-ms: soon\r\ntraceparent: 00-zz\r\npriority: u=x\r\n", None),
+    ]:
+        client.chat(headers=fields)
         answer = await client.answer()
-        assert answer.status == 400 and answer.error["type"] == "invalid_request_error"
-    client.chat(headers="x-request-id: not legal\r\n")
-    assert (await client.answer()).status == 400
-    client.chat(headers="x-slo-ttft-ms: soon\r\n")
-    assert (await client.answer()).status == 400
-    assert not lifecycle.requests and not instance.talks
+        assert answer.status == 200
+        assert instance.talks[-1].headers["x-request-id"] == answer.headers["x-request-id"]
+        assert request_id is None or answer.headers["x-request-id"] == request_id
+    assert all(request.slo_s is None for request in lifecycle.requests)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1//chat///completions", "/v1/chat/completion%73"])
+async def test_a_path_is_served_as_the_one_that_is_meant(fleet, kit, path: str) -> None:
+    _, [instance], client = await fleet(whole_answer)
+    client.request(path, {"model": "m", "messages": [{"role": "user", "content": "q"}]})
+    assert (await client.answer()).status == 200
+    assert instance.talks[0].head.startswith(b"POST /v1/chat/completions HTTP/1.1")
+    client.request("//health/", method="GET")
+    assert (await client.answer()).json()["app"] == "/health"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
+async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_is_refused(
+    fleet, kit, method: str
+) -> None:
+    async def nothing_there(talk):
+        await talk.answer({"detail": "Not Found"}, status=404)
+
+    lifecycle, [instance], client = await fleet(nothing_there)
+    client.request("/v2/brand/new?a=1", method=method)
+    answer = await client.answer()
+    assert (answer.status, answer.json()) == (404, {"detail": "Not Found"})
+    assert instance.talks[0].head.startswith(f"{method} /v2/brand/new?a=1 HTTP/1.1".encode())
+    client.request("/update_weights", method=method)
+    assert ((refused := await client.answer()).status, refused.error["code"]) == (403, "forbidden_path")
+    assert len(lifecycle.requests) == 1
 
 
 # keys ----------------------------------------------------------------------------------------------------------

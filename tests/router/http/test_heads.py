@@ -61,7 +61,7 @@ def test_errors_are_openai_objects_with_the_fields_their_status_asks_for() -> No
     assert b"content-length: %d\r\n" % len(body) in head
     assert set(orjson.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert b"www-authenticate: Bearer" in error_answer(InvalidApiKeyError("key"), close=False)
-    refused = error_answer(MethodNotAllowedError("no"), close=True, bodiless=True)
+    refused = error_answer(MethodNotAllowedError("no"), close=True, path="/v1/score", bodiless=True)
     assert b"\r\nallow: POST, OPTIONS" in refused and b"\r\nconnection: close" in refused
     assert refused.endswith(b"\r\n\r\n")
 

@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import pytest
 
-from router.errors import InvalidRequestError
 from router.http.body_budget import BodyBudget
 from router.http.long_bodies import LONG_BODY_BYTES, LongBodies
 from router.http.request_reader import Request
@@ -18,6 +17,7 @@ from router.prompt import sent_prompt
 
 CHAT = "/v1/chat/completions"
 LONG = "a wörd and \n a \U0001f600 " * 8000
+MANY = [{str(n): 1 for n in range(2000)}]
 PARTS = [{"type": "text", "text": LONG}, {"type": "text", "text": "short"}]
 
 
@@ -80,20 +80,28 @@ async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_w
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "why", "model"),
     [
-        (chat(LONG, n=-1), "n must be"),
-        (chat(*["x" * 2000] * 60), "over 50 "),
-        (chat(LONG, tools=[{str(n): 1 for n in range(2000)}]), "over 2000 "),
-        (chat("x" * 80_000)["messages"], "must be a JSON object"),
+        ({"tools": MANY, "model": "m", "text": LONG}, "over 2000 ", ""),
+        ({"model": "m", "tools": MANY, "text": LONG}, "over 2000 ", "m"),
+        (chat("x" * 80_000)["messages"], "no JSON object", ""),
+        (b'{"a":"' + b"x" * 80_000, "not valid JSON", ""),
+        (b"\x80" * 80_000, "not valid JSON", ""),
     ],
 )
-async def test_a_long_body_of_the_wrong_shape_is_refused_by_name(
-    reader: LongBodies, bodies: BodyBudget, body: Any, named: str
+async def test_a_long_body_that_cannot_be_read_is_passed_on_as_it_came(
+    reader: LongBodies, bodies: BodyBudget, body: Any, why: str, model: str
 ) -> None:
-    with pytest.raises(InvalidRequestError, match=named):
-        await read(reader, CHAT, body)
+    found = await read(reader, CHAT, body)
+    assert found.prompt is None and found.body_hash
+    assert why in found.unread and found.model == model
     assert bodies.held_bytes == 0
+
+
+@pytest.mark.parametrize("body", [chat(*["x" * 2000] * 60), {**chat(), "text": "x" * 80_000}])
+async def test_a_long_body_with_too_many_parts_or_no_prompt_is_passed_on(reader: LongBodies, body: Any) -> None:
+    found = await read(reader, CHAT, body)
+    assert found.prompt is None and found.body_hash and found.model == "m"
 
 
 async def test_bodies_are_read_one_at_a_time_and_what_it_takes_is_counted_until_it_is_gone(
