@@ -17,6 +17,26 @@ from statestore.errors import StoreError
 T = TypeVar("T")
 
 _WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_ANSWER_BOUNDS_S = (
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    3.0,
+    5.0,
+    7.5,
+    10.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+)
+_TPOT_BOUNDS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 _ERROR_BOUNDS_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536)
@@ -70,6 +90,9 @@ class PoolMetrics:
         self.ttft_s = metrics.ttft_s.labels(pool)
         self.estimate_error_s = metrics.estimate_error_s.labels(pool)
         self.estimate_error_ratio = metrics.estimate_error_ratio.labels(pool)
+        self.answer_s = metrics.answer_s.labels(pool)
+        self.tpot_s = metrics.tpot_s.labels(pool)
+        self.output_tokens = metrics.output_tokens.labels(pool)
         self.hold_s = metrics.hold_s.labels(pool)
         self.decision_s = metrics.decision_s.labels(pool)
         self.slo_met = metrics.slo.labels(pool, "met")
@@ -103,6 +126,16 @@ class PoolMetrics:
             error_s = abs(expected_s - ttft_s)
             self.estimate_error_s.observe(error_s)
             self.estimate_error_ratio.observe(error_s / ttft_s)
+
+    def count_answer(self, answer_s: float, first_token_s: float | None, output_tokens: int | None) -> None:
+        """Count a whole answer: seconds from parsed to its last byte and to its first token (None: it did not stream),
+        and the tokens of it that the instance reported (None: it reported none)."""
+        self.answer_s.observe(answer_s)
+        if output_tokens is None:
+            return
+        self.output_tokens.inc(output_tokens)
+        if first_token_s is not None and output_tokens > 1:
+            self.tpot_s.observe((answer_s - first_token_s) / (output_tokens - 1))
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
         """Of one answer with usage. vLLM reports none where nothing was cached: that is 0, once any were reported."""
@@ -188,6 +221,17 @@ class RouterMetrics:
         self.replaced = make.counter("dualmap_replaced_requests", "Held requests that the store had lost", "pool")
         self.ttft_s = make.histogram(
             "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=_WAIT_BOUNDS_S
+        )
+        self.answer_s = make.histogram(
+            "dualmap_request_seconds", "Request parsed to last byte, whole answers", "pool", bounds=_ANSWER_BOUNDS_S
+        )
+        self.tpot_s = make.histogram(
+            "dualmap_time_per_output_token_seconds",
+            "First token to last byte of a streamed answer, over its reported tokens but the first",
+            "pool", bounds=_TPOT_BOUNDS_S,
+        )  # fmt: skip
+        self.output_tokens = make.counter(
+            "dualmap_output_tokens", "Tokens of whole answers, as instances reported them", "pool"
         )
         self.estimate_error_s = make.histogram(
             "dualmap_ttft_estimate_error_seconds",

@@ -386,6 +386,7 @@ class ScheduledRequest(RequestStory):
             self.pool.breakers.record(self.answering_id, outcome, self._context.clock.monotonic_s())
         if outcome is Outcome.COMPLETED:
             self.pool.quarantine.answered(self.answering_id)
+            metrics.count_answer(self._ended_s, self._first_token_s, None if usage is None else usage.output_tokens)
             metrics.prompt_tokens_expected.inc(self.prompt.tokens)
             metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
             if self.leg is Leg.WHOLE:

@@ -47,6 +47,9 @@ DASHBOARDS: dict[str, list[Panel]] = {
             },
         ),
         ("Time to first token", "", "s", quantiles("dualmap_ttft_seconds")),
+        ("Whole answer", "parsed to last byte", "s", quantiles("dualmap_request_seconds")),
+        ("Time per output token", "streamed answers", "s", quantiles("dualmap_time_per_output_token_seconds")),
+        ("Output tokens", "reported by instances", "short", {"{{pool}}": rate("dualmap_output_tokens_total")}),
         ("Hit rate", "prompt tokens found in a cache", "percentunit", HIT_SHARE),
         (
             "Refused",

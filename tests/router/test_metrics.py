@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from router.metrics import RouterMetrics, measured
-from router.outcome import FailureKind, InstanceFailure, Outcome
+from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from statestore.answers import Release
 from statestore.errors import StoreUnavailableError
 
@@ -143,3 +143,26 @@ def test_the_error_of_cached_tokens_is_counted_once_an_instance_reports_them() -
     read = metrics.registry.get_sample_value
     assert (read(f"{name}_count", labels), read(f"{name}_sum", labels)) == (2.0, 610.0)
     assert read(f"{name}_bucket", labels | {"le": "16.0"}) == 1.0
+
+
+async def test_a_whole_answer_is_counted_with_its_time_per_output_token(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    for usage, outcome in (
+        (Usage(prompt_tokens=100, output_tokens=41), Outcome.COMPLETED),
+        (Usage(prompt_tokens=100, output_tokens=1), Outcome.COMPLETED),
+        (None, Outcome.COMPLETED),
+        (Usage(prompt_tokens=100, output_tokens=9), Outcome.CLIENT_GONE),
+    ):
+        request = await runtime.lifecycle.place(tools.request("x" * 400))
+        await clock.advance(1.0)
+        request.first_token()
+        await clock.advance(2.0)
+        request.finish(outcome, usage)
+
+    assert sample(runtime, "dualmap_request_seconds_count", pool="default") == 3.0
+    assert sample(runtime, "dualmap_request_seconds_sum", pool="default") == pytest.approx(9.0)
+    assert sample(runtime, "dualmap_output_tokens_total", pool="default") == 42.0
+    assert sample(runtime, "dualmap_time_per_output_token_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_time_per_output_token_seconds_sum", pool="default") == pytest.approx(0.05)
