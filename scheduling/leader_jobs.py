@@ -14,7 +14,7 @@ from scheduling.evacuation import plan_evacuation
 from scheduling.granting import grant_queue
 from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 from scheduling.idle_work import IdleWork
-from scheduling.instance import InstanceLoad, InstanceSpec
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.learning import FleetLearner, Sample
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.rebalance import HotQueue, Move, plan_rebalance
@@ -24,6 +24,8 @@ from scheduling.values import value
 
 READ_LIMIT = 4096
 """Log entries of one read."""
+_RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
+"""States that an engine leaves as another one: what was learned of it alone is void."""
 
 
 class _Arrival(Protocol):
@@ -144,14 +146,16 @@ class LearningKeeper:
         self._learner = learner
         self._last_entry = "0"
 
-    def tick(self, loads: Mapping[str, InstanceLoad]) -> Steps[int]:
-        """Learn what was logged since the last round, and publish it; returns how many samples there were."""
-        self._learner.forget_all_but(loads.keys())
+    def tick(self, loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec], now_ms: int) -> Steps[int]:
+        """Learn what was logged since the last round, and publish what changed by it or with time; returns how many
+        samples there were."""
+        serving = {name for name, load in loads.items() if load.state not in _RESTARTS}
+        self._learner.forget_all_but(serving)
         samples: Sequence[Sample] = yield lambda fleet: fleet.samples(self._last_entry, READ_LIMIT)
-        if not samples:
-            return 0
-        self._last_entry = samples[-1].entry_id
-        rates = self._learner.learn(samples, loads)
+        if samples:
+            self._last_entry = samples[-1].entry_id
+        rates = self._learner.learn(samples, loads, instances, now_ms)
         learned = self._learner.learned
-        yield lambda fleet: fleet.publish_learned(learned, rates)
+        if samples or rates:
+            yield lambda fleet: fleet.publish_learned(learned, rates)
         return len(samples)

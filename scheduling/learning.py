@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from scheduling.answer_length import AnswerLengths
-from scheduling.instance import InstanceLoad
+from scheduling.instance import InstanceLoad, InstanceSpec, Role
 from scheduling.learned import PAIRS_UNIT, Learned
-from scheduling.prefill_rate import BusyTime, PrefillRate
+from scheduling.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
 from scheduling.ridge import Ridge
 from scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
 from scheduling.ttft_model import taught, ttft_prior
@@ -54,7 +54,7 @@ class FirstToken:
     def busy_time(self) -> BusyTime:
         """When its instance was busy with the prefill; no time where the clock stepped back."""
         began_ms = min(max(self.former_ms, self.dispatched_ms), self.prefilled_ms)
-        return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms)
+        return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms, int(self.former_ms < self.dispatched_ms))
 
     @property
     def ttft_s(self) -> float:
@@ -128,7 +128,7 @@ class FleetLearner:
     """The leader's memory of what it learned. A new leader reads the log from its beginning."""
 
     learned: Learned
-    _rates: dict[str, PrefillRate] = field(default_factory=dict)
+    _rates: dict[Role, PeerRates] = field(default_factory=dict)
     _ttft: Ridge = field(default_factory=ttft_prior)
     _transfer: Ridge = field(default_factory=transfer_prior)
     _answers: AnswerLengths = field(default_factory=AnswerLengths)
@@ -137,10 +137,17 @@ class FleetLearner:
     _images: int = 0
     _image_tokens: float = 0.0
 
-    def learn(self, samples: Iterable[Sample], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
-        """Take samples in; returns the prefill rates of the instances that they are of.
+    def learn(
+        self,
+        samples: Iterable[Sample],
+        loads: Mapping[str, InstanceLoad],
+        instances: Mapping[str, InstanceSpec],
+        now_ms: int,
+    ) -> dict[str, float]:
+        """Take samples in, of which there may be none; returns the prefill rates that are to be published.
 
-        ``loads`` are those of all instances: the published rate is the prior of one that gave no sample yet.
+        ``loads`` and ``instances`` are those of the whole pool: the published rates are the prior of peers that gave no
+        sample yet. ``now_ms`` is the store's time.
         """
         firsts: list[FirstToken] = []
         for sample in samples:
@@ -150,7 +157,7 @@ class FleetLearner:
             elif lesson.instance_id in loads:
                 firsts.append(lesson)
         self._learn_ttft(firsts)
-        return self._learn_rates(firsts, loads)
+        return self._learn_rates(firsts, loads, instances, now_ms)
 
     def _learn_ttft(self, firsts: Sequence[FirstToken]) -> None:
         seen = [(first.features, first.ttft_s) for first in firsts if first.features is not None]
@@ -158,14 +165,28 @@ class FleetLearner:
             self._ttft = taught(self._ttft, seen)
             self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
 
-    def _learn_rates(self, firsts: Sequence[FirstToken], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
+    def _learn_rates(
+        self,
+        firsts: Sequence[FirstToken],
+        loads: Mapping[str, InstanceLoad],
+        instances: Mapping[str, InstanceSpec],
+        now_ms: int,
+    ) -> dict[str, float]:
         times: dict[str, list[BusyTime]] = {}
         for first in firsts:
             times.setdefault(first.instance_id, []).append(first.busy_time)
-        for instance_id, seen in times.items():
-            rate = self._rates.get(instance_id) or PrefillRate.prior(loads[instance_id])
-            self._rates[instance_id] = rate.after(seen)
-        return {instance_id: self._rates[instance_id].tokens_per_s for instance_id in times}
+        changed: dict[str, float] = {}
+        for role in Role:
+            peers = {name: load for name, load in loads.items() if name in instances and instances[name].role is role}
+            seen = {name: times[name] for name in peers if name in times}
+            rates = self._rates.get(role)
+            if rates is None:
+                if not seen:
+                    continue
+                rates = self._rates[role] = PeerRates.prior(peers, instances)
+            rates.learn(seen, peers, instances)
+            changed |= _to_publish(rates.rates(peers, instances, now_ms), peers)
+        return changed
 
     def _learn_end(self, lesson: Finished) -> None:
         if lesson.text_bytes and lesson.tokens:
@@ -211,6 +232,15 @@ class FleetLearner:
             self.learned = replace(self.learned, image_tokens=tokens)
 
     def forget_all_but(self, instance_ids: Set[str]) -> None:
-        """Drop what is kept of instances that left: one that comes back may be another engine."""
-        for instance_id in self._rates.keys() - instance_ids:
-            del self._rates[instance_id]
+        """Drop what is known of other instances alone: one that comes back may be another engine."""
+        for rates in self._rates.values():
+            rates.forget_all_but(instance_ids)
+
+
+def _to_publish(rates: Mapping[str, float], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
+    """Where one of them moved: all that differ from what is published. So equal rates stay exactly equal, and no
+    placement is decided by the moment at which they were published."""
+    published = {name: loads[name].prefill_tokens_per_s for name in rates}
+    if all(abs(rate - published[name]) <= PUBLISHED_SHARE * published[name] for name, rate in rates.items()):
+        return {}
+    return {name: rate for name, rate in rates.items() if rate != published[name]}

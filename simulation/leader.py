@@ -58,7 +58,8 @@ class Leader:
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
-        drive_now(self._learning.tick(self._pool.loads()), self.led)
+        pool = self._pool
+        drive_now(self._learning.tick(pool.loads(), self._fleet.view.instances, pool.now_ms()), self.led)
 
     def sweep(self) -> None:
         """Once a second."""

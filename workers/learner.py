@@ -31,5 +31,6 @@ class Learner:
         """Learn what was logged since the last round. Raises StoreUnavailableError, LeaseLostError."""
         if self._keeper is None:
             self._keeper = LearningKeeper(FleetLearner((await self._pool.membership()).learned))
-        samples = await drive(self._keeper.tick(await self._reader.loads()), self._led)
+        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
+        samples = await drive(self._keeper.tick(loads, instances, await self._pool.now_ms()), self._led)
         self._metrics.samples.labels(self._pool.name).inc(samples)

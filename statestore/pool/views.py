@@ -36,6 +36,10 @@ class Views(Changes):
         super().__init__(keys, calls)
         self._reader = LoadReader()
 
+    async def now_ms(self) -> int:
+        """The store's time."""
+        return await self._calls.now_ms()
+
     async def membership(self) -> Membership:
         """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
         keys = self._keys

@@ -1,7 +1,6 @@
 import pytest
 
 from scheduling.answer_length import CLASSES, PRIOR_MEANS, AnswerLengths, class_of, expected_answer_tokens
-from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.learned import Learned
 from scheduling.learning import Finished, FleetLearner, Sample, finished_note
 
@@ -45,9 +44,8 @@ def test_an_answer_is_expected_to_have_a_token_at_least() -> None:
 
 def test_the_leader_learns_answers_from_ends_and_publishes_their_means() -> None:
     learner = FleetLearner(Learned())
-    load = InstanceLoad("a", InstanceState.READY)
 
-    learner.learn([Sample(str(n), Finished(answer_tokens=1000, output_limit=4096)) for n in range(400)], {"a": load})
+    learner.learn([Sample(str(n), Finished(answer_tokens=1000, output_limit=4096)) for n in range(400)], {}, {}, 0)
 
     assert expected_answer_tokens(learner.learned.answer_tokens, 4000) == pytest.approx(1000, rel=0.1)
     assert expected_answer_tokens(learner.learned.answer_tokens, None) == 256

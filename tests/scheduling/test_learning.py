@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from scheduling.learned import PRIOR_IMAGE_TOKENS, Learned
 from scheduling.learning import (
     MIN_IMAGES,
@@ -41,50 +41,85 @@ def ratios(*prompts: tuple[int, int]) -> list[float]:
     """Bytes per token as published after each prompt."""
     learner, seen = FleetLearner(Learned()), []
     for sample in lengths(*prompts):
-        learner.learn([sample], {})
+        learner.learn([sample], {}, {}, 0)
         seen.append(learner.learned.bytes_per_token)
     return seen
 
 
-def test_prefill_rates_are_learned_for_each_instance_from_what_is_published() -> None:
+def instances(*names: str, role: Role = Role.MIXED) -> dict[str, InstanceSpec]:
+    return {name: InstanceSpec(name, f"http://{name}", role, prefill_tokens_per_s=1000.0) for name in names}
+
+
+def test_prefill_rates_are_learned_for_each_role_from_what_is_published() -> None:
     learner = FleetLearner(Learned())
-    samples = [first_token("a", 4000, 2000)] * 60 + [first_token("b", 5000, 10_000)] * 60
+    samples = [first_token("a", 4000, 2000)] * 60 + [first_token("p", 5000, 10_000)] * 60
+    known = instances("a", "idle") | instances("p", role=Role.PREFILL) | instances("d", role=Role.DECODE)
 
-    rates = learner.learn(samples, loads(a=1000.0, b=1000.0, idle=7.0))
+    rates = learner.learn(samples, loads(a=1000.0, idle=7.0, p=1000.0, d=9.0), known, 1_000_000)
 
-    assert rates == {"a": pytest.approx(2000, rel=0.05), "b": pytest.approx(500, rel=0.05)}
+    assert rates == {
+        "a": pytest.approx(2000, rel=0.05), "idle": rates["a"], "p": pytest.approx(500, rel=0.05)
+    }  # fmt: skip
+
+
+def test_peers_that_are_equally_fast_are_published_as_exactly_equal() -> None:
+    learner, published = FleetLearner(Learned()), {"a": 1000.0, "b": 1000.0}
+    for busy_ms in (2000, 2010, 2020, 1000, 1005):
+        samples = [first_token("a", 4000, busy_ms), first_token("b", 4000, busy_ms + 90)]
+        changed = learner.learn(samples, loads(**published), instances("a", "b"), 1_000_000)
+        assert changed.keys() in (set(), {"a", "b"})
+        published |= changed
+        assert published["a"] == published["b"]
+
+
+def test_a_rate_is_published_where_time_changes_it_and_not_where_nothing_does() -> None:
+    learner, published = FleetLearner(Learned()), {"a": 1000.0, "b": 1000.0}
+    for _ in range(30):
+        samples = [first_token("a", 4000, 2000), first_token("b", 4000, 6000)]
+        published |= learner.learn(samples, loads(**published), instances("a", "b"), 1_000_000)
+    assert published["b"] < 0.75 * published["a"]
+
+    assert learner.learn([], loads(**published), instances("a", "b"), 1_006_000) == {}
+    published |= learner.learn([], loads(**published), instances("a", "b"), 1_030_000)
+
+    assert published["a"] == published["b"]
 
 
 def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
-    rates = FleetLearner(Learned()).learn([first_token("a", 1000, 900, former_ms=1_000_400)] * 60, loads(a=1000.0))
+    samples = [first_token("a", 1000, 900, former_ms=1_000_400)] * 60
+
+    rates = FleetLearner(Learned()).learn(samples, loads(a=1000.0), instances("a"), 1_000_000)
 
     assert rates["a"] == pytest.approx(2000, rel=0.05)
 
 
 def test_an_instance_that_left_teaches_nothing() -> None:
     learner = FleetLearner(Learned())
+    samples = [first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))]
 
-    assert learner.learn([first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))], loads(a=1.0)) == {}
+    assert learner.learn(samples, loads(a=1.0), instances("a"), 1_000_000) == {}
     assert learner.learned == Learned()
 
 
-def test_an_instance_that_was_forgotten_begins_again_with_what_is_published() -> None:
-    learner = FleetLearner(Learned())
-    learner.learn([first_token("a", 4000, 2000)] * 60, loads(a=1000.0))
+def test_an_instance_that_was_forgotten_begins_again_as_fast_as_its_peers() -> None:
+    learner, published = FleetLearner(Learned()), {"a": 1000.0, "b": 1000.0}
+    for _ in range(30):
+        samples = [first_token("a", 4000, 2000), first_token("b", 4000, 6000)]
+        published |= learner.learn(samples, loads(**published), instances("a", "b"), 1_000_000)
 
-    learner.forget_all_but({"b": InstanceSpec("b", "http://b")})
-    rates = learner.learn([first_token("a", 20, 1000)], loads(a=9000.0))
+    learner.forget_all_but({"a"})
+    published |= learner.learn([], loads(a=published["a"], b=9000.0), instances("a", "b"), 1_000_000)
 
-    assert rates["a"] == pytest.approx(9000), "so short a prompt teaches nothing"
+    assert published["a"] == published["b"]
 
 
 def test_the_ttft_is_learned_from_first_tokens_with_features_alone() -> None:
     features = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, attention_pairs=2e7, kv_demand=0.1))
     learner = FleetLearner(Learned())
 
-    learner.learn([first_token("a", 4000, 9000)] * 60, loads(a=8000.0))
+    learner.learn([first_token("a", 4000, 9000)] * 60, loads(a=8000.0), instances("a"), 1_000_000)
     assert learner.learned.ttft_weights == PRIOR_WEIGHTS
-    learner.learn([first_token("a", 4000, 1600, features=features)] * 60, loads(a=8000.0))
+    learner.learn([first_token("a", 4000, 1600, features=features)] * 60, loads(a=8000.0), instances("a"), 1_000_000)
 
     expected_s = sum(weight * part for weight, part in zip(learner.learned.ttft_weights, features, strict=True))
     assert expected_s == pytest.approx(1.6, rel=0.05)
@@ -102,7 +137,7 @@ def test_a_new_leader_starts_from_what_was_published() -> None:
     published = Learned(3.0, (0.1, 1.2, 0.8, 0.5, 0.3))
     learner = FleetLearner(published)
 
-    learner.learn([], {})
+    learner.learn([], {}, {}, 0)
 
     assert learner.learned == published
 
@@ -129,7 +164,7 @@ def image_tokens(*prompts: tuple[int, int, int]) -> list[float]:
     """As published after each prompt of so many text bytes, tokens and images."""
     learner, seen = FleetLearner(Learned(bytes_per_token=4.0)), []
     for text_bytes, tokens, images in prompts:
-        learner.learn([Sample("1", Finished(text_bytes, tokens, images=images))], {})
+        learner.learn([Sample("1", Finished(text_bytes, tokens, images=images))], {}, {}, 0)
         seen.append(learner.learned.image_tokens)
     assert learner.learned.bytes_per_token == 4.0, "images say nothing about text"
     return seen
@@ -154,6 +189,6 @@ def test_the_first_tokens_of_decode_legs_teach_what_a_transfer_takes() -> None:
     learner = FleetLearner(Learned())
     notes = [transfer_note(0.1 + tokens / 100_000, tokens) for tokens in (1_000, 30_000)] * 20
 
-    learner.learn([Sample("1", Finished.of_note(json.loads(note))) for note in notes], {})
+    learner.learn([Sample("1", Finished.of_note(json.loads(note))) for note in notes], {}, {}, 0)
 
     assert learner.learned.transfer == (pytest.approx(0.1, abs=0.02), pytest.approx(1e-5, rel=0.1))
