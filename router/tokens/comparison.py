@@ -99,12 +99,8 @@ async def compare(
 
 
 def _sources() -> Iterator[TokenSource]:
-    bodies: Iterator[tuple[str, Mapping[str, Any]]] = iter(
-        [
-            *(("/v1/completions", {"prompt": text}) for text in _TEXTS),
-            *(("/v1/chat/completions", body) for body in _CHATS),
-        ]
-    )
+    bodies: list[tuple[str, Mapping[str, Any]]] = [("/v1/completions", {"prompt": text}) for text in _TEXTS]
+    bodies += [("/v1/chat/completions", body) for body in _CHATS]
     for path, body in bodies:
         sent = sent_prompt(path, body)
         if sent is not None and sent.source is not None:
