@@ -30,6 +30,26 @@ def figures(result: RunResult) -> dict[str, object]:
     return asdict(result)
 
 
+@pytest.mark.parametrize("policy", ["dualmap-least-cost", "dualmap", "llm-d"])
+@pytest.mark.parametrize("tokens", [100, 1700])
+def test_a_burst_at_once_is_all_served_and_about_as_soon_as_from_an_engines_own_queue(
+    policy: PolicyName, tokens: int
+) -> None:
+    # given as many requests on one instance as would be late by minutes
+    blocks = -(-tokens // 512)
+    ids = [tuple(range(first, first + blocks)) for first in range(0, 1200 * blocks, blocks)]
+    burst = Trace("burst", 512, tuple(TraceRequest(0.0, tokens, 16, each) for each in ids))
+
+    def run(dispatch: Dispatch | None) -> RunResult:
+        settings = SchedulingSettings(policy=policy)
+        return simulate(burst, Scenario(settings, ENGINE, instances=1, dispatch=dispatch))
+
+    held, direct = run(None), run(Dispatch.DIRECT)
+
+    assert (held.refused, direct.refused) == (0, 0)
+    assert held.ttft_s.p99 <= 1.15 * direct.ttft_s.p99
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName) -> None:
     simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy, scheduling=ALL_ARE_SERVED[policy]))
