@@ -7,9 +7,12 @@ import asyncio
 import sys
 
 from cli.errors import CommandError
+from cli.instance_trust import instance_trust
 from cli.settings import Settings
 from simulation.calibrate.preset import Limits
 from simulation.commands import calibrate
+from statestore.settings import why_no_base_url
+from statestore.trust import InstanceTrust
 from workers.probe import EngineFacts, Prober
 
 DEFAULT_BATCHED_TOKENS = 2048
@@ -25,12 +28,15 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     key = settings.router.upstream_api_key
     api_key = key.get_secret_value() if key is not None else None
     arguments.url = arguments.url.rstrip("/")
-    facts = asyncio.run(_facts(arguments.url, api_key))
-    return calibrate.run(arguments, _limits(arguments, facts), api_key)
+    if (reason := why_no_base_url(arguments.url)) is not None:
+        raise CommandError(f"the URL must be http://HOST:PORT: {reason}")
+    trust = instance_trust(settings)
+    facts = asyncio.run(_facts(arguments.url, api_key, trust))
+    return calibrate.run(arguments, _limits(arguments, facts), api_key, trust)
 
 
-async def _facts(url: str, api_key: str | None) -> EngineFacts:
-    async with Prober(timeout_s=10.0, api_key=api_key) as prober:
+async def _facts(url: str, api_key: str | None, trust: InstanceTrust) -> EngineFacts:
+    async with Prober(timeout_s=10.0, api_key=api_key, trust=trust) as prober:
         return await prober.facts(url)
 
 

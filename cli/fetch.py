@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+from statestore.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,18 @@ class Answer:
 
 
 def fetch(
-    url: str, *, method: str = "GET", body: Mapping[str, Any] | None = None, key: str | None = None, timeout_s: float
+    url: str,
+    *,
+    method: str = "GET",
+    body: Mapping[str, Any] | None = None,
+    key: str | None = None,
+    timeout_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Answer:
-    """One request; every HTTP status is an answer, and so is no answer."""
+    """One request; every HTTP status is an answer, and so is no answer. ``tls``: where more is trusted than the system
+    does."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        return Answer(0, b"a user and a password in a URL are not used")
     headers = {"accept": "*/*"}
     if body is not None:
         headers["content-type"] = "application/json"
@@ -39,8 +49,10 @@ def fetch(
         headers["authorization"] = f"Bearer {key}"
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(url, data=data, headers=headers, method=method)
+    secure = [urllib.request.HTTPSHandler(context=tls or system_trust())] if url.startswith("https:") else []
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)
     try:
-        with _OPENER.open(request, timeout=timeout_s) as response:
+        with opener.open(request, timeout=timeout_s) as response:
             return Answer(response.status, response.read())
     except urllib.error.HTTPError as error:
         with error:

@@ -137,7 +137,9 @@ def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
             instances.append(InstanceSettings(id=f"instance-{number}", url=url))
         except ValidationError as error:
             reason = error.errors()[0].get("ctx", {}).get("reason", "")
-            raise UsageError(f"--instance-url needs http://HOST:PORT, not {url!r}: {reason}") from error
+            raise UsageError(
+                f"--instance-url needs http://HOST:PORT, not {without_password(url)!r}: {reason}"
+            ) from error
     return tuple(instances)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from cli.processes import Child
+from statestore.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,9 @@ async def hung_ones_killed(
 async def _watch(child: Child, say: Callable[[str], None], patience: Patience) -> None:
     pid, answered, silent = child.pid, False, 0
     limits = httpx.Limits(max_keepalive_connections=0)  # clients make new connections
-    async with httpx.AsyncClient(timeout=patience.answer_within_s, limits=limits, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        timeout=patience.answer_within_s, limits=limits, verify=system_trust(), trust_env=False
+    ) as client:
         while True:
             heard = await _ask(client, child.spec.health_url)
             if child.pid != pid:  # another process: the check counts for neither

@@ -13,9 +13,11 @@ from http import HTTPStatus
 from cli.errors import CommandError
 from cli.fetch import fetch
 from cli.fleet_plan import FleetPlan
+from cli.instance_trust import instance_trust
 from scheduling.instance import InstanceState
 from statestore.connect import Store
 from statestore.settings import InstanceSettings
+from statestore.trust import InstanceTrust
 
 _ASK_TIMEOUT_S = 2.0
 
@@ -112,7 +114,8 @@ class Readiness:
         """What is missing, and the answer of every server."""
         if lack.parts:
             return lack.parts
-        said = await asyncio.gather(*(asyncio.to_thread(_answer_of, server) for server in lack.servers))
+        trust = instance_trust(self._plan.settings)
+        said = await asyncio.gather(*(asyncio.to_thread(_answer_of, server, trust) for server in lack.servers))
         return "\n  ".join(
             (
                 "instances that are not ready:",
@@ -121,8 +124,9 @@ class Readiness:
         )
 
 
-def _answer_of(server: InstanceSettings) -> str:
-    answer = fetch(f"{server.url}/health", timeout_s=_ASK_TIMEOUT_S)
+def _answer_of(server: InstanceSettings, trust: InstanceTrust) -> str:
+    tls = trust.context if server.url.startswith("https:") else None
+    answer = fetch(f"{server.url}/health", timeout_s=_ASK_TIMEOUT_S, tls=tls)
     if answer.status == 0:
         return answer.body.decode(errors="replace")
     accepted = ", and no worker has accepted it yet" if answer.status == HTTPStatus.OK else ""

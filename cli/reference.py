@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from cli import fleet_settings
 from cli.as_json import as_json
+from cli.instance_trust import instance_trust
 from cli.settings import Settings
 from scheduling.request import Request
 
@@ -85,22 +86,33 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         for _, _, rows in sections():
             for row in rows:
                 print(f"--{row.path:<44} {row.default:<28} {row.description}")
-    elif arguments.json:
+    else:
+        instance_trust(settings)
+        _show(arguments, settings)
+    return 0
+
+
+def _show(arguments: argparse.Namespace, settings: Settings) -> None:
+    if arguments.json:
         print(as_json(shown(settings)))
     else:
         import yaml
 
         print(yaml.safe_dump(shown(settings), sort_keys=False), end="")
-    return 0
 
 
 def shown(settings: Settings) -> dict[str, Any]:
-    """The settings as plain data for people: keys and the store's password are hidden."""
+    """The settings as plain data for people: keys and passwords of URLs are hidden."""
     from statestore.url import without_password
 
-    tree = settings.model_dump(mode="json")
-    tree["store"]["url"] = without_password(settings.store.url)
-    return tree
+    def hidden(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: hidden(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [hidden(each) for each in value]
+        return without_password(value) if isinstance(value, str) and "://" in value else value
+
+    return cast("dict[str, Any]", hidden(settings.model_dump(mode="json")))
 
 
 def markdown() -> str:

@@ -7,6 +7,7 @@ import os
 import secrets
 
 from cli.errors import UnfitSettingsError, not_listening, of_store
+from cli.instance_trust import instance_trust
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.service_manager import ServiceManager
@@ -30,6 +31,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     manager = ServiceManager(os.environ)
+    trust = instance_trust(settings)
 
     def announce(port: int, ops_port: int | None) -> None:
         own = f", its own port is {ops_port}" if ops_port is not None else ""
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 settings.scheduling,
                 settings.store,
                 settings.pools,
+                trust=trust,
                 replica_id=settings.router.replica_id or name,
                 on_ready=announce,
             )

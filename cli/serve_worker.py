@@ -8,6 +8,7 @@ import os
 import secrets
 
 from cli.errors import not_listening, of_store
+from cli.instance_trust import instance_trust
 from cli.logs import log_to_stderr
 from cli.parent import end_with_parent
 from cli.service_manager import ServiceManager
@@ -27,11 +28,19 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     manager = ServiceManager(os.environ)
+    trust = instance_trust(settings)
 
     async def serve_as_a_service() -> None:
         async with manager.watched():
             manager.ready()
-            await serve(settings.worker, settings.scheduling, settings.store, settings.pools, worker_id=worker_id)
+            await serve(
+                settings.worker,
+                settings.scheduling,
+                settings.store,
+                settings.pools,
+                trust=trust,
+                worker_id=worker_id,
+            )
 
     try:
         asyncio.run(serve_as_a_service())

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from router.settings import RouterSettings, not_finite
 from scheduling.settings import SchedulingSettings
 from simulation.settings import EmulatorSettings
-from statestore.settings import PoolSettings, StoreSettings
+from statestore.settings import PoolSettings, StoreSettings, UpstreamSettings
 from workers.settings import WorkerSettings
 
 
@@ -23,6 +23,8 @@ class Settings(BaseModel):
     pools: tuple[PoolSettings, ...] = Field(
         (PoolSettings(),), min_length=1, description="the models served, and the instances that serve them"
     )
+
+    upstream: UpstreamSettings = Field(UpstreamSettings(), description="TLS of routers and workers towards instances")
 
     router: RouterSettings = Field(RouterSettings(), description="one router replica")
     worker: WorkerSettings = Field(WorkerSettings(), description="one background worker")

@@ -22,6 +22,7 @@ from cli.figures import FleetCounts, ReplicaCounts, fleet_figures
 from cli.fleet_folder import CONFIG, fleet_folder
 from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
 from cli.hang_watch import hung_ones_killed
+from cli.instance_trust import instance_trust
 from cli.live_status import LiveStatus
 from cli.private_store import private_store
 from cli.processes import ProcessGroup
@@ -267,6 +268,7 @@ def _prober(settings: Settings) -> Prober:
         timeout_s=_ASK_TIMEOUT_S,
         canary_timeout_s=_ASK_TIMEOUT_S,
         api_key=key.get_secret_value() if key is not None else None,
+        trust=instance_trust(settings),
     )
 
 

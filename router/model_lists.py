@@ -19,6 +19,7 @@ from scheduling.model_names import ModelList, listed_models
 from statestore.clock import Clock
 from statestore.errors import StoreError
 from statestore.pool import PoolStore
+from statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,16 @@ AGAIN_S: Final = 1.0
 class InstanceAsker:
     """Asks instances for ``/v1/models``."""
 
-    def __init__(self, api_key: SecretStr | None, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        api_key: SecretStr | None,
+        trust: InstanceTrust | None = None,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         """``api_key`` is sent to instances; ``transport`` replaces the network in tests."""
         self._headers = {"authorization": f"Bearer {api_key.get_secret_value()}"} if api_key is not None else {}
+        self._trust = trust or InstanceTrust()
         self._transport = transport
 
     async def models(self, url: str) -> tuple[int, Any]:
@@ -40,7 +48,9 @@ class InstanceAsker:
         try:
             async with (
                 asyncio.timeout(ASK_TIMEOUT_S),
-                httpx.AsyncClient(headers=self._headers, trust_env=False, transport=self._transport) as client,
+                httpx.AsyncClient(
+                    headers=self._headers, verify=self._trust.context, trust_env=False, transport=self._transport
+                ) as client,
             ):
                 answer = await client.get(f"{url}/v1/models")
                 return answer.status_code, answer.json() if answer.is_success else None

@@ -18,6 +18,7 @@ import httpx
 
 from statestore.clock import Clock
 from statestore.errors import StoreError
+from statestore.trust import system_trust
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,9 @@ class PeerWatch:
         known = await self._addresses()
         shared = Counter(known.values())
         peers = {name: url for name, url in known.items() if url and name != self._own_id and shared[url] == 1}
-        async with httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False, transport=self._transport) as client:
+        async with httpx.AsyncClient(
+            timeout=ASK_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
+        ) as client:
             answers = await asyncio.gather(*(self._ask(client, name, url) for name, url in peers.items()))
         wrong = {name: why for name, why in zip(peers, answers, strict=True) if why is not None}
         self._failures = Counter({name: self._failures[name] + 1 for name in wrong})

@@ -22,6 +22,7 @@ from router.fleet_gauges import FleetGauges, FleetOverviews
 from router.metrics import RouterMetrics
 from router.traffic import TrafficCounts
 from statestore.answers import PoolOverview
+from statestore.trust import system_trust
 
 COUNTS_PATH: Final = "/metrics/counts"
 """What a replica has counted, as JSON, for its peers."""
@@ -101,7 +102,9 @@ class PortMetrics:
         if not urls:
             return
         if self._client is None:
-            self._client = httpx.AsyncClient(timeout=ASK_TIMEOUT_S, trust_env=False, transport=self._transport)
+            self._client = httpx.AsyncClient(
+                timeout=ASK_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
+            )
         asking = [asyncio.create_task(self._read(self._client, url)) for url in urls]
         _, late = await asyncio.wait(asking, timeout=ASK_TIMEOUT_S)
         for each in late:

@@ -49,6 +49,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.clock import Clock, RealClock
 from statestore.connect import Store
 from statestore.settings import PoolSettings
+from statestore.trust import InstanceTrust
 
 
 def make_replica_id() -> str:
@@ -69,10 +70,11 @@ class Runtime:
 
     def __init__(
         self, settings: RouterSettings, scheduling: SchedulingSettings, store: Store, pools: Sequence[PoolSettings], *,
-        replica_id: str | None = None, clock: Clock | None = None, call_later: CallLater | None = None,
-        info: Mapping[str, str] | None = None,
+        trust: InstanceTrust | None = None, replica_id: str | None = None, clock: Clock | None = None,
+        call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.store = store
+        self.trust = trust or InstanceTrust()
         self.scheduling = scheduling
         self.context = _context(
             settings,
@@ -82,7 +84,7 @@ class Runtime:
             call_later=call_later or asyncio.get_running_loop().call_later,
         )
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
-            [_served_pool(pool, store, scheduling, self.context) for pool in pools]
+            [_served_pool(pool, store, scheduling, self.context, self.trust) for pool in pools]
         )
         for pool in self.pools.pools.values():
             pool.view.tell_names = partial(self.pools.learn, pool.settings.name)
@@ -102,7 +104,7 @@ class Runtime:
         """Of the endpoint, which other replicas may share; "" where it is not told."""
         models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
         self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
-        self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key))
+        self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key, self.trust))
         self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
         self._supervisor = Supervisor(self.context.clock)
         self._tellers = [
@@ -236,7 +238,7 @@ def _context(
 
 
 def _served_pool(
-    pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext
+    pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext, trust: InstanceTrust
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
     calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(context.retries, clock)
@@ -286,10 +288,10 @@ def _served_pool(
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
-        model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key), clock),
+        model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key, trust), clock),
         configured=scheduling,
         tokenizer=build_tokenizer(
-            pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock
+            pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock, trust=trust
         ),
     )
     view.follow = served.follow

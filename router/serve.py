@@ -30,6 +30,7 @@ from scheduling.settings import SchedulingSettings
 from statestore.connect import Store, open_store
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
+from statestore.trust import InstanceTrust
 from statestore.url import parse_store_url, without_password
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ async def serve(
     store: StoreSettings,
     pools: Sequence[PoolSettings],
     *,
+    trust: InstanceTrust | None = None,
     replica_id: str | None = None,
     on_ready: OnReady | None = None,
     stop: asyncio.Event | None = None,
@@ -88,7 +90,7 @@ async def serve(
         async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
                 info = await asyncio.to_thread(_info, router, listeners, store.url)
-                runtime = Runtime(router, scheduling, opened, pools, replica_id=replica_id, info=info)
+                runtime = Runtime(router, scheduling, opened, pools, trust=trust, replica_id=replica_id, info=info)
                 await _serve(runtime, listeners, shutdown, wait, on_ready)
 
 
@@ -97,7 +99,11 @@ async def _serve(
 ) -> None:
     settings = runtime.context.settings
     plane = build_data_plane(
-        settings, runtime.lifecycle, observer=runtime.context.metrics, draining=lambda: runtime.context.draining
+        settings,
+        runtime.lifecycle,
+        trust=runtime.trust,
+        observer=runtime.context.metrics,
+        draining=lambda: runtime.context.draining,
     )
     ports = [port_of(listener) for listener in listeners]
     config = uvicorn.Config(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from router.explain import Explanation, PlacementRound
 from router.settings import RouterSettings
 from router.trace_context import TraceContext
+from statestore.trust import system_trust
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -60,7 +61,21 @@ def open_tracing(settings: RouterSettings, replica_id: str) -> SpanExport | None
         raise TracingUnavailableError(
             "router.tracing_url needs OpenTelemetry: pip install 'dualmap-fleet[tracing]', or leave the setting out"
         ) from error
-    return SpanExport(OTLPSpanExporter(endpoint=settings.tracing_url), replica_id)
+    return SpanExport(OTLPSpanExporter(endpoint=settings.tracing_url, session=tracing_session()), replica_id)
+
+
+def tracing_session() -> Any:
+    """A session that trusts what all clients of the product trust, beside its own CAs."""
+    import requests
+    from requests.adapters import HTTPAdapter
+
+    class TrustingAdapter(HTTPAdapter):
+        def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+            super().init_poolmanager(*arguments, **options, ssl_context=system_trust())
+
+    session = requests.Session()
+    session.mount("https://", TrustingAdapter())
+    return session
 
 
 def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> Iterator[ReadableSpan]:

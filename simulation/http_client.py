@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from statestore.trust import InstanceTrust
+
 IDLE_S = 2.0
 """Idle connections are not reused after this time: servers close theirs after 5 s or more."""
 
@@ -34,14 +36,14 @@ class Response:
 class HttpClient:
     """Keep-alive connections to one server. Not for untrusted servers: it sets no limits."""
 
-    def __init__(self, url: str, *, connect_timeout_s: float = 10.0) -> None:
+    def __init__(self, url: str, *, connect_timeout_s: float = 10.0, trust: InstanceTrust | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no http:// or https:// URL")
         self.base_path = parts.path.rstrip("/")
         self._host = parts.hostname
-        self._tls = parts.scheme == "https"
-        self._port = parts.port or (443 if self._tls else 80)
+        self._trust = (trust or InstanceTrust()) if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._trust is not None else 80)
         self._authority = parts.netloc.rpartition("@")[2]
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[_ClientConnection] = []
@@ -103,7 +105,10 @@ class HttpClient:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _transport, connection = await loop.create_connection(
-                    _ClientConnection, self._host, self._port, ssl=self._tls or None
+                    _ClientConnection,
+                    self._host,
+                    self._port,
+                    ssl=self._trust.context if self._trust is not None else None,
                 )
         except (OSError, TimeoutError) as error:
             raise HttpClientError(f"cannot connect to {self._host}:{self._port}: {error}") from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, MANY_REQUESTS, InstanceSpec, InstanceState, Role
@@ -24,16 +24,22 @@ _PLACEHOLDER = re.compile(r"\{(host|port)(?:([+-])(\d{1,5}))?\}")
 
 def _base_url(url: str) -> str:
     """The URL without its last slash; refused unless a server can be found there and a path be appended."""
-    if (reason := _why_no_base_url(url)) is not None:
+    if (reason := why_no_base_url(url)) is not None:
         raise PydanticCustomError("base_url", "must be http://HOST:PORT: {reason}", {"reason": reason})
     return url.rstrip("/")
 
 
-def _why_no_base_url(url: str) -> str | None:
+def why_no_base_url(url: str) -> str | None:
+    """Why the URL is not that of a server, below which paths can be asked for; None where it is."""
     if not re.match(r"https?://", url):
         return "it does not begin with http:// or https://"
     if _BLANK.search(url):  # before it is parsed: that drops line ends
         return "it contains a blank or a control character"
+    if "@" in url.removeprefix("https://").removeprefix("http://").partition("/")[0]:
+        return (
+            "a user and a password in it are not used; where instances require a key, set router.upstream_api_key and"
+            " worker.upstream_api_key"
+        )
     if "?" in url or "#" in url:
         return "a query or a fragment cannot be part of it"
     try:
@@ -105,6 +111,26 @@ def _store_url(url: str) -> str:
     return url
 
 
+class UpstreamSettings(BaseModel):
+    """TLS towards instances. All routers and workers need the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ca_file: Path | None = Field(
+        None, description="file (PEM) of the CA that signs instances' certificates, trusted beside the system's CAs"
+    )
+    certificate_file: Path | None = Field(
+        None, description="file (PEM) of the client certificate shown to instances that want one"
+    )
+    key_file: Path | None = Field(None, description="file (PEM) of its private key (none: in certificate_file too)")
+
+    @model_validator(mode="after")
+    def _key_belongs_to_a_certificate(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("key_file needs a certificate_file")
+        return self
+
+
 class StoreSettings(BaseModel):
     """Where the shared state lives."""
 
@@ -165,7 +191,7 @@ class KvEventSettings(BaseModel):
 class InstanceSettings(BaseModel):
     """One configured instance. A field that is left out has its default; a KV capacity that the server reports wins."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     id: InstanceId = Field(description="stable id; changing it remaps its prefixes")
     url: BaseUrl = Field(description="base URL of the vLLM server")

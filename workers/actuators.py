@@ -19,6 +19,8 @@ from scheduling.scale_job import ActuatorReply
 from scheduling.scale_record import ScaleRecord
 from scheduling.scale_settings import AutoscaleSettings
 from statestore.clock import Clock
+from statestore.trust import system_trust
+from statestore.url import without_password
 
 TIMEOUT_S = 10.0
 """For one call of a webhook; it accepts a decision, and need not wait for machines."""
@@ -58,6 +60,7 @@ class Webhook:
 
     def __init__(self, url: str, secret: str, timeout_s: float = TIMEOUT_S) -> None:
         self._url = url
+        self._shown_url = without_password(url)
         self._secret = secret.encode()
         self._timeout_s = timeout_s
 
@@ -69,11 +72,16 @@ class Webhook:
             "x-dualmap-signature": "sha256=" + hmac.new(self._secret, body, hashlib.sha256).hexdigest(),
         }
         try:
-            async with asyncio.timeout(self._timeout_s), httpx.AsyncClient(timeout=self._timeout_s) as client:
+            async with asyncio.timeout(self._timeout_s), self._client() as client:
                 answer = await client.post(self._url, content=body, headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, OSError) as error:
-            return ActuatorReply(False, f"{self._url}: {type(error).__name__} {error}".strip())
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, ImportError) as error:
+            # The last two: what HTTPS_PROXY or ALL_PROXY names is no proxy that can be used.
+            return ActuatorReply(False, f"{self._shown_url}: {type(error).__name__} {error}".strip())
         return ActuatorReply(answer.is_success, f"{answer.status_code} {answer.text[:_TEXT_CHARACTERS]}".strip())
+
+    def _client(self) -> httpx.AsyncClient:
+        """By the proxy of the environment: a webhook may be outside of the data centre."""
+        return httpx.AsyncClient(timeout=self._timeout_s, verify=system_trust())
 
 
 class Command:

@@ -16,6 +16,7 @@ from statestore.clock import Clock
 from statestore.leases import Lease
 from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
+from statestore.trust import InstanceTrust
 from workers.drainer import Drainer
 from workers.evacuator import Evacuator
 from workers.health import HealthChecker
@@ -54,6 +55,7 @@ class PoolWorker:
         scheduling: SchedulingSettings,
         worker: WorkerSettings,
         *,
+        trust: InstanceTrust | None = None,
         worker_id: str,
         clock: Clock,
         metrics: WorkerMetrics,
@@ -63,6 +65,7 @@ class PoolWorker:
         self._settings = settings
         self._scheduling = scheduling
         self._worker = worker
+        self._trust = trust
         self._worker_id = worker_id
         self._clock = clock
         self._metrics = metrics
@@ -156,7 +159,9 @@ class PoolWorker:
     def _prober(self) -> Prober:
         worker = self._worker
         key = worker.upstream_api_key
-        return Prober(timeout_s=worker.health_timeout_s, api_key=key.get_secret_value() if key else None)
+        return Prober(
+            timeout_s=worker.health_timeout_s, api_key=key.get_secret_value() if key else None, trust=self._trust
+        )
 
     def _other_jobs(self, fence: int, reader: PoolReader, scheduling: SchedulingSettings) -> list[Job]:
         pool, clock, metrics = self.pool, self._clock, self._metrics

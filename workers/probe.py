@@ -15,6 +15,7 @@ import orjson
 
 from scheduling.model_names import ModelList, listed_models
 from statestore.open_files import out_of_files
+from statestore.trust import InstanceTrust
 from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 from workers.probe_errors import refused_status, unreached
 
@@ -86,7 +87,12 @@ class Prober:
     """One HTTP client for all instances of a pool; ``async with`` closes it."""
 
     def __init__(
-        self, *, timeout_s: float, canary_timeout_s: float = CANARY_TIMEOUT_S, api_key: str | None = None
+        self,
+        *,
+        timeout_s: float,
+        canary_timeout_s: float = CANARY_TIMEOUT_S,
+        api_key: str | None = None,
+        trust: InstanceTrust | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._canary_timeout_s = canary_timeout_s
@@ -97,6 +103,7 @@ class Prober:
             # The checker bounds how many probes are open; waiting here would count against the server.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=3.0),
             follow_redirects=False,
+            verify=(trust or InstanceTrust()).context,
             trust_env=False,
         )
 

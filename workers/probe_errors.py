@@ -6,8 +6,11 @@ import socket
 import ssl
 from collections.abc import Iterator
 from http import HTTPStatus
+from typing import Final
 
 import httpx
+
+_WANTS_CERTIFICATE: Final = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE")
 
 
 def unreached(error: BaseException, url: httpx.URL) -> str:
@@ -17,8 +20,13 @@ def unreached(error: BaseException, url: httpx.URL) -> str:
         if isinstance(each, socket.gaierror):
             return f"the host name {url.host!r} cannot be resolved: {each.strerror}"
         if isinstance(each, ssl.SSLCertVerificationError):
-            return f"TLS: the certificate of {where} is not accepted: {each.verify_message}"
+            return (
+                f"TLS: the certificate of {where} is not accepted: {each.verify_message}; name its CA by"
+                " upstream.ca_file or SSL_CERT_FILE, where that is what is missing"
+            )
         if isinstance(each, ssl.SSLError):
+            if each.reason in _WANTS_CERTIFICATE:
+                return f"TLS: {where} wants a certificate of its clients; set upstream.certificate_file and key_file"
             return f"TLS: no handshake with {where}: {each.reason or each}; does it speak https?"
         if isinstance(each, ConnectionRefusedError):
             return f"connection refused by {where}: no server listens there"

@@ -23,6 +23,7 @@ from statestore.connect import Store, open_store
 from statestore.errors import StoreUnavailableError
 from statestore.open_files import raise_open_files_limit
 from statestore.settings import PoolSettings, StoreSettings
+from statestore.trust import InstanceTrust
 from statestore.url import without_password
 from workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from workers.metrics import WorkerMetrics
@@ -46,6 +47,7 @@ async def serve(
     store: StoreSettings,
     pools: Sequence[PoolSettings],
     *,
+    trust: InstanceTrust | None = None,
     worker_id: str | None = None,
     clock: Clock | None = None,
     stop: asyncio.Event | None = None,
@@ -78,7 +80,7 @@ async def serve(
             if opened is None:
                 return
             try:
-                workers = _pool_workers(opened, worker, scheduling, pools, owner, waiting, metrics)
+                workers = _pool_workers(opened, worker, scheduling, pools, trust, owner, waiting, metrics)
                 status.pools = workers
                 await _until(stopping, _run_pools(workers))
             finally:
@@ -91,6 +93,7 @@ def _pool_workers(
     worker: WorkerSettings,
     scheduling: SchedulingSettings,
     pools: Sequence[PoolSettings],
+    trust: InstanceTrust | None,
     owner: str,
     clock: Clock,
     metrics: WorkerMetrics,
@@ -101,6 +104,7 @@ def _pool_workers(
             pool,
             scheduling,
             worker,
+            trust=trust,
             worker_id=owner,
             clock=clock,
             metrics=metrics,

@@ -67,7 +67,8 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         raise nobody_ready(pools[0].settings.name)
     body, fields = await request.body(), _fields(request, runtime)
     query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] != "pool"])
-    async with httpx.AsyncClient(headers=fields, trust_env=False, timeout=TIMEOUT_S) as client:
+    tls = runtime.trust.context
+    async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=TIMEOUT_S) as client:
 
         async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _Told:
             try:

@@ -22,6 +22,7 @@ from router.explain import KEPT_EXPLANATIONS, Explanation
 from router.explain_costs import costs_of
 from router.runtime import Runtime
 from scheduling.request import Request as RequestRecord
+from statestore.trust import system_trust
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
@@ -168,7 +169,9 @@ async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[lis
     key = key_of(request)
     headers = {b"authorization": b"Bearer " + key} if key else {}
     # No environment proxies: they lead out of a data centre, not to the replicas in it.
-    async with httpx.AsyncClient(timeout=PEER_TIMEOUT_S, headers=headers, trust_env=False) as client:
+    async with httpx.AsyncClient(
+        timeout=PEER_TIMEOUT_S, headers=headers, verify=system_trust(), trust_env=False
+    ) as client:
         answers = await asyncio.gather(*(_ask_peer(client, f"{url}{path}") for url in peers.values()))
     silent = [
         name for (name, url), answer in zip(peers.items(), answers, strict=True) if answer is None and url not in shared

@@ -19,6 +19,7 @@ from router.http.usage_asks import UsageAsks
 from router.lifecycle import Lifecycle
 from router.settings import RouterSettings
 from router.trace_context import TraceContexts
+from statestore.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
 MAX_IDLE_CONNECTIONS = 256
@@ -69,6 +70,7 @@ def build_data_plane(
     settings: RouterSettings,
     lifecycle: Lifecycle,
     *,
+    trust: InstanceTrust | None = None,
     observer: Observer | None = None,
     draining: Callable[[], bool] = _never,
 ) -> DataPlane:
@@ -88,6 +90,7 @@ def build_data_plane(
         connect_timeout_s=settings.connect_timeout_s,
         idle_s=UPSTREAM_IDLE_S,
         max_idle=MAX_IDLE_CONNECTIONS,
+        trust=trust or InstanceTrust(),
     )
     bodies = BodyBudget(settings.max_buffered_body_bytes)
     return DataPlane(

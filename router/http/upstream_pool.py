@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -14,6 +13,7 @@ from router.http.sweeper import Sweeper
 from router.http.upstream import UpstreamConnection
 from router.outcome import FailureKind, InstanceFailure
 from statestore.open_files import ShortageLog, out_of_files
+from statestore.trust import InstanceTrust
 
 _log = logging.getLogger(__name__)
 
@@ -62,13 +62,21 @@ class UpstreamPool:
     limited by ``router.max_requests``.
     """
 
-    def __init__(self, sweeper: Sweeper, *, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:
+    def __init__(
+        self,
+        sweeper: Sweeper,
+        *,
+        connect_timeout_s: float,
+        idle_s: float,
+        max_idle: int,
+        trust: InstanceTrust | None = None,
+    ) -> None:
         self._sweeper = sweeper
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
         self._max_idle = max_idle
         self._idle: dict[str, list[UpstreamConnection]] = {}
-        self._tls: ssl.SSLContext | None = None
+        self._trust = trust or InstanceTrust()
         self._closed = False
         self._shortage_log = ShortageLog()
 
@@ -100,7 +108,7 @@ class UpstreamPool:
                     lambda: UpstreamConnection(url),
                     origin.host,
                     origin.port,
-                    ssl=self._tls_context() if origin.tls else None,
+                    ssl=self._trust.context if origin.tls else None,
                 )
         except TimeoutError as error:
             detail = f"no connection within {self._connect_timeout_s:g} s"
@@ -122,11 +130,6 @@ class UpstreamPool:
                 " open files (LimitNOFILE= in systemd, ulimits: nofile in compose), or lower router.max_connections"
             )
         return shortage
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
 
     def release(self, connection: UpstreamConnection) -> None:
         """Take back a connection whose answer is complete; one that cannot be used again is closed."""

@@ -21,6 +21,7 @@ from router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, V
 from scheduling.view import ClusterView
 from statestore.clock import Clock
 from statestore.settings import PoolSettings
+from statestore.trust import InstanceTrust
 
 if TYPE_CHECKING:
     from router.tokens.tokenizer import PoolTokenizer
@@ -37,6 +38,7 @@ def build_tokenizer(
     *,
     view: Callable[[], ClusterView],
     clock: Clock,
+    trust: InstanceTrust | None = None,
 ) -> PromptTokenizer | None:
     """The tokenizer that the pool is configured with; None for none. Reads the model's files: call at the start.
     ``view`` tells the instances of now.
@@ -56,6 +58,7 @@ def build_tokenizer(
         max_bytes=settings.tokenize_cache_bytes,
         count=lambda how: metrics.tokenized[how].inc(),
         authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
+        trust=trust,
     )
     counters: dict[str, TokenCounter] = {INSTANCES: instances}
     comparison: Comparison | None = None

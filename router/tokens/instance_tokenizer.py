@@ -25,6 +25,7 @@ from scheduling.chain import Chain
 from scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
 from scheduling.view import ClusterView
 from statestore.clock import Clock
+from statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class InstanceTokenizer:
 
     def __init__(
         self, model: str, view: Callable[[], ClusterView], *, clock: Clock, timeout_s: float, max_bytes: int,
-        count: Callable[[TokenizedHow], None], authorization: str | None = None,
+        count: Callable[[TokenizedHow], None], authorization: str | None = None, trust: InstanceTrust | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:  # fmt: skip
         """``count`` is told why a prompt has no chain; ``max_bytes`` bounds what is kept; ``transport`` replaces the
@@ -64,6 +65,7 @@ class InstanceTokenizer:
         self._headers = {"content-type": "application/json"}
         if authorization is not None:
             self._headers["authorization"] = authorization
+        self._trust = trust or InstanceTrust()
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         self._known: OrderedDict[int, array[int]] = OrderedDict()
@@ -158,7 +160,11 @@ class InstanceTokenizer:
     async def _ask_at(self, url: str, question: bytes) -> array[int] | None:
         if self._client is None:
             self._client = httpx.AsyncClient(
-                headers=self._headers, trust_env=False, transport=self._transport, timeout=ASK_TIMEOUT_S
+                headers=self._headers,
+                verify=self._trust.context,
+                trust_env=False,
+                transport=self._transport,
+                timeout=ASK_TIMEOUT_S,
             )
         try:
             async with asyncio.timeout(ASK_TIMEOUT_S):

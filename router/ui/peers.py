@@ -15,6 +15,7 @@ import httpx
 import orjson
 
 from router.ui.own_requests import Keys
+from statestore.trust import system_trust
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +40,10 @@ class Peers:
         and go. Never waits."""
         if self._client is None:
             self._client = httpx.AsyncClient(
-                headers=self._headers, trust_env=False, timeout=httpx.Timeout(2.0, read=_SILENT_S)
+                headers=self._headers,
+                verify=system_trust(),
+                trust_env=False,
+                timeout=httpx.Timeout(2.0, read=_SILENT_S),
             )
         for gone in self._streams.keys() - urls.keys():
             self._streams.pop(gone).stop()

@@ -20,6 +20,7 @@ import orjson
 from simulation.answer_stream import EVENT_END
 from simulation.calibrate.fit import DecodeTime, PrefillTime
 from simulation.http_client import HttpClient, HttpClientError
+from statestore.trust import InstanceTrust
 
 _MAX_ANSWER_TOKENS = 1024
 _LEAST_DECODE_S = 0.4
@@ -116,8 +117,16 @@ class Engine:
         seed: of the prompts. Without one they are new in each run: an instance caches those of a former calibration.
     """
 
-    def __init__(self, url: str, model: str, *, api_key: str | None = None, seed: int | None = None) -> None:
-        self._client = HttpClient(url)
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        seed: int | None = None,
+        trust: InstanceTrust | None = None,
+    ) -> None:
+        self._client = HttpClient(url, trust=trust)
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._model = model
         self._chance = random.Random(seed)

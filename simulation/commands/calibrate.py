@@ -13,6 +13,7 @@ from simulation.calibrate.measure import CalibrationError, Engine, plan_for
 from simulation.calibrate.preset import Limits, preset_yaml
 from simulation.commands.options import OptionError, exit_code, write_whole
 from simulation.commands.progress import progress_bars
+from statestore.trust import InstanceTrust
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,16 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace, limits: Limits, api_key: str | None) -> int:
-    return exit_code("calibrate", lambda: _run(arguments, limits, api_key))
+def run(arguments: argparse.Namespace, limits: Limits, api_key: str | None, trust: InstanceTrust) -> int:
+    return exit_code("calibrate", lambda: _run(arguments, limits, api_key, trust))
 
 
-def _run(arguments: argparse.Namespace, limits: Limits, api_key: str | None) -> int:
+def _run(arguments: argparse.Namespace, limits: Limits, api_key: str | None, trust: InstanceTrust) -> int:
     if arguments.repetitions < 1:
         raise OptionError("--repetitions must be at least 1")
     console = Console(highlight=False, soft_wrap=True)
     try:
-        fitted = asyncio.run(_measured(arguments, limits, api_key, console))
+        fitted = asyncio.run(_measured(arguments, limits, api_key, trust, console))
         text = preset_yaml(limits, fitted, arguments.url)
     except (CalibrationError, ValueError) as error:
         raise OptionError(f"{arguments.url}: {error}") from error
@@ -55,11 +56,13 @@ def _run(arguments: argparse.Namespace, limits: Limits, api_key: str | None) -> 
     return 0
 
 
-async def _measured(arguments: argparse.Namespace, limits: Limits, api_key: str | None, console: Console) -> Fitted:
+async def _measured(
+    arguments: argparse.Namespace, limits: Limits, api_key: str | None, trust: InstanceTrust, console: Console
+) -> Fitted:
     plan = plan_for(
         limits.max_model_len, limits.max_num_seqs, limits.kv_capacity_tokens, repetitions=arguments.repetitions
     )
-    engine = Engine(arguments.url, limits.model, api_key=api_key)
+    engine = Engine(arguments.url, limits.model, api_key=api_key, trust=trust)
     try:
         with progress_bars() as progress:
             task = progress.add_task("measurements", total=len(plan.prompt_lengths) + len(plan.batches))

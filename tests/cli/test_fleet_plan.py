@@ -140,6 +140,12 @@ def test_an_instance_url_that_is_none_is_named_with_the_form_it_needs(url: str) 
         plan_fleet(settings(), SIZE, ("http://a:8000", url), "f")
 
 
+def test_the_password_of_an_instance_url_is_not_shown() -> None:
+    with pytest.raises(CommandError, match=r"upstream_api_key") as caught:
+        plan_fleet(settings(), SIZE, ("http://bob:hunter2@a:8000",), "f")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_emulated_engine_beyond_any_machine_is_named() -> None:
     with pytest.raises(CommandError, match=r"kv_capacity_tokens.*less than or equal"):
         plan_fleet(settings("--emulator.kv_capacity_tokens", str(10**15)), SIZE, (), "f")

@@ -33,7 +33,7 @@ class Fleet:
     said: list[str] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def fetch(self, url: str, *, timeout_s: float) -> Answer:
+    def fetch(self, url: str, *, timeout_s: float, tls: object = None) -> Answer:
         return self.servers.get(url.removesuffix("/health")) or Answer(self.routers, b"")
 
     async def lead(self) -> None:

@@ -35,7 +35,7 @@ async def runtime(start_runtime: Any, tools: Any) -> Runtime:
 @pytest.fixture
 async def lists(runtime: Runtime, instance: Instance, clock: Any) -> Any:
     pool = runtime.pools.pools["default"]
-    made = ModelLists(pool.store, pool.view, InstanceAsker(None, instance), clock)
+    made = ModelLists(pool.store, pool.view, InstanceAsker(None, transport=instance), clock)
     yield made
     await made.close()
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from router.settings import RouterSettings
 from router.trace_context import TraceContext, TraceContexts
-from router.tracing import TracingUnavailableError, open_tracing
+from router.tracing import TracingUnavailableError, open_tracing, tracing_session
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -136,3 +139,29 @@ def test_missing_packages_are_named_with_their_remedy(monkeypatch: pytest.Monkey
     assert open_tracing(RouterSettings(), "r") is None
     with pytest.raises(TracingUnavailableError, match=r"pip install 'dualmap-fleet\[tracing\]'"):
         open_tracing(RouterSettings(tracing_url="http://collector:4318/v1/traces"), "r")
+
+
+def test_a_collector_with_a_certificate_of_the_systems_ca_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, ca_file = trustme.CA(), tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(str(ca_file))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("localhost").configure_cert(tls)
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+        try:
+            with tracing_session() as session:
+                assert session.get(f"https://localhost:{server.server_port}/", timeout=10).status_code == 204
+        finally:
+            server.shutdown()

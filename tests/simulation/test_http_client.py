@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import trustme
 
 from simulation.emulator.instance import EmulatedInstance
 from simulation.http_client import HttpClient, HttpClientError
+from statestore.settings import UpstreamSettings
+from statestore.trust import InstanceTrust
 
 
 @asynccontextmanager
@@ -102,3 +108,25 @@ async def test_nobody_listening_is_an_error() -> None:
 def test_other_schemes_are_refused() -> None:
     with pytest.raises(ValueError, match="no http"):
         HttpClient("redis://x")
+
+
+async def test_a_server_with_a_certificate_of_the_given_ca_is_trusted(tmp_path: Path) -> None:
+    ca, ca_file = trustme.CA(), tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(str(ca_file))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("localhost").configure_cert(tls)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
+        url = f"https://localhost:{server.sockets[0].getsockname()[1]}"
+        trusting = HttpClient(url, trust=InstanceTrust(UpstreamSettings(ca_file=ca_file)))
+        assert await trusting.read("/") == (200, b"ok")
+        trusting.close()
+        with pytest.raises(HttpClientError, match="certificate"):
+            await HttpClient(url).read("/")

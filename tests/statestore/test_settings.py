@@ -103,3 +103,12 @@ def test_a_wrong_store_url_is_refused_without_its_password() -> None:
 def test_what_is_no_endpoint_is_refused(template: str) -> None:
     with pytest.raises(ValidationError, match="must be tcp://HOST:PORT"):
         KvEventSettings(endpoint=template)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://bob:hunter2@a:8000", "https://bob@a", "http://:hunter2@a:1/", "http://hunter2@@a"]
+)
+def test_a_url_with_a_password_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"router\.upstream_api_key and\s+worker\.upstream_api_key") as caught:
+        InstanceSettings(id="a", url=url)
+    assert "hunter2" not in str(caught.value) and "bob" not in str(caught.value)

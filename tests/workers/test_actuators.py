@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import orjson
 import pytest
+import trustme
 
 from scheduling.scale_job import ActuatorReply
 from scheduling.scale_record import ScaleRecord
@@ -154,3 +157,56 @@ def test_the_settings_name_the_actuator() -> None:
     assert isinstance(actuator_of(AutoscaleSettings(max_instances=3, actuator="command", command=("x",))), Command)
     hook = AutoscaleSettings(max_instances=3, actuator="webhook", webhook_url="http://h", webhook_secret="s")
     assert isinstance(actuator_of(hook), Webhook)
+
+
+async def test_a_webhook_with_a_certificate_of_the_systems_ca_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, made = trustme.CA(), Receiver()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("localhost").configure_cert(tls)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0, ssl=tls)
+    url = f"https://localhost:{server.sockets[0].getsockname()[1]}/scale"
+    refused = await Webhook(url, "secret").call("default", RECORD)
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    accepted = await Webhook(url, "secret").call("default", RECORD)
+    server.close()
+    await asyncio.gather(*made.serving, return_exceptions=True)
+
+    assert not refused.accepted and "CERTIFICATE_VERIFY_FAILED" in refused.text
+    assert accepted == ActuatorReply(True, "202 ok")
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "socks5h://127.0.0.1:1", "carrier-pigeon://x", "http://["])
+async def test_a_proxy_of_the_environment_that_cannot_be_used_is_an_answer(
+    proxy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    reply = await Webhook("http://hooks.example/scale", "secret").call("default", RECORD)
+    assert not reply.accepted and reply.text.startswith("http://hooks.example/scale: ")
+
+
+async def test_a_webhook_is_asked_over_a_socks_proxy(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """SOCKS 5 without authentication, and the receiver at the end of every way."""
+        await reader.readexactly(3)
+        writer.write(b"\x05\x00")
+        head = await reader.readexactly(5)
+        await reader.readexactly(head[4] + 2)
+        writer.write(b"\x05\x00\x00\x01" + bytes(6))
+        await receiver.serve(reader, writer)
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    monkeypatch.setenv("ALL_PROXY", f"socks5://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    reply = await Webhook("http://hooks.example/scale", "secret").call("default", RECORD)
+    server.close()
+    assert reply == ActuatorReply(True, "202 ok")
+
+
+async def test_the_password_of_a_webhooks_url_is_sent_and_never_shown(receiver: Receiver) -> None:
+    url = receiver.url.replace("http://", "http://user:hunter2@")
+    assert (await Webhook(url, "secret").call("default", RECORD)).accepted
+    assert receiver.got[0][0]["authorization"].startswith("basic ")
+    gone = await Webhook("http://user:hunter2@127.0.0.1:1/", "secret").call("default", RECORD)
+    assert not gone.accepted and "hunter2" not in gone.text and "127.0.0.1:1" in gone.text

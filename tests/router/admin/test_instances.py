@@ -83,6 +83,18 @@ async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "url")
 
 
+async def test_a_url_with_a_password_is_refused_and_not_shown(start_runtime: Any, client_of: Any, tools: Any) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"),)))
+    url = "http://bob:hunter2@elsewhere:8000"
+
+    for refused in (
+        await client.post("/admin/instances", json={"id": "b", "url": url}),
+        await client.patch("/admin/instances/a", json={"url": url}),
+    ):
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "url")
+        assert "hunter2" not in refused.text and "router.upstream_api_key" in refused.text
+
+
 async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(
     start_runtime: Any, client_of: Any, tools: Any
 ) -> None:

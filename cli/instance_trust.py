@@ -1,0 +1,15 @@
+"""The TLS of the commands towards instances."""
+
+from __future__ import annotations
+
+from cli.errors import UnfitSettingsError
+from cli.settings import Settings
+from statestore.trust import InstanceTrust, TrustError
+
+
+def instance_trust(settings: Settings) -> InstanceTrust:
+    """Raises UnfitSettingsError: a file that ``upstream`` names cannot be used."""
+    try:
+        return InstanceTrust(settings.upstream)
+    except TrustError as error:
+        raise UnfitSettingsError(str(error)) from error

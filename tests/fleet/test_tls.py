@@ -1,0 +1,128 @@
+"""Instances that speak TLS, with a certificate of a private CA, and want to see one of their clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+from fleet_process import Fleet, running_fleet, until
+
+QUICK = ("--replicas", "1", "--workers", "1", "--instances", "1", "--worker.health_interval_s", "0.3")
+TOKENIZES = ("--pools", json.dumps([{"tokenizer": "instances"}]))
+
+
+@contextlib.contextmanager
+def emulated(log: Path) -> Iterator[str]:
+    """The URL of an emulated instance."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+        )
+    try:
+        yield until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def behind_tls(url: str, tls: ssl.SSLContext) -> Iterator[str]:
+    """The URL of a server that speaks TLS and passes all bytes on to the one at ``url``."""
+    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, int]] = Future()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(writer):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", urlsplit(url).port)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(back), contextlib.closing(writer):
+            await asyncio.gather(pass_on(reader, back), pass_on(there, writer))
+
+    async def serve() -> None:
+        server, stop = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls), asyncio.Event()
+        begun.set_result((asyncio.get_running_loop(), stop, server.sockets[0].getsockname()[1]))
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    loop, stop, port = begun.result(10)
+    try:
+        yield f"https://localhost:{port}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+def ask(fleet: Fleet, *, stream: bool) -> tuple[str, bytes]:
+    """The instance that completes a prompt, and its answer."""
+    body = {"model": fleet.model, "prompt": "Hello!", "max_tokens": 4, "stream": stream}
+    request = urllib.request.Request(
+        f"{fleet.endpoint}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return str(answer.headers["x-dualmap-instance"]), answer.read()
+
+
+@pytest.mark.parametrize("named_by", ["environment", "settings"])
+def test_every_client_of_an_instance_trusts_it_and_shows_its_certificate(
+    named_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, ca_file, client_file = trustme.CA(), tmp_path / "ca.pem", tmp_path / "client.pem"
+    ca.cert_pem.write_to_path(str(ca_file))
+    ca.issue_cert("router.fleet").private_key_and_cert_chain_pem.write_to_path(str(client_file))
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("localhost").configure_cert(tls)
+    options: tuple[str, ...] = ()
+    if named_by == "environment":
+        monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+    else:
+        tls.verify_mode = ssl.CERT_REQUIRED
+        ca.configure_trust(tls)
+        options = ("--upstream.ca_file", str(ca_file), "--upstream.certificate_file", str(client_file))
+
+    with (
+        emulated(tmp_path / "emulator.log") as url,
+        behind_tls(url, tls) as secure,
+        running_fleet(tmp_path, (*QUICK, *TOKENIZES, *options)) as fleet,
+    ):
+        fleet.dualmap("instances", "add", "secure", secure, "--url", fleet.endpoint)
+        until(lambda: fleet.instances()["secure"]["state"] == "ready", "it is ready")
+        [other] = fleet.instances().keys() - {"secure"}
+        fleet.dualmap("instances", "drain", other, "--url", fleet.endpoint)
+        until(lambda: fleet.instances()[other]["state"] == "standby", "the other one is parked")
+
+        assert [ask(fleet, stream=stream)[0] for stream in (False, True)] == ["secure", "secure"]
+        assert fleet.get("/v1/models")["data"][0]["max_model_len"] > 0
+        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as answer:
+            metrics = answer.read().decode()
+        tokenized = [line for line in metrics.splitlines() if line.startswith("dualmap_tokenized_prompts_total")]
+        assert any('"exact"' in line and float(line.split()[-1]) > 0 for line in tokenized), tokenized
+
+
+def test_an_instance_whose_ca_nobody_named_says_so(tmp_path: Path) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("localhost").configure_cert(tls)
+    with (
+        emulated(tmp_path / "emulator.log") as url,
+        behind_tls(url, tls) as secure,
+        running_fleet(tmp_path, QUICK) as fleet,
+    ):
+        fleet.dualmap("instances", "add", "secure", secure, "--url", fleet.endpoint)
+        trouble = until(lambda: fleet.instances()["secure"].get("trouble"), "its check says what is wrong")
+        assert "certificate" in trouble and "upstream.ca_file" in trouble
