@@ -71,7 +71,7 @@ _OWN_PATHS: Final = frozenset(
         "/redoc", "/ui", "/v1/models", "/version", METASERVER_PATH, ABORT_PATH, *ENGINE_CONTROL_PATHS,
     }
 )  # fmt: skip
-_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/ui/", "/v1/models/")
+_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/")
 _ANY_METHOD: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 
 _ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")

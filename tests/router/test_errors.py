@@ -13,6 +13,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 ANTHROPIC_SERVER_TYPES = {
     "authentication_error",
     "not_found_error",
+    "permission_error",
     "request_too_large",
     "rate_limit_error",
     "api_error",
