@@ -52,3 +52,22 @@ def test_every_dashboard_has_panels_with_queries() -> None:
         dashboard = json.loads(path.read_text("utf-8"))
         assert len(dashboard["panels"]) >= 8
         assert all(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+
+
+def test_every_alert_waits_names_whom_it_is_about_and_leads_to_its_section_of_the_runbook() -> None:
+    runbook = (ROOT / "docs" / "operate" / "runbook.md").read_text("utf-8")
+    sections = {heading.lower().replace(" ", "-") for heading in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}
+    rules = yaml.safe_load(ALERTS.read_text("utf-8"))["groups"][0]["rules"]
+
+    for rule in rules:
+        page, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert "for" in rule, rule["alert"]
+        assert (page, section in sections) == ("docs/operate/runbook.md", True), rule["alert"]
+        outermost = re.match(r"(?:max|sum|histogram_quantile\([\d.]+, sum) by \(([\w, ]+)\)", rule["expr"])
+        for label in outermost[1].split(", ") if outermost else ():
+            assert (
+                label == "le"
+                or f"$labels.{label}" in rule["annotations"]["description"]
+                or ("histogram" in rule["expr"] and label == "pool")
+            ), rule["alert"]
+    assert len(sections) == len(rules)
