@@ -61,7 +61,9 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
         instances.add_row(instance_id, *role, spec.state.value, spec.url, *figures)
     replicas = _table("replica", "lease ends in s", "about", numbers_from=9)
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.replica_id):
-        about = ", ".join(f"{name} {value}" for name, value in sorted(replica.info.items()) if name != INFO_FIELD)
+        about = ", ".join(
+            f"{name} {value}" for name, value in sorted(replica.info.items()) if value and name != INFO_FIELD
+        )
         replicas.add_row(replica.replica_id, f"{(replica.expires_ms - snapshot.now_ms) / 1000:.1f}", about)
     leader = snapshot.leader
     leading = f"{leader.owner} (fence {leader.fence})" if leader else "none"

@@ -36,6 +36,7 @@ ONE_DEATH_S: Final = 5.0
 """An engine's requests break one after the other: within this time it died once."""
 COMMON_CAUSE_S: Final = 5.0
 """Instances that are lost within this time of each other may have been lost for one reason."""
+LOSS_MEMORY_S: Final = 60.0
 MAX_SUSPECTS: Final = 16_384
 """The oldest suspects are forgotten first."""
 
@@ -93,6 +94,8 @@ class Quarantine:
         self._lost_s: dict[str, float] = {}
         """Of each instance that answers nothing any more, when that was seen first; of none that a prompt is refused
         for."""
+        self._missed_s: dict[str, float] = {}
+        """Of each such instance, when it was seen last."""
 
     def answered(self, instance_id: str) -> None:
         """The instance gave a token, or a whole answer."""
@@ -102,7 +105,17 @@ class Quarantine:
         """No connection could be made to the instance, or it was closed unanswered."""
         self._lose(instance_id, self._clock.monotonic_s())
 
+    def lost(self) -> frozenset[str]:
+        """Instances that died, or could not be reached, a short while ago, and have answered nothing since."""
+        since_s = self._clock.monotonic_s() - LOSS_MEMORY_S
+        return frozenset(
+            name
+            for name, seen_s in self._missed_s.items()
+            if seen_s > max(since_s, self._answered_s.get(name, since_s))
+        )
+
     def _lose(self, instance_id: str, now_s: float) -> None:
+        self._missed_s[instance_id] = now_s
         seen_s = self._lost_s.get(instance_id, self._died_s.get(instance_id))
         if seen_s is None or self._answered_s.get(instance_id, seen_s) > seen_s:
             self._lost_s[instance_id] = now_s
@@ -154,7 +167,7 @@ class Quarantine:
 
     def forget_all_but(self, instance_ids: Mapping[str, object]) -> None:
         """Drop what is kept about instances that left the fleet."""
-        for kept in (self._answered_s, self._died_s, self._lost_s):
+        for kept in (self._answered_s, self._died_s, self._lost_s, self._missed_s):
             for instance_id in kept.keys() - instance_ids.keys():
                 del kept[instance_id]
 

@@ -14,6 +14,7 @@ from scheduling.legs import request_id_of
 from scheduling.request import Request
 from statestore.answers import PoolSnapshot
 from statestore.errors import StoreError
+from statestore.leases import AVOIDED_FIELD, LOST_FIELD
 from statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
@@ -121,9 +122,18 @@ class Replica:
         context = self._context
         lease_ms = round(context.settings.replica_lease_s * 1000)
         traffic = TrafficCounts.of(self._pool.metrics).to_text()
-        info = {**self._info, "requests": str(len(context.live)), INFO_FIELD: traffic}
-        if self._pool.tokenizer is not None:
-            info["tokens"] = self._pool.tokenizer.status
+        pool, now_s = self._pool, context.clock.monotonic_s()
+        lost = pool.quarantine.lost() | pool.breakers.failing()
+        avoided = pool.breakers.avoided(now_s)
+        info = {
+            **self._info,
+            "requests": str(len(context.live)),
+            INFO_FIELD: traffic,
+            LOST_FIELD: " ".join(sorted(lost)),
+            AVOIDED_FIELD: ", ".join(f"{name} ({each.state}: {each.reason})" for name, each in sorted(avoided.items())),
+        }
+        if pool.tokenizer is not None:
+            info["tokens"] = pool.tokenizer.status
         call = context.metrics.store_calls["heartbeat"]
         self._reachable = False
         known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))

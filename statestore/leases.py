@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 RETIRED = 0
 """Expiry of a replica's lease that its owner ended."""
@@ -20,6 +21,12 @@ def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
     ``shared/leases.lua``.
     """
     return 0 < expires_ms - now_ms <= 2 * lease_ms
+
+
+LOST_FIELD: Final = "lost"
+"""Of a replica's information: the instances that it cannot reach, or that fail all its requests, by id."""
+AVOIDED_FIELD: Final = "avoids"
+"""Of a replica's information: the instances that it sends nothing, or trial requests alone, and why."""
 
 
 @dataclass(frozen=True, slots=True)

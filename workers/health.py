@@ -12,13 +12,24 @@ from typing import Any
 
 from scheduling.backoff import worth_logging
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.lifecycle import InstanceEvent, next_state
+from scheduling.lifecycle import SERVING, InstanceEvent, next_state
 from statestore.clock import Clock
+from statestore.leases import LOST_FIELD
 from statestore.open_files import ShortageLog
 from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.described import reported_changes, reported_limits
-from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
+from workers.health_rules import (
+    CheckResult,
+    HealthRecord,
+    Thresholds,
+    conclude,
+    evaluate,
+    is_lost,
+    is_suspect,
+    most_fail,
+    update_suspicion,
+)
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
 from workers.probe import Health, NotAskedError, Prober
@@ -45,6 +56,7 @@ UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
 _SHOWN_MODELS = 4
 _NO_PROGRESS = "no progress with work pending"
+_CUT_OFF = "as of most instances at once: those that no router has lost stay in service"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
 
@@ -110,6 +122,10 @@ class HealthChecker:
         self._notes: dict[str, str] | None = None
         """What the store says is wrong with instances; None until it was read."""
         self._shortage_log = ShortageLog()
+        self._serving: frozenset[str] = frozenset()
+        """The instances in service, as of the last tick."""
+        self._cut_off = False
+        """The checks of most instances in service fail."""
         self._slots = asyncio.Semaphore(CONCURRENCY)
         self._under_way: dict[str, asyncio.Task[None]] = {}
 
@@ -131,6 +147,8 @@ class HealthChecker:
         await self._forget_notes(membership.instances)
         self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
         self._limits = {name: kept for name, kept in self._limits.items() if name in membership.instances}
+        self._serving = frozenset(name for name, spec in membership.instances.items() if spec.state in SERVING)
+        self._note_contact()
         due = plan_tick(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
         if not due:
             return
@@ -188,7 +206,8 @@ class HealthChecker:
         if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
             record = await self._read_models(spec, record, pause_s)
         if result is not CheckResult.OK or spec.state is not InstanceState.DOWN:  # then it has to prove itself
-            await self._note(spec, _trouble(result, health, record))
+            trouble = _trouble(result, health, record)
+            await self._note(spec, f"{trouble}; {_CUT_OFF}" if self._cut_off and health.complaint else trouble)
         if restarted:
             self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
             await self._restart(spec, InstanceEvent.RESTARTED, "restarted between two checks")
@@ -270,6 +289,8 @@ class HealthChecker:
         if event is None or next_state(spec.state, event) is spec.state:
             return
         if event is InstanceEvent.UNHEALTHY:
+            if result is CheckResult.FAILED and await self._stays(spec):
+                return
             kept = record.keeps_cache(result, refused=health.refused)
             cause = health.complaint or _NO_PROGRESS
             await self._change(spec, event, cause, keeps_cache=kept)
@@ -281,6 +302,33 @@ class HealthChecker:
         else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
+
+    async def _stays(self, spec: InstanceSpec) -> bool:
+        """Whether an instance whose checks fail stays in service, as those of most fail and no router has lost it."""
+        serving = self._records.keys() & self._serving
+        cut_off = most_fail(self._records[name] for name in serving)
+        if not cut_off:
+            return False
+        if not self._cut_off:
+            self._cut_off = True
+            self._metrics.health_cut_off.labels(self._pool.name).set(1)
+            log.error(
+                "the checks of most instances fail at once pool=%s: they stay in service unless a router has lost them"
+                " too; is this worker cut off from them?",
+                self._pool.name,
+            )
+        overview = await self._reader.overview()
+        routers = [replica for replica in overview.replicas if replica.beaten and replica.is_alive(overview.now_ms)]
+        lost = [frozenset(replica.info.get(LOST_FIELD, "").split()) for replica in routers]
+        return not is_lost(spec.instance_id, overview.loads.get(spec.instance_id), lost, self._thresholds)
+
+    def _note_contact(self) -> None:
+        """Some check succeeds: this worker is not cut off, or not any more."""
+        serving = self._records.keys() & self._serving
+        if self._cut_off and not most_fail(self._records[name] for name in serving):
+            self._cut_off = False
+            self._metrics.health_cut_off.labels(self._pool.name).set(0)
+            log.warning("the checks of most instances succeed again pool=%s", self._pool.name)
 
     async def _return(self, spec: InstanceSpec, record: HealthRecord) -> None:
         """An instance that was down is ready again, with its KV metadata if it is certain that its engine ran on."""

@@ -15,10 +15,14 @@ known.
 An engine that is restarted between two checks answers both, with an empty KV cache. Only a connection that has to be
 opened again can hide a restart from the checker. Then, and at intervals in case a proxy keeps its connection open, it
 reads from the metrics which run of the process answers.
+
+Checks are made from one place. Where those of most instances fail at once, more likely the checker is cut off than all
+of them are gone: then an instance stays in service unless it is lost to a router too, or has made no progress.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -114,6 +118,17 @@ def update_suspicion(former: Suspicion | None, progress: float | None, now_s: fl
     if former is None or (progress is not None and progress != former.progress):
         return Suspicion(progress, now_s)
     return former if progress is None else replace(former, unmoved_s=now_s)
+
+
+def most_fail(records: Iterable[HealthRecord]) -> bool:
+    """Whether the latest checks of most of the instances in service failed."""
+    failed = [record.failures > 0 for record in records]
+    return 2 * sum(failed) > len(failed)
+
+
+def is_lost(instance_id: str, load: InstanceLoad | None, lost: Sequence[frozenset[str]], rule: Thresholds) -> bool:
+    """Whether an instance whose checks fail, as those of most do, is gone; ``lost``: what each router has lost."""
+    return not lost or any(instance_id in each for each in lost) or is_suspect(load, rule)
 
 
 def evaluate(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> CheckResult:

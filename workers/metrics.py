@@ -86,6 +86,12 @@ class WorkerMetrics:
             ["pool", "outcome"],
             registry=self.registry,
         )
+        self.health_cut_off = Gauge(
+            "dualmap_worker_health_cut_off",
+            "1 while the checks of most instances fail at once, so that only those go down that a router has lost too",
+            ["pool"],
+            registry=self.registry,
+        )
         self.health_transitions = Counter(
             "dualmap_worker_health_transitions",
             "State changes of instances made by this worker",

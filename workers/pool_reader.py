@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from scheduling.instance import InstanceLoad
-from statestore.answers import Membership
+from statestore.answers import Membership, PoolOverview
 from statestore.clock import Clock
 from statestore.pool import PoolStore
 
@@ -20,6 +20,8 @@ class PoolReader(Protocol):
     async def membership(self) -> Membership: ...
 
     async def loads(self) -> Mapping[str, InstanceLoad]: ...
+
+    async def overview(self) -> PoolOverview: ...
 
 
 class _Cached(Generic[T]):
@@ -49,9 +51,13 @@ class CachedPoolReader:
     def __init__(self, pool: PoolStore, clock: Clock, max_age_s: float) -> None:
         self._membership = _Cached(pool.membership, clock, max_age_s)
         self._loads = _Cached(pool.loads, clock, max_age_s)
+        self._overview = _Cached(pool.overview, clock, max_age_s)
 
     async def membership(self) -> Membership:
         return await self._membership.get()
 
     async def loads(self) -> Mapping[str, InstanceLoad]:
         return await self._loads.get()
+
+    async def overview(self) -> PoolOverview:
+        return await self._overview.get()

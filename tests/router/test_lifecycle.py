@@ -708,6 +708,23 @@ async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
+async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(
+    start_runtime: Any, tools: Any, path: str
+) -> None:
+    runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
+    closed = InstanceFailure(FailureKind.CLOSED, "the connection broke", still_accepts=True)
+    for number in range(20):
+        request = await runtime.lifecycle.place(tools.request(f"prompt {number % 3}", path=path, body_hash=number % 3))
+        with pytest.raises(UpstreamError, match="3 instances failed"):
+            while True:
+                await request.reroute(closed)
+
+    request = await runtime.lifecycle.place(tools.request("prompt 0", path=path, body_hash=0))
+    request.finish(Outcome.COMPLETED)
+    assert not runtime.pools.pools["default"].quarantine.suspects
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
     start_runtime: Any, tools: Any, path: str
 ) -> None:

@@ -629,3 +629,57 @@ async def test_why_an_instance_does_not_serve_is_noted_until_it_does(check, serv
     await pool.set_instance_state("unknown", InstanceState.STANDBY)
     await check()
     assert await pool.notes() == {}
+
+
+# a checker that is cut off ---------------------------------------------------------------------------------------
+async def beat(pool, **info: str) -> None:
+    await pool.heartbeat("router-1", 600_000, info)
+
+
+@pytest.fixture
+async def unreachable(add_instance, servers):
+    """Three instances in service that the checker cannot reach, while a router is alive."""
+    for name in "abc":
+        server = await servers()
+        await server.stop()
+        await add_instance(name, url=server.url)
+
+
+async def test_instances_that_one_checker_cannot_reach_stay_in_service(
+    unreachable, pool, check, state_of, value, caplog
+) -> None:
+    await beat(pool)
+
+    await check(6)
+
+    assert [await state_of(name) for name in "abc"] == [InstanceState.READY] * 3
+    assert value("dualmap_worker_health_cut_off", pool="default") == 1
+    assert caplog.text.count("the checks of most instances fail at once") == 1
+    notes = (await pool.overview()).notes
+    assert all("of most instances at once" in notes[name].text for name in "abc")
+
+
+async def test_an_instance_that_a_router_has_lost_too_goes_down(unreachable, pool, check, state_of) -> None:
+    await beat(pool, lost="b c")
+
+    await check(4)
+
+    assert [await state_of(name) for name in "abc"] == [InstanceState.READY, InstanceState.DOWN, InstanceState.DOWN]
+
+
+async def test_where_no_router_is_alive_the_checks_alone_decide(unreachable, check, state_of) -> None:
+    await check(4)
+    assert [await state_of(name) for name in "abc"] == [InstanceState.DOWN] * 3
+
+
+async def test_one_of_many_goes_down_whatever_routers_say(add_instance, servers, pool, check, state_of) -> None:
+    await beat(pool)
+    for name in "abc":
+        server = await servers()
+        if name == "b":
+            await server.stop()
+        await add_instance(name, url=server.url)
+
+    await check(4)
+
+    assert [await state_of(name) for name in "abc"] == [InstanceState.READY, InstanceState.DOWN, InstanceState.READY]

@@ -6,7 +6,16 @@ import pytest
 
 from scheduling.instance import InstanceLoad, InstanceState
 from scheduling.lifecycle import InstanceEvent
-from workers.health_rules import CheckResult, HealthRecord, Thresholds, conclude, evaluate, is_suspect, update_suspicion
+from workers.health_rules import (
+    CheckResult,
+    HealthRecord,
+    Thresholds,
+    conclude,
+    evaluate,
+    is_suspect,
+    most_fail,
+    update_suspicion,
+)
 
 LIMITS = Thresholds(down_after=3, up_after=2, stall_suspect_s=15.0, stall_down_s=30.0)
 
@@ -92,3 +101,8 @@ def test_one_reading_alone_condemns_nobody_however_short_the_patience() -> None:
 
 def test_a_failed_check_is_a_failed_check_whatever_the_counters_say() -> None:
     assert evaluate("status 500", None, LIMITS) is CheckResult.FAILED
+
+
+def test_most_instances_fail_where_more_than_half_do() -> None:
+    good, bad = HealthRecord(0.0, successes=1), HealthRecord(0.0, failures=1)
+    assert [most_fail(records) for records in ([], [good, bad], [good, bad, bad], [bad])] == [False, False, True, True]

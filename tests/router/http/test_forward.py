@@ -704,6 +704,21 @@ async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_t
     assert [failure.kind for failure in lifecycle.placed_requests[1].failures] == [FailureKind.CLOSED]
 
 
+@pytest.mark.parametrize("listens", [True, False])
+async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet, listens: bool) -> None:
+    async def close(talk):
+        if not listens:
+            instances[0].close_port()
+        talk.reset()
+
+    lifecycle, instances, client = await fleet(close, whole_answer)
+    client.chat()
+    assert (await client.answer()).status == 200
+    [failure] = lifecycle.placed_request.failures
+    assert failure.kind is FailureKind.CLOSED
+    assert failure.engine_died is not listens
+
+
 async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, kit) -> None:
     async def hang(talk):
         await talk.begin_stream()
