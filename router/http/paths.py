@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from router.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
 from router.metaserver import PATH as METASERVER_PATH
+from router.port_metrics import COUNTS_PATH
 
 PASSTHROUGH_PATHS = frozenset(
     {
@@ -68,7 +69,7 @@ _STORED_RESPONSES = RESPONSES_PATH + "/"
 _OWN_PATHS: Final = frozenset(
     {
         "/", "/admin", "/docs", "/favicon.ico", "/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready",
-        "/redoc", "/ui", "/v1/models", "/version", METASERVER_PATH, ABORT_PATH, *ENGINE_CONTROL_PATHS,
+        "/redoc", "/ui", "/v1/models", "/version", COUNTS_PATH, METASERVER_PATH, ABORT_PATH, *ENGINE_CONTROL_PATHS,
     }
 )  # fmt: skip
 _OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/")

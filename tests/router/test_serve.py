@@ -304,6 +304,31 @@ async def test_two_replicas_share_one_port(start_process: StartProcess, instance
                 seen.add((await client.get(f"{first.url}/health")).json()["replica_id"])
 
 
+async def test_metrics_of_a_shared_port_are_those_of_all_its_replicas_and_a_replicas_own_at_its_own(
+    start_process: StartProcess, instance: Instance, valkey_url: str
+) -> None:
+    first = await start_process(instance.url)
+    second = await start_process(instance.url, port=int(first.url.rpartition(":")[2]))
+    await make_ready(valkey_url)
+    replicas = (first, first, second)
+
+    async def counted(url: str) -> float:
+        async with httpx.AsyncClient() as client:  # another connection each time: the kernel gives it to either
+            page = (await client.get(f"{url}/metrics")).text
+        return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("dualmap_requests_total{"))
+
+    async with httpx.AsyncClient() as client:
+        for replica in replicas:
+            answer = await client.post(f"{replica.ops_url}/v1/completions", json={"model": "default", "prompt": "a"})
+            assert answer.status_code == 200, answer.text
+
+    async def all_are_known() -> bool:
+        return [await counted(first.url) for _ in range(8)] == [3.0] * 8
+
+    await until(all_are_known)
+    assert [await counted(replica.ops_url) for replica in (first, second)] == [2.0, 1.0]
+
+
 async def test_a_taken_port_stops_the_start_and_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
