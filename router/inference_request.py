@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from router.trace_context import TraceContext
 from scheduling.blocks import Prompt, TextPrompt
@@ -171,6 +172,12 @@ def response_id(request_id: str, instance_id: str) -> str:
     """
     named = _NO_PART_OF_A_NAME.sub(lambda found: b"~%02X" % found[0][0], request_id.encode("utf-8", "surrogatepass"))
     return f"resp_{named.decode()}@{instance_id}"
+
+
+def request_of_response(response: str) -> str:
+    """The request that ``response_id`` made this id for; nonsense for any other."""
+    named = response.removeprefix("resp_").rpartition("@")[0]
+    return unquote(named.replace("~", "%"), errors="surrogatepass")
 
 
 def storing_instance(previous_response_id: object) -> str | None:

@@ -20,6 +20,7 @@ from router.admin.scope import RuntimeParam
 from router.errors import NotFoundError
 from router.explain import KEPT_EXPLANATIONS, Explanation
 from router.explain_costs import costs_of
+from router.inference_request import request_of_response
 from router.runtime import Runtime
 from scheduling.request import Request as RequestRecord
 from statestore.trust import system_trust
@@ -112,7 +113,7 @@ def meant_by(given: str) -> tuple[str, ...]:
         ids.append(rest)
     if given.startswith(("resp_", "msg_")):
         rest = given.partition("_")[2]
-        ids += [rest.rpartition("@")[0] or rest, rest]
+        ids += [request_of_response(given) or rest, rest]
     return tuple(dict.fromkeys(ids))
 
 

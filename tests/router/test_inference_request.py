@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from router.inference_request import response_id, storing_instance
+from router.inference_request import request_of_response, response_id, storing_instance
 
 IDS = ["a", "a/b", "a~2Fb", "a%2Fb", "a?b#c", "a@b", "a b", "a+b", "ä", "../..", "a\udc80"]
 
@@ -16,6 +16,7 @@ def test_an_id_of_a_response_is_one_part_of_a_path_and_names_its_instance(reques
     made = response_id(request_id, "npu-0:8000")
     assert re.fullmatch(r"resp_[A-Za-z0-9_.~-]+@npu-0:8000", made)
     assert storing_instance(made) == "npu-0:8000"
+    assert request_of_response(made) == request_id
 
 
 def test_requests_with_different_ids_have_responses_with_different_ids() -> None:
