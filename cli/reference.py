@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from cli import fleet_settings
 from cli.as_json import as_json
-from cli.instance_trust import instance_trust
+from cli.errors import UnfitSettingsError
 from cli.settings import Settings
 from scheduling.request import Request
 
@@ -87,9 +87,19 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             for row in rows:
                 print(f"--{row.path:<44} {row.default:<28} {row.description}")
     else:
-        instance_trust(settings)
         _show(arguments, settings)
+        return _complain(settings)
     return 0
+
+
+def _complain(settings: Settings) -> int:
+    """Say all that a start with these settings would refuse; the exit code."""
+    from cli.checks import complaints
+
+    found = list(complaints(settings))
+    for complaint in found:
+        print(f"dualmap settings: {complaint}", file=sys.stderr)
+    return UnfitSettingsError.exit_code if found else 0
 
 
 def _show(arguments: argparse.Namespace, settings: Settings) -> None:

@@ -55,13 +55,22 @@ def open_tracing(settings: RouterSettings, replica_id: str) -> SpanExport | None
     """
     if settings.tracing_url is None:
         return None
+    require_tracing(settings)
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return SpanExport(OTLPSpanExporter(endpoint=settings.tracing_url, session=tracing_session()), replica_id)
+
+
+def require_tracing(settings: RouterSettings) -> None:
+    """Raises TracingUnavailableError if tracing is wanted and its packages are missing."""
+    if settings.tracing_url is None:
+        return
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
     except ImportError as error:
         raise TracingUnavailableError(
             "router.tracing_url needs OpenTelemetry: pip install 'dualmap-fleet[tracing]', or leave the setting out"
         ) from error
-    return SpanExport(OTLPSpanExporter(endpoint=settings.tracing_url, session=tracing_session()), replica_id)
 
 
 def tracing_session() -> Any:

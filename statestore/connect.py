@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scheduling.settings import SchedulingSettings
-from statestore.embedded import EmbeddedValkey
+from statestore.embedded import EmbeddedValkey, server_binary
 from statestore.errors import StoreConfigurationError
 from statestore.memory import MemoryStore
 from statestore.pool import PoolStore
 from statestore.redis import RedisStore
+from statestore.redis.servers import Servers
 from statestore.settings import StoreSettings
 from statestore.url import parse_store_url
 
@@ -26,6 +27,24 @@ class Store(Protocol):
     def pool(self, name: str) -> PoolStore: ...
 
 
+def require_shared(settings: StoreSettings) -> None:
+    """Check, without a connection, that the settings name a store which several processes can use.
+
+    Raises:
+        StoreConfigurationError: one process alone can see it, or a file that its URL names cannot be read.
+    """
+    url = parse_store_url(settings.url)
+    if url.of_one_process:
+        raise StoreConfigurationError(
+            f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
+            " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
+        )
+    if url.scheme == "embedded":
+        server_binary()
+    else:
+        Servers(settings.url, settings.connect_timeout_s)
+
+
 async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings, shared: bool = False) -> Store:
     """The opened store behind ``settings.url``; the caller closes it.
 
@@ -38,11 +57,8 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings,
         StoreUnavailableError: the server cannot be reached.
     """
     url = parse_store_url(settings.url)
-    if shared and url.of_one_process:
-        raise StoreConfigurationError(
-            f"store.url {settings.url} is seen by one process only, and routers and workers are several:"
-            " use redis:// or embedded:///PATH, or run 'dualmap up' without store.url"
-        )
+    if shared:
+        require_shared(settings)
     if url.scheme == "memory":
         store: Store = MemoryStore(scheduling)
     elif url.scheme == "embedded":

@@ -24,6 +24,8 @@ from statestore.settings import PoolSettings
 from statestore.trust import InstanceTrust
 
 if TYPE_CHECKING:
+    from router.tokens.encoder import LocalEncoder
+    from router.tokens.model_files import ChatTemplates
     from router.tokens.tokenizer import PoolTokenizer
 
 
@@ -76,22 +78,31 @@ def build_tokenizer(
     )
 
 
-def _by_files(pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics) -> PoolTokenizer:
+def read_model(pool: PoolSettings, folder: Path) -> tuple[LocalEncoder, ChatTemplates | None]:
+    """The tokenizer and the chat templates of a model's files.
+
+    Raises:
+        NoTokenizerError: they cannot be used.
+    """
     if any(find_spec(library) is None for library in ("fastokens", "jinja2", "tokenizers")):
         raise NoTokenizerError(
             f"pool {pool.name!r} has a tokenizer: install the package's extra, dualmap-fleet[tokens]"
         )
     from router.tokens.encoder import LocalEncoder
     from router.tokens.model_files import read_templates
-    from router.tokens.tokenizer import PoolTokenizer
 
     try:
-        encoder = LocalEncoder(folder)
-        templates = read_templates(
+        return LocalEncoder(folder), read_templates(
             folder, template_file=pool.chat_template, default_variables=pool.chat_template_kwargs
         )
     except ValueError as error:
         raise NoTokenizerError(f"pool {pool.name!r}: {error}") from error
+
+
+def _by_files(pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics) -> PoolTokenizer:
+    encoder, templates = read_model(pool, folder)
+    from router.tokens.tokenizer import PoolTokenizer
+
     return PoolTokenizer(
         encoder,
         templates,

@@ -1,0 +1,33 @@
+"""What a router or a worker refuses at its start beyond what the values of settings show: files, packages, stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from cli.settings import Settings
+from router.tokens import NoTokenizerError, read_model
+from router.tracing import TracingUnavailableError, require_tracing
+from statestore.connect import require_shared
+from statestore.errors import StoreConfigurationError
+from statestore.trust import InstanceTrust, TrustError
+
+_UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TrustError)
+
+
+def complaints(settings: Settings) -> Iterator[str]:
+    """Why a fleet of these settings would not start on this machine. Reads the files they name, and asks no server."""
+    for check in _checks(settings):
+        try:
+            check()
+        except _UNFIT as error:
+            yield str(error)
+
+
+def _checks(settings: Settings) -> Iterator[Callable[[], object]]:
+    yield partial(require_shared, settings.store)
+    yield partial(require_tracing, settings.router)
+    yield partial(InstanceTrust, settings.upstream)
+    for pool in settings.pools:
+        if pool.tokenizer is not None and pool.tokenizer != "instances":
+            yield partial(read_model, pool, pool.tokenizer)
