@@ -191,18 +191,19 @@ class DecodeLeg:
             await self._owner.pool.fleet.release((self._release(""),))
             self._reserved = False
 
-    def release(self, note: str, settled: Callable[[], None] | None) -> bool:
-        """Have the reservation released, if there is one, which the answer tells. Never waits."""
+    def release(self, note: str, settled: Callable[[], None] | None, *, answered: bool) -> bool:
+        """Have the reservation released, if there is one, which the answer tells; ``answered``: its instance has given
+        the whole answer. Never waits."""
         self._leave()
         if not self._reserved:
             return False
         self._reserved = False
-        self._owner.pool.outbox.post(self._release(note), settled)
+        self._owner.pool.outbox.post(self._release(note, seen=answered), settled)
         return True
 
-    def _release(self, note: str) -> Release:
+    def _release(self, note: str, *, seen: bool = False) -> Release:
         """Of the present attempt."""
-        return self._owner.pool.fleet.over(self.request_id, self._owner.decode_attempts, note)
+        return self._owner.pool.fleet.over(self.request_id, self._owner.decode_attempts, note, seen=seen)
 
     def story(self) -> tuple[str | None, float | None, tuple[PlacementRound, ...], int]:
         """Its part of the request's explanation: where it was decoded, when that was reserved, every decision on it,
@@ -226,6 +227,5 @@ class DecodeLeg:
             uncached_tokens=owner.chain.prompt_tokens - self.cached_tokens,
             enqueued_ms=now_ms - round(owner.age_s * 1000),
             dispatched_ms=now_ms,
-            prefilled_ms=now_ms,
             leg=Leg.DECODE,
         )

@@ -26,9 +26,14 @@ _LOAD_GAUGES = {
     "context_tokens": "Prompt and expected output tokens of the running requests",
     "cached_blocks": "Blocks the KV metadata lists for the instance",
     "prefill_tokens_per_s": "Learned prefill rate",
-    "stalled_s": "Time since the last finished prefill while on-time work is pending",
+    "stalled_s": "Time since a prefill was last seen to finish while on-time work is pending",
+    "silent_s": "Time since a prefill was last seen to finish while requests run",
 }
-_METRIC_NAMES = {"prefill_tokens_per_s": "prefill_tokens_per_second", "stalled_s": "stalled_seconds"}
+_METRIC_NAMES = {
+    "prefill_tokens_per_s": "prefill_tokens_per_second",
+    "stalled_s": "stalled_seconds",
+    "silent_s": "silent_seconds",
+}
 """Where Prometheus wants the unit spelt out."""
 
 

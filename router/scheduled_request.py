@@ -180,9 +180,14 @@ class ScheduledRequest(RequestStory):
         if self.leg is Leg.WHOLE and not self._done:
             output_tokens = self.prompt.expected_output_tokens
             self.pool.contexts_ahead.sent(self.instance_id, self.request_id, self.chain, output_tokens)
-        spec, shows_first_token = self._spec, self.inference_request.stream or self.leg is Leg.PREFILL
-        if spec is not None and not (shows_first_token or self._prefilled or self._release is not None):
+        spec = self._spec
+        if spec is not None and not (self.shows_first_token or self._prefilled or self._release is not None):
             self._release = self._context.call_later(self._prefill_delay_s(spec), self._prefill_presumed)
+
+    @property
+    def shows_first_token(self) -> bool:
+        """Whether the first byte of its answer comes with the first token. Of another, it comes with the last."""
+        return self.inference_request.stream or self.leg is Leg.PREFILL
 
     def _prefill_delay_s(self, spec: InstanceSpec) -> float:
         """When a request that is dispatched now is expected to have its first token, seconds from dispatch. A held one
@@ -256,13 +261,13 @@ class ScheduledRequest(RequestStory):
 
     def _send_first_token(self) -> None:
         self._prefilled = True
-        self.pool.outbox.post(Release(self.request_id, self.instance_id, note=self._note()))
+        shows_it = self.shows_first_token
+        note = self._note() if shows_it else ""
+        self.pool.outbox.post(Release(self.request_id, self.instance_id, note=note, seen=shows_it))
 
     def _note(self) -> str:
-        """The sample of its first token (``scheduling.learning``); empty where that is presumed, or the end of the
-        whole answer. Its TTFT is part of it only if the request went where it was placed, at the first try."""
-        if not self.inference_request.stream and self.leg is Leg.WHOLE:
-            return ""
+        """The sample of its first token (``scheduling.learning``). Its TTFT is part of it only if the request went to
+        where it was placed, at the first try."""
         placed, held_by = self._placed, self._held_by
         if placed is None or self.store_attempt > 1 or placed.decision.instance_id != self.instance_id:
             return "{}"
@@ -348,21 +353,22 @@ class ScheduledRequest(RequestStory):
         self.count_placed()
         self._count_end(outcome, usage)
         if self.may_be_reserved:
-            self._send_finish(self._taught(usage))
+            self._send_finish(self._taught(usage), answered=outcome is Outcome.COMPLETED)
         explanation = self.explain()
         self.decode = None  # which has its owner: a cycle would be left to the garbage collector
         self._context.decisions.add(explanation)
         if self._context.ended is not None:
             self._context.ended(explanation, self.inference_request.trace)
 
-    def _send_finish(self, note: str) -> None:
+    def _send_finish(self, note: str, *, answered: bool) -> None:
         request_id, settled = self.request_id, partial(self._context.live.released, self.request_id)
         self._context.live.releasing(request_id)
-        if self.decode is not None and self.decode.release(note, settled if self._staged_kv_gone else None):
+        decode, last = self.decode, settled if self._staged_kv_gone else None
+        if decode is not None and decode.release(note, last, answered=answered):
             if self._staged_kv_gone:  # released when the decode leg had it
                 return
             note = ""
-        self.pool.outbox.post(self.pool.fleet.over(request_id, self.store_attempt, note), settled)
+        self.pool.outbox.post(self.pool.fleet.over(request_id, self.store_attempt, note, seen=answered), settled)
 
     def _taught(self, usage: Usage | None) -> str:
         """How many tokens its text and its answer had, for the leader to learn from; "" where neither is known."""

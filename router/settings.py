@@ -109,7 +109,8 @@ class RouterSettings(BaseModel):
         600.0,
         gt=0,
         description="time to the first byte of content after dispatch, seconds: for the whole answer if it does not"
-        " stream, and then no other instance is tried",
+        " stream, and then no other instance is tried. As long as clients of OpenAI's libraries wait: engines that hang"
+        " are found much sooner (worker.stall_down_s), so this only bounds single requests that an engine forgot",
     )
     chunk_timeout_s: float = Field(120.0, gt=0, description="time between chunks of an answer, seconds")
     total_timeout_s: float = Field(3600.0, gt=0, description="time for a whole request, seconds")

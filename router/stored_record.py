@@ -25,6 +25,9 @@ class Recorded(Protocol):
     @property
     def age_s(self) -> float: ...
 
+    @property
+    def shows_first_token(self) -> bool: ...
+
 
 def stored_record(
     request: Recorded, placed: Placed, state: RequestState, replica_id: str, uncached_tokens: int, now_ms: int
@@ -44,7 +47,7 @@ def stored_record(
         slo_ms=round(request.slo_s * 1000),
         enqueued_ms=now_ms - round(request.age_s * 1000),
         dispatched_ms=now_ms if dispatched else 0,
-        prefilled_ms=now_ms if state is RequestState.PREFILLED else 0,
+        prefilled_ms=now_ms if state is RequestState.PREFILLED and request.shows_first_token else 0,
         alternative_id=decision.instance_id if moved else decision.alternative_id,
         alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
         leg=placed.reply.leg,

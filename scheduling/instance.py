@@ -101,10 +101,15 @@ class InstanceLoad:
     window_tokens: float = 0.0
     """Prefill work assigned recently, decayed exponentially (Preble's load in a window)."""
     stalled_s: float = 0.0
-    """Time since the last finished prefill (or since work came) while work is pending, else 0. Deferred requests do
-    not count: they may wait for KV memory, with nothing to prefill meanwhile."""
+    """Time since a prefill was last seen to have finished (or since work came) while work is pending, else 0. Deferred
+    requests do not count: they may wait for KV memory, with nothing to prefill meanwhile."""
     kv_used_tokens: int | None = None
     """KV memory that running requests hold by the instance's own gauge, shared prefixes once; None: not known."""
+    last_prefill_ms: int = 0
+    """When a prefill was last seen to have finished: by a first token, or by a whole answer that shows none."""
+    silent_s: float = 0.0
+    """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
+    nothing which is only presumed ends it."""
 
     @property
     def overtaken_tokens(self) -> int:
@@ -134,9 +139,9 @@ def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_token
     return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
 
 
-def stalled_s(now_ms: int, last_prefill_ms: int, work_since_ms: int) -> float:
-    """Time since the last finished prefill, or since work came; for an instance with work on time."""
-    return max(0, now_ms - max(last_prefill_ms, work_since_ms)) / 1000
+def seconds_since(now_ms: int, last_prefill_ms: int, began_ms: int) -> float:
+    """Time since a prefill was last seen to have finished, or since what waits for one began."""
+    return max(0, now_ms - max(last_prefill_ms, began_ms)) / 1000
 
 
 def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:

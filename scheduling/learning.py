@@ -44,11 +44,14 @@ class FirstToken:
     enqueued_ms: int
     dispatched_ms: int
     former_ms: int
-    """The end of the instance's prefill before it."""
+    """The end of the instance's last prefill that was seen."""
     prefilled_ms: int
     features: tuple[float, ...] | None
     """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
     migrated, or deferred."""
+    unseen: int = 0
+    """Prefills whose end nobody saw since ``former_ms``: of answers that do not stream. The time between has a part in
+    it that is theirs, so it says nothing of the rate."""
 
     @property
     def busy_time(self) -> BusyTime:
@@ -174,6 +177,8 @@ class FleetLearner:
     ) -> dict[str, float]:
         times: dict[str, list[BusyTime]] = {}
         for first in firsts:
+            if first.unseen:
+                continue
             times.setdefault(first.instance_id, []).append(first.busy_time)
         changed: dict[str, float] = {}
         for role in Role:

@@ -86,7 +86,7 @@ class Request:
     slo_ms: int = documented("TTFT SLO", told=True)
     enqueued_ms: int = documented("first reservation; retries and moves keep it, so deadlines do not slide", default=0)
     dispatched_ms: int = documented("dispatch", default=0)
-    prefilled_ms: int = documented("first token", default=0)
+    prefilled_ms: int = documented("first token, where one was seen: none is presumed", default=0)
     alternative_id: str | None = documented(
         "the next best instance, its target in a rebalance; may be empty", default=None
     )

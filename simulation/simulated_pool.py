@@ -77,7 +77,7 @@ class SimulatedPool:
 
     def first_token(self, request_id: str, instance_id: str, note: str) -> QueueHead | None:
         """The instance's queue, where that has room now."""
-        return self._release(Release(request_id, instance_id, note=note))
+        return self._release(Release(request_id, instance_id, note=note, seen=True))
 
     def finish(self, request_id: str, note: str = "") -> QueueHead | None:
         """The same."""

@@ -51,8 +51,8 @@ class Note:
 
 @value
 class Release:
-    """What a request needs no more. Its first token came: it has no pending tokens any more, and the prefill clock is
-    stamped. Or it is over, and nothing is left of it."""
+    """What a request needs no more. Its first token came, or is presumed to have come: it has no pending tokens any
+    more. Or it is over, and nothing is left of it."""
 
     request_id: str
     instance_id: str = ""
@@ -64,6 +64,9 @@ class Release:
     """A newer attempt is left alone; None: any."""
     note: str = ""
     """JSON that is logged for the leader, see ``scheduling.learning``; empty: nothing is."""
+    seen: bool = False
+    """That first token, or the whole answer, was seen: a sign of life of the instance, which alone stamps its prefill
+    clock. False where the first token is presumed, and where the request ends without its answer."""
 
 
 @value

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import orjson
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, stalled_s
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
 from scheduling.legs import Leg, serves
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
 
@@ -45,8 +45,13 @@ class InstanceRecord:
     cached_blocks: int = 0
     assigned_tokens: int = 0
     last_prefill_ms: int = 0
+    """When a prefill was last seen to have finished."""
+    unseen_prefills: int = 0
+    """Since its last first token that was seen, prefills whose end was not."""
     work_since_ms: int = 0
     """When work on time came to it while it had none, or its state changed while work was pending."""
+    running_since_ms: int = 0
+    """When a request was dispatched to it while none ran, or its state changed while some did."""
     kv_stamp: int = 0
     version: int = 0
 
@@ -58,16 +63,21 @@ class InstanceRecord:
         """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
         return self.state == InstanceState.READY and serves(Role(self.role), leg)
 
-    def begins_work(self, growth: Counts) -> bool:
-        """Whether an instance without work on time has some, once its counts have grown by so much."""
+    def begins(self, growth: Counts) -> list[str]:
+        """Its stamps of what begins once its counts have grown by so much: work on time where there is none, and
+        requests that run."""
         on_time = self.pending_tokens - self.deferred_tokens
-        return on_time <= 0 < on_time + growth.pending_tokens - growth.deferred_tokens
+        works = on_time <= 0 < on_time + growth.pending_tokens - growth.deferred_tokens
+        runs = self.running_requests <= 0 < self.running_requests + growth.running_requests
+        begun = {"work_since_ms": works, "running_since_ms": runs}
+        return [name for name, begins in begun.items() if begins]
 
     def load(self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0) -> InstanceLoad:
-        has_work = self.pending_tokens > self.deferred_tokens
-        silent_s = stalled_s(now_ms, self.last_prefill_ms, self.work_since_ms) if has_work else 0.0
+        seen_ms, has_work = self.last_prefill_ms, self.pending_tokens > self.deferred_tokens
+        stalled_s = seconds_since(now_ms, seen_ms, self.work_since_ms) if has_work else 0.0
+        silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         as_told, state = _as_in_loads(self), _STATES[self.state]
-        return InstanceLoad(instance_id, state, *as_told, hit_blocks, window_tokens, silent_s)  # type: ignore[call-arg]
+        return InstanceLoad(instance_id, state, *as_told, hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)  # type: ignore[call-arg]
 
 
 _as_in_loads = attrgetter(

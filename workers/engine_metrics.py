@@ -12,13 +12,14 @@ from prometheus_client.samples import Sample
 from statestore.settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
 
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+_REQUEST_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _START_TIME = "process_start_time_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
-_READ = (*_TOKEN_COUNTERS, _START_TIME, _CACHE_CONFIG)
+_READ = (*_TOKEN_COUNTERS, *_REQUEST_GAUGES, _START_TIME, _CACHE_CONFIG)
 _MAX_LINE_CHARS = 8192
 """The parser takes quadratic time over a long line. Lines of ``cache_config_info`` have about a thousand characters."""
 _MAX_LINES = 4096
-"""Lines that are parsed: a server has three for each of its engines."""
+"""Lines that are parsed: a server has five for each of its engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class ServerRun:
     """Start of the process, Unix time on the server's clock."""
     tokens: float | None = None
     """Prompt and generated tokens since the start, summed over all engines."""
+    requests: float | None = None
+    """Requests that its engines run or queue, when it was read."""
 
     def is_restart_of(self, former: ServerRun) -> bool:
         """Whether the process was restarted between two readings.
@@ -48,13 +51,16 @@ class ServerRun:
 def server_run_of(metrics: str, rank: int | None = None) -> ServerRun:
     """The run that a metrics page belongs to; with a ``rank``, by the tokens of that rank alone."""
     tokens: list[float] = []
+    requests: list[float] = []
     started_s: list[float] = []
     for sample in _samples(metrics):
         if sample.name in _TOKEN_COUNTERS and math.isfinite(sample.value) and _is_of(sample, rank):
             tokens.append(sample.value)
+        elif sample.name in _REQUEST_GAUGES and math.isfinite(sample.value) and _is_of(sample, rank):
+            requests.append(sample.value)
         elif sample.name == _START_TIME and math.isfinite(sample.value):
             started_s.append(sample.value)
-    return ServerRun(max(started_s, default=None), sum(tokens) if tokens else None)
+    return ServerRun(max(started_s, default=None), sum(tokens) if tokens else None, sum(requests) if requests else None)
 
 
 def kv_capacity_of(metrics: str, rank: int | None = None) -> int | None:

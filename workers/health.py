@@ -19,6 +19,7 @@ from statestore.open_files import ShortageLog
 from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.described import reported_changes, reported_limits
+from workers.engine_metrics import ServerRun
 from workers.health_rules import (
     CheckResult,
     HealthRecord,
@@ -29,6 +30,7 @@ from workers.health_rules import (
     is_suspect,
     most_fail,
     update_suspicion,
+    update_waiting,
 )
 from workers.metrics import NOT_ASKED, WorkerMetrics
 from workers.pool_reader import PoolReader
@@ -42,6 +44,9 @@ DOWN_AFTER = 3
 """Failed checks in a row that take an instance down."""
 UP_AFTER = 2
 """Good checks in a row that bring an instance back."""
+UNMOVED_SHARE = 0.4
+"""Share of ``stall_down_s`` for which the counters of a suspect must stand still: what is left of it when they are
+first read, less a few checks."""
 JITTER = 0.2
 """Random share by which the time between two checks varies: a fleet that started at once is not checked at once."""
 CHECKS_PER_S = 200.0
@@ -55,7 +60,7 @@ CONCURRENCY = 64
 UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
 _SHOWN_MODELS = 4
-_NO_PROGRESS = "no progress with work pending"
+_NO_PROGRESS = "no progress although requests run"
 _CUT_OFF = "as of most instances at once: those that no router has lost stay in service"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """Not in service and not meant to be: its server may not even run."""
@@ -111,6 +116,7 @@ class HealthChecker:
             up_after=UP_AFTER,
             stall_suspect_s=settings.stall_down_s / 2,
             stall_down_s=settings.stall_down_s,
+            unmoved_s=UNMOVED_SHARE * settings.stall_down_s,
         )
         self._prober = prober
         self._clock = clock
@@ -190,17 +196,21 @@ class HealthChecker:
         now_s = self._clock.monotonic_s()
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
         health = await self._prober.health(spec.url)
-        suspect = health.complaint is None and is_suspect(load, self._thresholds)
-        record, restarted, suspicion = former, False, None
-        if suspect or self._is_run_due(spec, health, former):
+        waiting = update_waiting(former.waiting, load, now_s)
+        suspect = health.complaint is None and is_suspect(waiting, load, self._thresholds)
+        record, restarted, suspicion = former, False, former.suspicion if suspect else None
+        counters_due = suspect and (suspicion is None or suspicion.is_read_again(now_s))
+        if counters_due or self._is_run_due(spec, health, former):
             run = await self._prober.run(spec.url, spec.data_parallel_rank)
             if spec.state is InstanceState.READY:  # of one that is down, the run before is kept: see _return
                 record, restarted = former.after_reading(run, now_s), former.shows_restart(run)
             if suspect:
-                suspicion = update_suspicion(former.suspicion, run.tokens if run is not None else None, now_s)
-        result = evaluate(health.complaint, suspicion, self._thresholds)
+                suspicion = update_suspicion(suspicion, run.tokens if run is not None else None, now_s)
+                if waiting is not None and run is not None and await self._is_idle(spec, run):
+                    waiting, suspicion = waiting.ended(), None
+        result = evaluate(health.complaint, waiting, suspicion, self._thresholds)
         self._metrics.health_checks.labels(self._pool.name, result.value).inc()
-        record = replace(record.after(result, self._due_s(pause_s)), suspicion=suspicion)
+        record = replace(record.after(result, self._due_s(pause_s)), waiting=waiting, suspicion=suspicion)
         self._records[spec.instance_id] = record
         self._tell(spec, record, health.complaint, former)
         if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
@@ -268,6 +278,10 @@ class HealthChecker:
         else:
             notes[spec.instance_id] = text
 
+    async def _is_idle(self, spec: InstanceSpec, run: ServerRun) -> bool:
+        """Whether an engine says that it has no request, and proves that it would serve one."""
+        return run.requests == 0 and await self._prober.canary(spec.url, self._model) is None
+
     def _is_run_due(self, spec: InstanceSpec, health: Health, former: HealthRecord) -> bool:
         """Only an instance that is ready has KV metadata that a restart makes wrong."""
         if spec.state is not InstanceState.READY or health.complaint is not None:
@@ -320,7 +334,9 @@ class HealthChecker:
         overview = await self._reader.overview()
         routers = [replica for replica in overview.replicas if replica.beaten and replica.is_alive(overview.now_ms)]
         lost = [frozenset(replica.info.get(LOST_FIELD, "").split()) for replica in routers]
-        return not is_lost(spec.instance_id, overview.loads.get(spec.instance_id), lost, self._thresholds)
+        record, load = self._records.get(spec.instance_id), overview.loads.get(spec.instance_id)
+        waiting = record.waiting if record is not None else None
+        return not is_lost(spec.instance_id, waiting, load, lost, self._thresholds)
 
     def _note_contact(self) -> None:
         """Some check succeeds: this worker is not cut off, or not any more."""
@@ -356,7 +372,7 @@ class HealthChecker:
             )
         if record.suspicion is not None and former.suspicion is None:
             log.warning(
-                "instance suspect pool=%s instance=%s (work pending, no prefill finished)",
+                "instance suspect pool=%s instance=%s (requests run, and none is seen to finish its prefill)",
                 self._pool.name,
                 spec.instance_id,
             )

@@ -1,10 +1,15 @@
 """Conclusions from health checks: pure rules over the observations of one instance.
 
 An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused or
-sleeping one keeps answering while requests hang. So an instance with work that has finished no prefill for long becomes
-a *suspect*. Its token counters are then read, and it is taken down only if they do not move: an engine that decodes for
-long, its KV memory full, makes progress there. Counters that cannot be read show nothing: a busy engine answers slowly,
-and one without counters is left to the time limits of its requests.
+sleeping one keeps answering while requests hang. So an instance on which requests run, and none was seen to finish its
+prefill for long, becomes a *suspect*. First tokens are seen, and the whole answers of requests that show none; a first
+token that routers presume proves nothing. The token counters of a suspect are read, and it is taken down only if they
+do not move: an engine that decodes for long, its KV memory full, makes progress there. Counters that cannot be read
+show nothing: a busy engine answers slowly, and one without counters is left to the time limits of its requests.
+
+A suspect whose metrics say that it has no request is asked for a token. Where it answers, the requests that it seems to
+have are the store's mistake. Where it does not, it hung while it was idle: the gauges of an engine that stands still
+stay as they were.
 
 Failed checks alone do not show that a KV cache is gone: on a machine that is short of CPU an answer comes too late,
 and the engine runs on. An instance's KV metadata is forgotten when it goes down if its process takes no connections, if
@@ -22,16 +27,20 @@ of them are gone: then an instance stays in service unless it is lost to a route
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.lifecycle import InstanceEvent
+from scheduling.lifecycle import SERVING, InstanceEvent
 from workers.engine_metrics import ServerRun
 
 RUN_INTERVAL_S = 15.0
 """Time between two readings of a server's run over one connection. Frequent scrapes slow down a busy server."""
+
+MOVED_INTERVAL_S = 3.0
+"""Time to the next reading of a suspect's counters once they moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class Thresholds:
     up_after: int
     stall_suspect_s: float
     stall_down_s: float
+    unmoved_s: float
+    """Counters of a suspect that stand still for less show nothing."""
 
 
 class CheckResult(StrEnum):
@@ -50,6 +61,44 @@ class CheckResult(StrEnum):
     OK = "ok"
     FAILED = "failed"
     STALLED = "stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """How long requests have waited for an instance since it was seen to finish a prefill.
+
+    The time while none runs does not count, and takes back as much: so clients that give up and come again do not hide
+    an engine that hangs, and one that was cancelled an hour ago accuses nobody.
+    """
+
+    waited_s: float
+    last_prefill_ms: int
+    at_s: float
+    """When that was, of the checker's own monotonic clock."""
+    alive_s: float = -math.inf
+    """When it last completed a token for the checker, of the same clock."""
+
+    def after(self, load: InstanceLoad, now_s: float) -> Waiting:
+        """The waiting after one more look at the load."""
+        silent_s, passed_s = min(load.silent_s, now_s - self.alive_s), now_s - self.at_s
+        if self.last_prefill_ms != load.last_prefill_ms:
+            waited_s = 0.0
+        elif load.running_requests > 0:
+            waited_s = self.waited_s + passed_s
+        else:
+            waited_s = max(0.0, self.waited_s - passed_s)
+        return Waiting(max(waited_s, silent_s), load.last_prefill_ms, now_s, self.alive_s)
+
+    def ended(self) -> Waiting:
+        """The instance completed a token just now."""
+        return replace(self, waited_s=0.0, alive_s=self.at_s)
+
+
+def update_waiting(former: Waiting | None, load: InstanceLoad | None, now_s: float) -> Waiting | None:
+    """The waiting after one more look at the load; None where the instance has no load, or does not serve."""
+    if load is None or load.state not in SERVING:
+        return None
+    return (former or Waiting(load.silent_s, load.last_prefill_ms, now_s)).after(load, now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +112,10 @@ class Suspicion:
     unmoved_s: float | None = None
     """When they were last read and still the same; None before the second reading."""
 
+    def is_read_again(self, now_s: float) -> bool:
+        """Whether the counters are due: at every check while they stand still, else after a while."""
+        return self.unmoved_s is not None or now_s - self.since_s >= MOVED_INTERVAL_S
+
 
 @dataclass(frozen=True, slots=True)
 class HealthRecord:
@@ -72,6 +125,7 @@ class HealthRecord:
     successes: int = 0
     """In a row; at most one of the two is not 0."""
     failures: int = 0
+    waiting: Waiting | None = None
     suspicion: Suspicion | None = None
     run: ServerRun | None = None
     """As last read; None before the first reading."""
@@ -107,9 +161,10 @@ class HealthRecord:
         return self.run is not None and run is not None and run.is_restart_of(self.run)
 
 
-def is_suspect(load: InstanceLoad | None, thresholds: Thresholds) -> bool:
-    """Whether the instance has had requests and pending work for long without finishing a prefill."""
-    return load is not None and load.running_requests > 0 and load.stalled_s >= thresholds.stall_suspect_s
+def is_suspect(waiting: Waiting | None, load: InstanceLoad | None, thresholds: Thresholds) -> bool:
+    """Whether requests run on the instance, and have waited for long."""
+    runs = load is not None and load.running_requests > 0
+    return runs and waiting is not None and waiting.waited_s >= thresholds.stall_suspect_s
 
 
 def update_suspicion(former: Suspicion | None, progress: float | None, now_s: float) -> Suspicion:
@@ -126,19 +181,27 @@ def most_fail(records: Iterable[HealthRecord]) -> bool:
     return 2 * sum(failed) > len(failed)
 
 
-def is_lost(instance_id: str, load: InstanceLoad | None, lost: Sequence[frozenset[str]], rule: Thresholds) -> bool:
+def is_lost(
+    instance_id: str,
+    waiting: Waiting | None,
+    load: InstanceLoad | None,
+    lost: Sequence[frozenset[str]],
+    rule: Thresholds,
+) -> bool:
     """Whether an instance whose checks fail, as those of most do, is gone; ``lost``: what each router has lost."""
-    return not lost or any(instance_id in each for each in lost) or is_suspect(load, rule)
+    return not lost or any(instance_id in each for each in lost) or is_suspect(waiting, load, rule)
 
 
-def evaluate(complaint: str | None, suspicion: Suspicion | None, thresholds: Thresholds) -> CheckResult:
-    """The result of one check from the answer of ``/health`` and the counters."""
+def evaluate(
+    complaint: str | None, waiting: Waiting | None, suspicion: Suspicion | None, thresholds: Thresholds
+) -> CheckResult:
+    """The result of one check from the answer of ``/health``, the time that requests waited, and the counters."""
     if complaint is not None:
         return CheckResult.FAILED
-    patience_s = thresholds.stall_down_s - thresholds.stall_suspect_s
-    if suspicion is None or suspicion.unmoved_s is None or suspicion.unmoved_s - suspicion.since_s < patience_s:
+    if waiting is None or suspicion is None or suspicion.unmoved_s is None:
         return CheckResult.OK
-    return CheckResult.STALLED
+    stands_still = suspicion.unmoved_s - suspicion.since_s >= thresholds.unmoved_s
+    return CheckResult.STALLED if stands_still and waiting.waited_s >= thresholds.stall_down_s else CheckResult.OK
 
 
 def conclude(

@@ -22,7 +22,8 @@ class WorkerSettings(BaseModel):
     stall_down_s: float = Field(
         30.0,
         gt=0,
-        description="work pending, no finished prefill and no counter that moves take an instance down, seconds",
+        description="an instance goes down where requests run for so long, none is seen to finish its prefill, and no"
+        " counter moves, seconds",
     )
     upstream_api_key: ApiKey | None = Field(None, description="key that the instances require, sent with checks")
 

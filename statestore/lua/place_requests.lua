@@ -157,7 +157,7 @@ local function place_one(told, head)
   -- that reserved them go before it.
   local request = {
     id = ask.request_id, told = ask.told, instance_id = instance.id, leg = side.leg,
-    state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = decodes and now_ms or 0,
+    state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
     uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,

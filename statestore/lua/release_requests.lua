@@ -1,7 +1,7 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
--- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 5 for each: request id; instance id
+-- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 6 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
---       it, as JSON, or ''
+--       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -11,25 +11,33 @@ local function log_sample(subject, text)
   redis.call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
 end
 
--- Releases pending tokens, stamps the prefill clock, logs a sample. The request, where it waited there for this.
-local function prefill(id, note, instance_id)
+-- Releases pending tokens; where the first token was seen, stamps the prefill clock and logs a sample. The request, where it
+-- waited there for this.
+local function prefill(id, note, seen, instance_id)
   local request, instance = read_request(id), read_instance(instance_id)
   if not request or not instance or request.instance_id ~= instance_id or request.state ~= 'dispatched' then
     return nil
   end
   local tokens = request.uncached_tokens
   instance.pending_tokens, instance.dispatched_tokens = instance.pending_tokens - tokens, instance.dispatched_tokens - tokens
-  if note ~= '' then
-    log_sample(instance_id, string.format('{"tokens":%d,"enqueued_ms":%d,"dispatched_ms":%d,"former_ms":%d,"prefilled_ms":%d,'
-      .. '"note":%s}', tokens, request.enqueued_ms, request.dispatched_ms, instance.last_prefill_ms, now_ms, note))
+  request.state = 'prefilled'
+  if seen then
+    if note ~= '' then
+      log_sample(instance_id, string.format('{"tokens":%d,"enqueued_ms":%d,"dispatched_ms":%d,"former_ms":%d,'
+        .. '"prefilled_ms":%d,"unseen":%d,"note":%s}', tokens, request.enqueued_ms, request.dispatched_ms,
+        instance.last_prefill_ms, now_ms, instance.unseen_prefills, note))
+    end
+    request.prefilled_ms, instance.last_prefill_ms, instance.unseen_prefills = now_ms, now_ms, 0
+  else
+    instance.unseen_prefills = instance.unseen_prefills + 1
   end
-  request.state, request.prefilled_ms, instance.last_prefill_ms = 'prefilled', now_ms, now_ms
   write_placed(request)
   return request
 end
 
--- Releases all that is left. The request, where something was.
-local function finish(id, note, _, replica_id, attempt)
+-- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
+-- where something was left.
+local function finish(id, note, seen, _, replica_id, attempt)
   local request = read_request(id, 'told')
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
@@ -44,13 +52,16 @@ local function finish(id, note, _, replica_id, attempt)
   if instance then
     leave(instance, request)
   end
+  if instance and seen and request.prefilled_ms == 0 then
+    instance.last_prefill_ms, instance.unseen_prefills = now_ms, instance.unseen_prefills + 1
+  end
   return request
 end
 
-for first = FIRST_REQUEST, #ARGV, 5 do
-  local id, instance_id, replica_id, attempt, note = unpack(ARGV, first, first + 4)
+for first = FIRST_REQUEST, #ARGV, 6 do
+  local id, instance_id, replica_id, attempt, note, seen = unpack(ARGV, first, first + 5)
   local release = instance_id == '' and finish or prefill
-  local request = release(id, note, instance_id, replica_id, attempt)
+  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt)
   replies[#replies + 1] = not request and 0
   local instance = request and read_instance(request.instance_id)
   if instance then

@@ -21,7 +21,7 @@ from statestore.pool.codec import pairs_from
 from statestore.pool.kv_events import READ_SO_FAR
 from statestore.pool.publications import Publications
 from statestore.pool.views import Views
-from statestore.records import InstanceRecord, described
+from statestore.records import described
 
 EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States at whose beginning an instance is believed to hold no KV blocks."""
@@ -114,8 +114,8 @@ class Members(Views, Publications):
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
                 commands += self._forgotten(instance_id, claim is not None)
-            if known is not None and known.state is not spec.state and InstanceRecord.parse(record).pending_tokens > 0:
-                fields["work_since_ms"] = await self._calls.now_ms()
+            if known is not None and known.state is not spec.state:
+                fields |= dict.fromkeys(("work_since_ms", "running_since_ms"), await self._calls.now_ms())
             read = [(instances, instance_id, text), (events, "fence", claim)]
             if known is None:
                 read.append((records, instance_id, record))

@@ -104,7 +104,8 @@ class PoolStore(Queues, Leases, KvEventCalls):
             parts: list[Argument] = [lease]
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
-                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note)
+                seen = "seen" if each.seen else ""
+                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen)
             told += [codec.transition_from(reply) for reply in await self._run("release_requests", *parts)]
         return told
 

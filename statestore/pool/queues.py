@@ -120,8 +120,8 @@ class Queues(Members):
             counts = {source_id: _growth(held.counts, -1), target_id: grown}
             # Not the records: those of busy instances change many times while this is derived.
             read = ((key, "placed", placed), (keys.instances, target_id, spec))
-            begins = there.begins_work(moved.counts)
-            stamps = {target_id: {"work_since_ms": await self._calls.now_ms()}} if begins else {}
+            begun = there.begins(moved.counts)
+            stamps = {target_id: dict.fromkeys(begun, await self._calls.now_ms())} if begun else {}
             change = Change(commands, read, fence, stamps, counts, counted=True, tells=target_id)
             return MigrateStatus.MIGRATED, change
 
@@ -167,8 +167,7 @@ class Queues(Members):
             now_ms = await self._calls.now_ms()
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             counts = Counts.sum(lost)
-            begins = InstanceRecord.parse(record).begins_work(counts)
-            stamps = {instance_id: {"work_since_ms": now_ms}} if begins else {}
+            stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}
             grown = _growth(counts) | {"version": len(lost) - 1}  # it grows with every change
             return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True)
 

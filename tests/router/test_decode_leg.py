@@ -121,9 +121,9 @@ async def test_each_leg_is_released_once(
     placed, decode = split
     released, over = [], placed.pool.fleet.over
 
-    def counted(request_id: str, attempt: int, note: str = "") -> Release:
+    def counted(request_id: str, attempt: int, note: str = "", *, seen: bool = False) -> Release:
         released.append(request_id)
-        return over(request_id, attempt, note)  # type: ignore[no-any-return]
+        return over(request_id, attempt, note, seen=seen)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(placed.pool.fleet, "over", counted)
     if streams:

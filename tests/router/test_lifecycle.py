@@ -255,6 +255,28 @@ async def test_an_answer_that_does_not_stream_teaches_no_prefill(
     assert await lessons(store) == []
 
 
+@pytest.mark.parametrize(("outcome", "silent_s"), [(Outcome.COMPLETED, 0.0), (Outcome.CLIENT_GONE, 21.3)])
+async def test_only_the_answer_of_a_request_that_does_not_stream_is_a_sign_of_life_of_its_instance(
+    outcome: Outcome, silent_s: float, start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    texts = ("x" * 400, "y" * 400)
+    request, other = [await runtime.lifecycle.place(tools.request(text, stream=False)) for text in texts]
+    for each in (request, other):
+        each.sent()
+
+    await clock.advance(21.3)  # its first token is presumed
+    presumed = (await loads(store))["a"]
+    if outcome is Outcome.COMPLETED:
+        request.first_token()
+    request.finish(outcome)
+    await tools.settle()
+
+    assert (presumed.pending_tokens, presumed.silent_s) == (0, pytest.approx(21.3))
+    assert (await loads(store))["a"].silent_s == pytest.approx(silent_s)
+    other.finish(Outcome.COMPLETED)
+
+
 # what is refused -------------------------------------------------------------------------------------------------
 
 

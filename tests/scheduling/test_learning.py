@@ -93,6 +93,12 @@ def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
     assert rates["a"] == pytest.approx(2000, rel=0.05)
 
 
+def test_the_time_in_which_an_unseen_prefill_has_a_part_teaches_no_rate() -> None:
+    learner = FleetLearner(Learned())
+
+    assert learner.learn([first_token("a", 4000, 2000, unseen=1)] * 60, loads(a=1000.0)) == {}
+
+
 def test_an_instance_that_left_teaches_nothing() -> None:
     learner = FleetLearner(Learned())
     samples = [first_token("gone", 1, 1000, features=(1.0, 0.0, 9.0, 0.0, 0.0))]

@@ -119,8 +119,11 @@ async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 
     return await record(pool, request_id)
 
 
-async def first_token(pool: PoolStore, request_id: str, instance_id: str, *, note: str = "") -> Transition:
-    (told,) = await pool.release([Release(request_id, instance_id, note=note)])
+async def first_token(
+    pool: PoolStore, request_id: str, instance_id: str, *, note: str = "", seen: bool = True
+) -> Transition:
+    """One that was seen, or is presumed."""
+    (told,) = await pool.release([Release(request_id, instance_id, note=note, seen=seen)])
     return told
 
 

@@ -91,12 +91,76 @@ async def test_a_stall_is_measured_from_the_later_of_work_and_the_last_first_tok
     assert (await pool.loads())["a"].stalled_s == 0
 
 
+async def test_a_first_token_that_is_presumed_ends_pending_work_and_no_silence(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await pool.put_instance(instance("a"))
+    await place(pool, "seen")
+    clock.advance(1000)
+    seen_ms = clock.now_ms
+    await first_token(pool, "seen", "a")
+    clock.advance(5000)
+    await place(pool, "plain")
+    clock.advance(2000)
+    await first_token(pool, "plain", "a", seen=False)
+
+    load, plain = (await pool.loads())["a"], await record(pool, "plain")
+    assert (load.pending_tokens, load.dispatched_tokens, load.running_requests) == (0, 0, 2)
+    assert (load.last_prefill_ms, load.silent_s) == (seen_ms, 7.0)
+    assert (plain.state, plain.prefilled_ms) == (RequestState.PREFILLED, 0)
+    await assert_sums_hold(pool)
+
+
+@pytest.mark.parametrize(("seen", "silent_s"), [(True, 0.0), (False, 9.0)])
+async def test_a_whole_answer_is_a_sign_of_life_and_an_end_without_one_is_none(
+    pool: PoolStore, clock: HandClock, seen: bool, silent_s: float
+) -> None:
+    await pool.put_instance(instance("a"))
+    for name in ("plain", "other"):
+        await place(pool, name)
+        await first_token(pool, name, "a", seen=False)
+    clock.advance(9000)
+
+    await finish(pool, "plain", seen=seen)
+
+    assert (await pool.loads())["a"].silent_s == silent_s
+
+
+async def test_an_instance_on_which_nothing_runs_is_not_silent(pool: PoolStore, clock: HandClock) -> None:
+    await pool.put_instance(instance("a"))
+    clock.advance(60_000)
+    assert (await pool.loads())["a"].silent_s == 0
+    await place(pool, "r")
+    clock.advance(1500)
+    assert (await pool.loads())["a"].silent_s == 1.5
+
+    await finish(pool, "r")
+
+    assert (await pool.loads())["a"].silent_s == 0
+
+
 async def test_a_clock_that_is_set_back_stalls_nobody(pool: PoolStore, clock: HandClock) -> None:
     await pool.put_instance(instance("a"))
     await place(pool, "r")
     clock.advance(-3_600_000)
 
     assert (await pool.loads())["a"].stalled_s == 0
+
+
+async def test_a_sample_says_how_many_prefills_before_it_nobody_saw_end(pool: PoolStore) -> None:
+    await pool.put_instance(instance("a", dispatch_window_tokens=4000))
+    for name in ("one", "plain", "two", "answered", "three", "four"):
+        await place(pool, name)
+    await first_token(pool, "one", "a", note="{}")
+    await first_token(pool, "plain", "a", note="{}", seen=False)
+    await first_token(pool, "two", "a", note="{}")
+    await finish(pool, "answered", seen=True)
+    await first_token(pool, "three", "a", note="{}")
+    await first_token(pool, "four", "a", note="{}")
+
+    lessons = [sample.lesson for sample in await pool.samples("0", 10)]
+
+    assert [lesson.unseen for lesson in lessons if isinstance(lesson, FirstToken)] == [0, 1, 1, 0]
 
 
 # ends --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def config(**labels: str) -> str:
 
 
 def test_the_run_of_a_server_is_its_start_and_the_tokens_of_all_its_engines() -> None:
-    assert server_run_of(METRICS) == ServerRun(1.76e9, 2234.0)
+    assert server_run_of(METRICS) == ServerRun(1.76e9, 2234.0, 3.0)
 
 
 def test_blocks_that_every_engine_repeats_are_counted_once() -> None:

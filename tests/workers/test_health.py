@@ -11,7 +11,7 @@ import pytest
 from scheduling.chain import Chain
 from scheduling.instance import InstanceSpec, InstanceState
 from statestore.errors import LeaseLostError, StoreUnavailableError
-from tests.statestore.samples import finish
+from tests.statestore.samples import finish, first_token
 from workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
 from workers.health_rules import HealthRecord
 from workers.probe import Health, Prober
@@ -197,6 +197,69 @@ async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_
     assert await state_of("a") is InstanceState.READY
 
 
+@pytest.mark.parametrize("presumed", [0, 2, 4], ids=["streams", "half", "plain"])
+async def test_an_engine_that_hangs_is_down_whatever_the_share_of_requests_whose_first_token_is_presumed(
+    presumed: int, check, servers, pool, add_instance, reserve, state_of
+) -> None:
+    server = await servers()
+    server.answers |= {"/metrics": (200, "vllm:generation_tokens_total 100.0\n"), "/v1/completions": None}
+    await add_instance("a", url=server.url)
+
+    for second in range(23):  # new ones come all the time, and routers presume that they are prefilled
+        await reserve(f"r{second}", "a")
+        if second % 4 < presumed:
+            await first_token(pool, f"r{second}", "a", seen=False)
+        await check()
+
+    assert await state_of("a") is InstanceState.DOWN
+
+
+async def test_an_engine_whose_plain_answers_come_stays_in_service(
+    check, servers, pool, add_instance, reserve, state_of
+) -> None:
+    server = await servers()
+    server.answers["/metrics"] = (200, "vllm:generation_tokens_total 100.0\n")  # what it tells is out of date
+    await add_instance("a", url=server.url)
+    await reserve("long", "a")
+    await first_token(pool, "long", "a", seen=False)
+
+    for second in range(40):
+        if second % 8 == 7:
+            await reserve(f"r{second}", "a")
+            await finish(pool, f"r{second}", seen=True)
+        await check()
+
+    assert await state_of("a") is InstanceState.READY
+
+
+IDLE = "vllm:generation_tokens_total 100.0\nvllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
+
+
+async def test_an_idle_engine_is_not_taken_down_for_requests_that_it_never_got(
+    check, servers, add_instance, reserve, state_of, asked_for
+) -> None:
+    server = await servers()
+    server.answers |= {"/metrics": (200, IDLE), "/v1/completions": (200, "{}")}
+    await add_instance("a", url=server.url)
+    await reserve("ghost", "a")
+
+    await check(60)
+
+    assert await state_of("a") is InstanceState.READY
+    assert 3 <= asked_for(server, "/v1/completions") <= 6, "once in a while"
+
+
+async def test_an_engine_that_hung_while_it_was_idle_goes_down(check, servers, add_instance, reserve, state_of) -> None:
+    server = await servers()
+    server.answers |= {"/metrics": (200, IDLE), "/v1/completions": None}
+    await add_instance("a", url=server.url)
+    await reserve("r1", "a")
+
+    await check(22)
+
+    assert await state_of("a") is InstanceState.DOWN
+
+
 async def test_an_engine_that_decodes_for_long_stays_in_service(
     check, servers, add_instance, reserve, state_of
 ) -> None:
@@ -238,7 +301,7 @@ async def test_counters_are_read_rarely_unless_an_instance_is_suspect(
     await check(9)
     before = asked_for(server, "/metrics")
     await check(10)
-    assert asked_for(server, "/metrics") >= before + 8
+    assert asked_for(server, "/metrics") >= before + 7
 
 
 METADATA = (1, 2, 3)

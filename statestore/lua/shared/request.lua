@@ -46,8 +46,11 @@ end
 
 -- Counts and lists a request on an instance.
 local function enter(instance, request, rank, now_ms)
-  local had_work = instance.pending_tokens > instance.deferred_tokens
+  local had_work, ran = instance.pending_tokens > instance.deferred_tokens, instance.running_requests > 0
   count(instance, request, 1)
+  if not ran and instance.running_requests > 0 then
+    instance.running_since_ms = now_ms
+  end
   if not had_work and instance.pending_tokens > instance.deferred_tokens then
     instance.work_since_ms = now_ms
   end
