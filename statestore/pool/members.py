@@ -180,13 +180,13 @@ class Members(Views, Publications):
         """Serve a further model name: "" for another name of the pool's model, ``lora`` for an adapter that instances
         have without listing it. The epoch grows, so that every replica knows it soon."""
         keys, text = self._keys, kind.encode() or codec.ALIAS
-        await self._calls.together((("HSET", keys.names, name, text), ("HINCRBY", keys.meta, "epoch", 1)))
+        await self._make(Change((("HSET", keys.names, name, text), ("HINCRBY", keys.meta, "epoch", 1))))
 
     async def remove_name(self, name: str) -> bool:
         """The reverse; False where it was not added."""
         keys = self._keys
-        removed, _ = await self._calls.together((("HDEL", keys.names, name), ("HINCRBY", keys.meta, "epoch", 1)))
-        return bool(removed)
+        made = await self._make(Change((("HDEL", keys.names, name), ("HINCRBY", keys.meta, "epoch", 1))))
+        return made is not None and bool(made[1])
 
     async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
         """Change scheduling settings for every replica and worker; None for a name reverts its change. The epoch grows,

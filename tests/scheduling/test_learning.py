@@ -94,9 +94,9 @@ def test_busy_time_begins_with_the_end_of_the_former_prefill() -> None:
 
 
 def test_the_time_in_which_an_unseen_prefill_has_a_part_teaches_no_rate() -> None:
-    learner = FleetLearner(Learned())
+    samples = [first_token("a", 4000, 2000, unseen=1)] * 60
 
-    assert learner.learn([first_token("a", 4000, 2000, unseen=1)] * 60, loads(a=1000.0)) == {}
+    assert FleetLearner(Learned()).learn(samples, loads(a=1000.0), instances("a"), 1_000_000) == {}
 
 
 def test_an_instance_that_left_teaches_nothing() -> None:

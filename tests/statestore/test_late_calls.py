@@ -31,6 +31,7 @@ TIMEOUT_S = 0.2
 READS = frozenset(
     [
         "membership",
+        "notes",
         "snapshot",
         "overview",
         "records",
@@ -83,6 +84,10 @@ CHANGES: dict[str, Change] = {
     "update_instance": lambda pool, _: pool.update_instance("a", {"kv_capacity_tokens": 77}),
     "set_instance_state": lambda pool, _: pool.set_instance_state("a", InstanceState.DOWN),
     "remove_instance": lambda pool, _: pool.remove_instance("c"),
+    "forget_cache": lambda pool, _: pool.forget_cache("a"),
+    "note_instance": lambda pool, lease: pool.note_instance("a", "late", fence=lease.fence),
+    "add_name": lambda pool, _: pool.add_name("late", ""),
+    "remove_name": lambda pool, _: pool.remove_name("known"),
     "change_settings": lambda pool, _: pool.change_settings({"max_deferred_s": 9.0}, by="late"),
     "migrate": _migrate,
     "adopt": lambda pool, _: _adopt(pool),
@@ -134,6 +139,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
         await pool.put_instance(instance(name))
     for request_id in ("running", "second", "held"):
         await pool.place(placement(request_id, "a", chain=chain(*(hash(request_id) % 999 + n for n in range(4)))))
+    await pool.add_name("known", "")
     await pool.heartbeat("one", 60_000, {})
     client.hset("dualmap:{default}:replicas", "dead", b'{"expires_ms":1,"lease_ms":1,"beaten":true,"info":{}}')
     client.hset(
