@@ -2,8 +2,12 @@ FROM python:3.13-slim AS build
 WORKDIR /src
 RUN python3 -m venv /opt/dualmap
 # Dependencies first: they change seldom, the layer stays cached while the code changes.
+# Extras, with commas between them: docker build --build-arg EXTRAS=tokens,tracing
+ARG EXTRAS=
 COPY pyproject.toml ./
-RUN python3 -c "import tomllib; print('\n'.join(tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']))" \
+RUN python3 -c "import os, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = [name for name in os.environ.get('EXTRAS', '').split(',') if name]; \
+print(*project['dependencies'], *(line for name in extras for line in project['optional-dependencies'][name]), sep='\n')" \
     > requirements.txt && /opt/dualmap/bin/pip install --no-cache-dir -r requirements.txt
 COPY README.md LICENSE ./
 COPY cli cli

@@ -7,20 +7,20 @@ test check:
 	scripts/test
 
 format:
-	.venv/bin/ruff check --fix .
-	.venv/bin/ruff format .
+	scripts/with test ruff check --fix .
+	scripts/with test ruff format .
 
 docs:
-	.venv/bin/dualmap settings --markdown > docs/reference/configuration.md
-	.venv/bin/python -m cli.reference docs/reference/redis-keys.md
-	.venv/bin/python -m cli.interfaces docs/reference
-	.venv/bin/python deploy/grafana/build.py
+	scripts/with '' dualmap settings --markdown > docs/reference/configuration.md
+	scripts/with '' python -m cli.reference docs/reference/redis-keys.md
+	scripts/with '' python -m cli.interfaces docs/reference
+	scripts/with '' python deploy/grafana/build.py
 
 figures:
-	.venv/bin/python benchmarks/published_figures.py
+	scripts/with evaluation python benchmarks/published_figures.py
 
 site:
-	.venv/bin/mkdocs build --strict --quiet
+	scripts/with site mkdocs build --strict --quiet
 
-image:
-	docker build -t dualmap-fleet .
+image: # make image EXTRAS=tokens,tracing
+	docker build --build-arg EXTRAS=$(EXTRAS) -t dualmap-fleet .

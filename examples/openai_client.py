@@ -1,6 +1,7 @@
 """The OpenAI client against a fleet: an SLO for each request, and what the answer says of its placement.
 
-python examples/openai_client.py [http://127.0.0.1:8000/v1]
+.venv/bin/pip install openai
+.venv/bin/python examples/openai_client.py [http://127.0.0.1:8000/v1]
 """
 
 import sys
@@ -19,9 +20,9 @@ for question, slo_ms in (("Hello!", 500), ("Tell me about consistent hashing, at
         stream=True,
         extra_headers={"x-slo-ttft-ms": str(slo_ms)},
     )
-    told = stream.headers
+    headers = stream.headers
     words = [chunk.choices[0].delta.content or "" for chunk in stream.parse() if chunk.choices]
-    print(f"{told['x-request-id']} on {told['x-dualmap-instance']}: {''.join(words)!r}")
-    print(f"  {told['x-dualmap-cached-tokens']} tokens of its prompt were expected in the cache there")
-    print(f"  first token expected in {told['x-dualmap-expected-ttft-ms']} ms, wanted in {slo_ms} ms")
-print(f"Why there? dualmap explain {told['x-request-id']}, or {url.removesuffix('/v1')}/ui")
+    print(f"{headers['x-request-id']} on {headers['x-dualmap-instance']}: {''.join(words)!r}")
+    print(f"  {headers['x-dualmap-cached-tokens']} tokens of its prompt were expected in the cache there")
+    print(f"  first token expected in {headers['x-dualmap-expected-ttft-ms']} ms, wanted in {slo_ms} ms")
+print(f"Why there? .venv/bin/dualmap explain {headers['x-request-id']}, or {url.removesuffix('/v1')}/ui")

@@ -1,10 +1,10 @@
 """A receiver for scaling decisions: checks their signature, and acts once on each.
 
-    python examples/scaling_webhook.py 9000 SECRET
+    .venv/bin/python examples/scaling_webhook.py 9100 SECRET
 
 and in the fleet's file, of a pool:
 
-    autoscale: {actuator: webhook, webhook_url: "http://HOST:9000", webhook_secret: SECRET}
+    autoscale: {max_instances: 4, actuator: webhook, webhook_url: "http://HOST:9100", webhook_secret: SECRET}
 
 Replace `start_machines` and `stop_machines` by calls of your platform. A machine that was started enters the fleet with
 `dualmap instances add`, or by `POST /admin/instances`.

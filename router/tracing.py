@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from router.explain import Explanation, PlacementRound
 from router.settings import RouterSettings
 from router.trace_context import TraceContext
+from statestore.extras import how_to_install
 from statestore.trust import system_trust
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def require_tracing(settings: RouterSettings) -> None:
         import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
     except ImportError as error:
         raise TracingUnavailableError(
-            "router.tracing_url needs OpenTelemetry: pip install 'dualmap-fleet[tracing]', or leave the setting out"
+            f"router.tracing_url needs OpenTelemetry: {how_to_install('tracing')}; or leave the setting out"
         ) from error
 
 

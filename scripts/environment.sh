@@ -54,13 +54,17 @@ is_complete() {
     [ ! -e "$mark" ] && usable_python "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
-# is_installed EXTRA: for the present pyproject.toml. An environment installed with the test extra serves the plain
-# commands too.
+# is_current STAMP: it was written for the present pyproject.toml.
+is_current() {
+    [ -f "$1" ] && [ "$(cat "$1")" = "$(cksum <"$root/pyproject.toml")" ]
+}
+
+# is_installed EXTRA: for the present pyproject.toml. Every extra serves the plain commands too, and the test extra brings
+# what the others have.
 is_installed() {
     usable_python "$venv/bin/python" || return 1
-    wanted=$(cksum <"$root/pyproject.toml")
-    for stamp in "$venv/.installed-$1" "$venv/.installed-test"; do
-        if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+    for stamp in "$venv/.installed-"${1:-*} "$venv/.installed-test"; do
+        if is_current "$stamp"; then
             return 0
         fi
     done
@@ -91,7 +95,9 @@ install() {
     if ! is_installed "$1"; then
         is_complete || make_venv "$python"
         echo "Installing into $venv (once)" >&2
-        rm -f "$venv"/.installed-*
+        for stamp in "$venv"/.installed-*; do # an install that is interrupted leaves other extras as they are
+            is_current "$stamp" || rm -f "$stamp"
+        done
         "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
         cksum <"$root/pyproject.toml" >"$venv/.installed-$1"
     fi

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from simulation.errors import SimulationError
 from simulation.results import RunResult
+from statestore.extras import how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +46,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise PlottingUnavailableError(f"plots need matplotlib: {sys.executable} -m pip install matplotlib") from error
+        raise PlottingUnavailableError(f"plots need matplotlib: {how_to_install('evaluation')}") from error
 
 
 def svg(draw: Draw, *, width: float = 5.2, height: float = 3.4, grid: bool = True) -> str:

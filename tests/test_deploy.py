@@ -9,8 +9,10 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -225,6 +227,22 @@ def test_an_instance_of_one_role_has_the_connector_of_that_role(name: str) -> No
     assert service["environment"]["PYTHONHASHSEED"] == "0"
     assert "/etc/hccn.conf:/etc/hccn.conf:ro" in service["volumes"]
     assert instance.dispatch_window_tokens == 2 * int(option(service["command"], "max-num-batched-tokens"))
+
+
+@pytest.mark.parametrize("extras", ["", "tokens", "tokens,tracing"])
+def test_the_image_has_the_dependencies_and_the_extras_that_it_is_built_with(tmp_path: Path, extras: str) -> None:
+    step = re.search(r"^RUN (python3 -c .*?)\s+&& ", (ROOT / "Dockerfile").read_text(), re.MULTILINE | re.DOTALL)
+    assert step is not None
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "python3").symlink_to(sys.executable)
+
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "EXTRAS": extras}
+    subprocess.run(["sh", "-c", step[1]], cwd=tmp_path, env=environment, check=True, timeout=60)
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [package for name in extras.split(",") if name for package in project["optional-dependencies"][name]]
+    assert (tmp_path / "requirements.txt").read_text().split("\n")[:-1] == project["dependencies"] + wanted
+    assert services(COMPOSE, {"EXTRAS": extras})["router"]["build"]["args"] == {"EXTRAS": extras}
 
 
 FAKE_DOCKER = """#!/bin/sh

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("cli", "router", "scheduling", "simulation", "statestore", "workers")
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OUTSIDE)]
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -50,6 +52,42 @@ def test_a_broken_link_would_be_found() -> None:
     assert anchors(ROOT / "docs" / "concepts" / "architecture.md") >= {"glossary", "the-life-of-a-request"}
     assert _LINK.findall("[a](b.md#c) [d](https://e)") == ["b.md#c"]
     assert "start" not in anchors(page)
+
+
+def texts() -> Iterator[Path]:
+    """Everything that people read: documents, and sources for their messages and comments. Tests are left out."""
+    yield from PAGES
+    yield from (ROOT / name for name in ("Makefile", "Dockerfile", "mkdocs.yml", "docker-compose.yml"))
+    for folder in (*ROOMS, "examples", "benchmarks", "deploy"):
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".yml"})
+
+
+def installed_by_name(text: str) -> list[str]:
+    """Commands that would take the project from an index, which has none of that name."""
+    return re.findall(r"dualmap-fleet\[[\w,]+\]|pip install (?:-\S+ )*[\"']?dualmap-fleet\b.*", text)
+
+
+def test_no_text_installs_the_project_from_an_index() -> None:
+    found = {path: installed_by_name(path.read_text("utf-8")) for path in texts()}
+
+    assert {path: commands for path, commands in found.items() if commands} == {}
+    assert installed_by_name("pip install 'dualmap-fleet[tokens]', or") == ["pip install 'dualmap-fleet[tokens]', or"]
+    assert installed_by_name("(dualmap-fleet[tokens])") == ["dualmap-fleet[tokens]"]
+
+
+def test_extras_targets_and_scripts_that_texts_name_exist() -> None:
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])
+    targets = set(re.findall(r"^([a-z]+)(?= |:)", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    named: dict[str, set[str]] = {"extra": set(), "target": set(), "script": set()}
+    for text in (path.read_text("utf-8") for path in texts()):
+        named["extra"] |= set(re.findall(r"pip install[^\n]*\[([a-z]+)\]['\"]", text))
+        named["extra"] |= {extra for several in re.findall(r"EXTRAS=([a-z,]+)", text) for extra in several.split(",")}
+        named["target"] |= set(re.findall(r"`make ([a-z]+)", text))
+        named["script"] |= set(re.findall(r"(?:^|[ `])(scripts/[a-z]+|deploy/[a-z-]+)(?=[ `\n])", text, re.MULTILINE))
+
+    assert {"evaluation", "tokens", "tracing"} <= named["extra"] <= extras
+    assert named["target"] <= targets
+    assert {script for script in named["script"] if not (ROOT / script).exists()} == set()
 
 
 def test_the_readme_is_short() -> None:

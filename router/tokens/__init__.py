@@ -20,6 +20,7 @@ from router.tokens.instance_tokenizer import InstanceTokenizer
 from router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
 from scheduling.view import ClusterView
 from statestore.clock import Clock
+from statestore.extras import how_to_install
 from statestore.settings import PoolSettings
 from statestore.trust import InstanceTrust
 
@@ -86,7 +87,8 @@ def read_model(pool: PoolSettings, folder: Path) -> tuple[LocalEncoder, ChatTemp
     """
     if any(find_spec(library) is None for library in ("fastokens", "jinja2", "tokenizers")):
         raise NoTokenizerError(
-            f"pool {pool.name!r} has a tokenizer: install the package's extra, dualmap-fleet[tokens]"
+            f"pool {pool.name!r} has a tokenizer, which needs packages that are missing: {how_to_install('tokens')};"
+            " or let the instances tokenize (tokenizer: instances)"
         )
     from router.tokens.encoder import LocalEncoder
     from router.tokens.model_files import read_templates

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Final, Protocol
 
 from router.inference_request import SentPrompt
@@ -20,6 +21,7 @@ from scheduling.instance import InstanceSpec
 from scheduling.token_trust import TokenTrust, Trust
 from scheduling.view import ClusterView
 from statestore.clock import Clock
+from statestore.extras import how_to_install
 
 log = logging.getLogger(__name__)
 
@@ -141,11 +143,10 @@ class VerifiedTokenizer:
         if differing:
             log.warning(
                 "pool %s: %s are not those of %s: %d of %d texts have other tokens there, as %r (%d, there %d). %s"
-                " counts instead. Is transformers installed here, as the instances have it (extra tokens), and are"
-                " the files the same?",
+                " counts instead. %s",
                 self._pool, self._first, instance.instance_id, len(differing), len(texts),
                 differing[0].source.fields["prompt"][:40], differing[0].own_tokens, differing[0].instance_tokens,
-                self._next(self._first),
+                self._next(self._first), _likely_cause(),
             )  # fmt: skip
         elif chats:
             log.warning(
@@ -174,3 +175,10 @@ class VerifiedTokenizer:
         names = list(self._counters)
         after = names[names.index(by) + 1 :]
         return after[0] if after else "bytes"
+
+
+def _likely_cause() -> str:
+    """A sentence for the log: why a pool's files may give other tokens than an instance."""
+    if find_spec("transformers") is None:
+        return f"Instances load tokenizers by transformers, which is not installed here: {how_to_install('tokens')}"
+    return "Are the files those of the instance, and is transformers of the same version?"

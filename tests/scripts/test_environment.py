@@ -39,6 +39,7 @@ case "$*" in
     "-m pip --version") [ -e "${0%/bin/python}/pip" ] ;;
     "-m pip install"*)
         at install
+        echo "$last" >>"$FAKE/asked"
         cp "$0" "${0%/python}/dualmap" ;;
     "up "*)
         at fleet
@@ -75,10 +76,11 @@ class Project:
         }  # fmt: skip
         self._started: list[subprocess.Popen[str]] = []
 
-    def start(self, **environment: str) -> subprocess.Popen[str]:
-        """`scripts/up` in a process group of its own, as a terminal has it."""
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        """A script, by default `scripts/up`, in a process group of its own, as a terminal has it."""
+        script, *options = words or ("up", "--port", "0")
         process = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTIBLE, self.root / "scripts" / "up", "--port", "0"],
+            [sys.executable, "-c", INTERRUPTIBLE, self.root / "scripts" / script, *options],
             env=self.environment | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,9 +90,9 @@ class Project:
         self._started.append(process)
         return process
 
-    def run(self, **environment: str) -> str:
-        """What `scripts/up` prints, which ends well."""
-        process = self.start(**environment)
+    def run(self, *words: str, **environment: str) -> str:
+        """What a script prints, by default `scripts/up`, which ends well."""
+        process = self.start(*words, **environment)
         output, _ = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, output
         return output
@@ -173,6 +175,16 @@ def test_an_install_that_is_interrupted_does_not_count_when_the_project_is_as_be
     project.run()
 
     assert project.made() == ["venv", "install", "install", "install"]
+
+
+def test_a_command_has_the_extra_that_it_needs_installed_once_and_beside_others(project: Project) -> None:
+    for extra in ("site", "evaluation", "site", "evaluation", ""):
+        assert project.run("with", extra, "dualmap", "up", "now").endswith("dualmap up now\n")
+    project.run()
+
+    assert project.made() == ["venv", "install", "install"]
+    asked = (project.fake / "asked").read_text().splitlines()
+    assert [line.rpartition("/project")[2] for line in asked] == ["[site]", "[evaluation]"]
 
 
 @pytest.mark.parametrize("step", ["venv", "install"])

@@ -12,6 +12,7 @@ from simulation.results import RunResult
 from simulation.scenario import Scenario
 from simulation.simulate import simulate
 from simulation.sources import TraceSource
+from statestore.extras import how_to_install
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,5 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
 
-    way_out = f"{sys.executable} -m pip install matplotlib"
-    with pytest.raises(plots.PlottingUnavailableError, match=re.escape(way_out)):
+    with pytest.raises(plots.PlottingUnavailableError, match=re.escape(how_to_install("evaluation"))):
         plots.require_matplotlib()

@@ -57,6 +57,16 @@ def test_files_that_cannot_be_used_stop_the_start_by_name(
         )
 
 
+def test_missing_packages_are_named_with_their_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.tokens.find_spec", lambda library: None)
+    metrics = RouterMetrics(["default"]).pools["default"]
+
+    with pytest.raises(NoTokenizerError, match=r"pip install .*transformers.*tokenizer: instances"):
+        build_tokenizer(
+            PoolSettings(tokenizer=model_folder), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+        )
+
+
 def test_a_template_file_replaces_the_models_own(model_folder: Path, tmp_path: Path) -> None:
     from router.tokens.model_files import read_templates
 

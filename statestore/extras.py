@@ -1,0 +1,34 @@
+"""Extras of this package: optional dependencies that a deployment installs only where it uses them.
+
+The package is published on no index, so an extra cannot be installed by the package's name. Its packages can.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+
+DISTRIBUTION = "dualmap-fleet"
+
+
+def packages_of(extra: str) -> list[str]:
+    """The packages that an extra brings, as pip takes them; none where this package runs without being installed."""
+    try:
+        declared = requires(DISTRIBUTION) or []
+    except PackageNotFoundError:
+        return []
+    parts = (requirement.partition(";") for requirement in declared)
+    return [package.strip() for package, _, marker in parts if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+
+
+def how_to_install(extra: str) -> str:
+    """A clause for an error message: how the packages of an extra get into the environment of this process."""
+    packages = " ".join(map(shlex.quote, packages_of(extra)))
+    if not packages:
+        return f"in a checkout, .venv/bin/pip install -e '.[{extra}]'"
+    if find_spec("pip") is None:
+        return f"build the image with --build-arg EXTRAS={extra}, or install {packages} into {sys.prefix}"
+    return f"{shlex.quote(sys.executable)} -m pip install {packages}"
