@@ -1,9 +1,14 @@
-"""Gauges of the whole fleet, read from a overview that is fetched at a scrape, and not too often."""
+"""Gauges of the whole fleet, read from an overview that is fetched at a scrape, and not too often.
+
+A scrape never waits for a store that is slow: it has the last overview, and its age.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +23,10 @@ from statestore.errors import StoreError
 from statestore.pool import PoolStore
 
 MAX_AGE_S = 1.0
+FRESH_WITHIN_S = 0.05
+"""A scrape waits so long for fresh figures; then it gets the last ones, and their age."""
+KEPT_S = 60.0
+"""Older figures are not told any more: they would say of instances what was true long ago."""
 _LOAD_GAUGES = {
     "pending_tokens": "Uncached prompt tokens sent or queued, prefill not finished",
     "dispatched_tokens": "The dispatched part of the pending tokens",
@@ -47,6 +56,13 @@ class FleetOverviews:
         self._fetched_s: dict[str, float] = {}
         self._locks = {name: asyncio.Lock() for name in pools}
         self.overviews: dict[str, PoolOverview] = {}
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def ages_s(self) -> Mapping[str, float]:
+        """How old each is."""
+        now_s = self._clock.monotonic_s()
+        return {pool: now_s - fetched_s for pool, fetched_s in self._fetched_s.items()}
 
     async def get(self, pool: str, max_age_s: float = MAX_AGE_S) -> PoolOverview:
         """An overview no older than ``max_age_s``; callers at the same time share one store call.
@@ -63,19 +79,41 @@ class FleetOverviews:
             return self.overviews[pool]
 
     async def refresh(self) -> None:
-        """Refresh all as far as the store answers; what is out of reach is absent from the gauges."""
+        """Have all refreshed, and wait for that no longer than a store takes which is well: one that is slow, or away,
+        must not keep a scrape waiting, which would lose the figures of this replica with those of the fleet."""
         for pool in self._pools:
-            try:
-                await self.get(pool)
-            except StoreError:
+            if pool not in self._under_way:
+                task = self._under_way[pool] = asyncio.create_task(self._fetch(pool))
+                task.add_done_callback(partial(self._fetched, pool))
+        if self._under_way:
+            await asyncio.wait([*self._under_way.values()], timeout=FRESH_WITHIN_S)
+        for pool, age_s in self.ages_s.items():
+            if age_s > KEPT_S:
                 self.overviews.pop(pool, None)
+
+    def _fetched(self, pool: str, _: asyncio.Task[None]) -> None:
+        del self._under_way[pool]
+
+    async def _fetch(self, pool: str) -> None:
+        with contextlib.suppress(StoreError):  # the last figures stay, and grow older
+            await self.get(pool)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [*self._under_way.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Overviews(Protocol):
-    """Overviews by pool."""
+    """Overviews by pool, and how old they are."""
 
     @property
     def overviews(self) -> Mapping[str, PoolOverview]: ...
+
+    @property
+    def ages_s(self) -> Mapping[str, float]: ...
 
 
 class FleetGauges(Collector):
@@ -90,6 +128,14 @@ class FleetGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         overviews = self._fleet.overviews
+        age = GaugeMetricFamily(
+            "dualmap_fleet_figures_age_seconds",
+            "Time since the store told the figures of the fleet that this page has",
+            labels=["pool"],
+        )
+        for pool, age_s in self._fleet.ages_s.items():
+            age.add_metric([pool], age_s)
+        yield age
         yield from _loads(overviews)
         yield from _states(overviews)
         yield _migrations(overviews)

@@ -67,7 +67,7 @@ class PortMetrics:
             self._peers = self._sharing(self._fleet.overviews)
         await self._ask(set(filter(None, self._peers.values())))
         self._said = {name: said for name, said in self._said.items() if name in self._peers}
-        port, fleet = RouterMetrics(self._models), _Latest(self._latest_overviews())
+        port, fleet = RouterMetrics(self._models), _Latest(self._latest_overviews(), self._fleet.ages_s)
         for counts in (self._own.instruments.counts(), *(said["counts"] for said in self._said.values())):
             port.instruments.add(counts)
         FleetGauges(fleet, port.registry)
@@ -132,6 +132,7 @@ def _port_of(info: Mapping[str, str]) -> tuple[str, str] | None:
 @dataclass(frozen=True, slots=True)
 class _Latest:
     overviews: Mapping[str, PoolOverview]
+    ages_s: Mapping[str, float]
 
 
 class VllmNames(Collector):

@@ -135,8 +135,11 @@ class Replica:
         if pool.tokenizer is not None:
             info["tokens"] = pool.tokenizer.status
         call = context.metrics.store_calls["heartbeat"]
-        self._reachable = False
-        known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+        try:
+            known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+        except StoreError:
+            self._reachable = False
+            raise
         self._reachable = True
         return known
 

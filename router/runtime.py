@@ -171,6 +171,7 @@ class Runtime:
             live.finish(Outcome.CUT_OFF)
         await asyncio.gather(*(_let_go(pool) for pool in self.pools.pools.values()))
         await self._supervisor.stop()
+        await self.fleet.close()
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))

@@ -34,7 +34,7 @@ async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any,
     assert tampered.calls == ["overview", "overview"]
 
 
-async def test_what_is_out_of_reach_vanishes_instead_of_lying(
+async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_after_a_minute(
     store: Any, clock: Any, tools: Any, scheduling: Any
 ) -> None:
     tampered, registry = tools.Tampered(store), CollectorRegistry()
@@ -44,27 +44,56 @@ async def test_what_is_out_of_reach_vanishes_instead_of_lying(
     await pool.membership()
     fleet = overviews(pool, clock)
     FleetGauges(fleet, registry)
-    await fleet.refresh()
-    assert registry.get_sample_value("dualmap_replicas", {"pool": "default"}) == 1.0
+
+    async def scrape() -> tuple[float | None, float | None]:
+        await fleet.refresh()
+        names = ("dualmap_replicas", "dualmap_fleet_figures_age_seconds")
+        replicas, age_s = (registry.get_sample_value(name, {"pool": "default"}) for name in names)
+        return replicas, age_s
 
     async def away() -> None:
         raise StoreUnavailableError("away")
 
+    assert await scrape() == (1.0, 0.0)
     tampered.before |= {"overview": away, "membership": away}
-    for _ in range(2):  # the first scrape finds out, the next one knows
+    for age_s in (2.0, 4.0):  # the first scrape finds out, the next one knows
         await clock.advance(2.0)
-        await fleet.refresh()
-
+        assert await scrape() == (1.0, pytest.approx(age_s))
         assert pool.degraded, "the replica goes on by a state of its own"
-        assert [sample for family in registry.collect() for sample in family.samples] == []
         with pytest.raises(StoreUnavailableError):
             await fleet.get("default")
+    await clock.advance(60.0)
+    assert await scrape() == (None, pytest.approx(64.0))
     tampered.before.clear()
     await clock.advance(2.0)
+
+    assert await scrape() == (1.0, 0.0)
+    await pool.close()
+
+
+async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: Any, clock: Any, tools: Any) -> None:
+    tampered, registry, answers = tools.Tampered(store), CollectorRegistry(), asyncio.Event()
+    await store.pool("default").put_instance(tools.spec("a"))
+    fleet = overviews(tampered.pool("default"), clock)
+    FleetGauges(fleet, registry)
     await fleet.refresh()
 
-    assert registry.get_sample_value("dualmap_replicas", {"pool": "default"}) == 1.0
-    await pool.close()
+    async def waits() -> None:
+        await answers.wait()
+
+    tampered.before["overview"] = waits
+    await clock.advance(5.0)
+    for _ in range(3):
+        await asyncio.wait_for(fleet.refresh(), 60)
+
+    assert not answers.is_set()
+    assert registry.get_sample_value("dualmap_instances", {"pool": "default", "state": "ready"}) == 1.0
+    assert registry.get_sample_value("dualmap_fleet_figures_age_seconds", {"pool": "default"}) == 5.0
+    assert tampered.calls.count("overview") == 2, "one call is under way at most"
+    answers.set()
+    await fleet.refresh()
+    assert registry.get_sample_value("dualmap_fleet_figures_age_seconds", {"pool": "default"}) == 0.0
+    await fleet.close()
 
 
 async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, tools: Any) -> None:

@@ -18,6 +18,7 @@ from router.outcome import Outcome
 from router.port_metrics import COUNTS_PATH, PortMetrics
 from scheduling.instance import InstanceLoad, InstanceState
 from statestore.answers import PoolOverview
+from statestore.clock import RealClock
 from statestore.leases import ReplicaInfo
 
 HERE = {"host": "here", "port": "8000"}
@@ -55,7 +56,7 @@ class Stand:
         self.metrics = RouterMetrics(["default"])
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
-        fleet = FleetOverviews({}, clock=None, call=None)  # type: ignore[arg-type]
+        fleet = FleetOverviews({}, clock=RealClock(), call=None)  # type: ignore[arg-type]
         fleet.overviews["default"] = overview(*replicas)
         self.fleet = fleet
         transport = httpx.MockTransport(self._answer)

@@ -96,6 +96,22 @@ async def test_an_instance_removed_on_purpose_does_not_come_back(
     assert set((await pool.membership()).instances) == {"a"}
 
 
+async def test_a_heartbeat_under_way_says_nothing_of_the_store(start_runtime: Any, clock: Any, tools: Any) -> None:
+    tampered: list[Any] = []
+    runtime = await start_runtime(
+        instances=(tools.spec("a"),), through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0]
+    )
+    states: list[str] = []
+
+    async def looks(*_: Any) -> None:
+        states.append(runtime.replicas["default"].store_state)
+
+    tampered[0].before["heartbeat"] = looks
+    await clock.advance(5.0)
+
+    assert set(states) == {"ok"}
+
+
 async def test_a_leftover_is_released_at_the_first_look(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
