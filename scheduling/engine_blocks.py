@@ -19,6 +19,7 @@ Chains of text cut by bytes (``scheduling.blocks``) cannot be compared with thes
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import field
@@ -50,7 +51,12 @@ def encode_extra_keys(keys: Sequence[Any] | None) -> bytes:
 
     ``keys`` are in the order of the module's text: strings, (string, offset) pairs and bytes.
     """
-    return _EXTRA + orjson.dumps(keys, default=_hex) if keys else b""
+    if not keys:
+        return b""
+    try:
+        return _EXTRA + orjson.dumps(keys, default=_hex)
+    except TypeError:  # a lone surrogate: no engine reports a block with one
+        return _EXTRA + json.dumps(keys, default=_hex).encode()
 
 
 def _hex(digest: Any) -> str:

@@ -179,6 +179,10 @@ def inference_request_of(
     No field of the body is judged here: one that cannot be read counts as absent.
     """
     path, model, stream = request.path, body.get("model"), bool(lax_bool(body.get("stream")))
+    # Engines take a request's id from its header, and else from its body; a response's id is another one.
+    named = body.get("request_id") if path != RESPONSES_PATH and request.get(b"x-request-id") is None else None
+    if isinstance(named, str) and _REQUEST_ID.fullmatch(named) is not None:
+        request_id = named
     prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
     read = InferenceRequest(
         request_id,

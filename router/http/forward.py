@@ -61,6 +61,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
             inference_request = await plane.long_bodies.read(request, request_id)
         else:
             inference_request = read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
+        request_id = inference_request.request_id
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.lifecycle.place(inference_request)

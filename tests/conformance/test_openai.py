@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -112,3 +113,32 @@ async def test_errors_have_one_shape(server: Server, path: str, body: dict[str, 
 async def test_a_body_that_is_no_json_is_refused(server: Server) -> None:
     answer = await server.http.post(CHAT, content=b"{", headers={"content-type": "application/json"})
     assert answer.status_code == 400 and answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "streams"),
+    [
+        ({"max_tokens": 4.0}, False),
+        ({"max_tokens": "4", "min_tokens": "1"}, False),
+        ({"max_tokens": 4, "n": 1.0, "temperature": "0.5"}, False),
+        ({"max_tokens": 4, "n": "1", "stream": "no"}, False),
+        ({"max_tokens": 4, "stream": "true"}, True),
+        ({"max_tokens": 4, "stream": 1}, True),
+        ({"max_tokens": 4, "user": "\ud800"}, False),
+    ],
+    ids=str,
+)
+async def test_values_are_read_by_lax_rules(server: Server, fields: dict[str, Any], streams: bool) -> None:
+    content = json.dumps({"model": server.model, "messages": HELLO, **fields})
+    answer = await server.http.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream") == streams
+    if not streams:
+        assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(
+    "fields", [{"max_tokens": 1.5}, {"max_tokens": "1.5"}, {"n": "one"}, {"stream": "maybe"}, {"stream": 2}], ids=str
+)
+async def test_what_no_lax_rule_reads_is_refused(server: Server, fields: dict[str, Any]) -> None:
+    assert (await server.refused(CHAT, messages=HELLO, **fields))[0] == 400

@@ -247,6 +247,15 @@ def test_a_clients_request_id_is_kept_and_a_missing_one_minted() -> None:
     assert len(mint_request_id()) == 32
 
 
+def test_a_request_is_named_by_its_header_and_else_by_its_body() -> None:
+    def named(path: str = CHAT, given: object = "mine", **fields: str) -> str:
+        return read_inference_request(request(path, chat(request_id=given), **fields), "minted").request_id
+
+    assert named() == named("/inference/v1/generate") == "mine"
+    assert named(x_request_id="sent") == named(given="a b") == named(given=7) == named(given=None) == "minted"
+    assert named("/v1/responses") == "minted", "there it is the response's id"
+
+
 @pytest.mark.parametrize("sent", ["a1, b2", "a1,b2,c3", "a1,", "a1, b 2", "a1,\x00"])
 def test_of_joined_request_ids_the_first_counts(sent: str) -> None:
     assert read_request_id(sent) == "a1"

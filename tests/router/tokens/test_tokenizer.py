@@ -20,6 +20,7 @@ from router.tokens.model_files import read_templates
 from router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
 from scheduling.chain import Chain
 from scheduling.engine_blocks import BlockExtras, engine_chain
+from tests.bodies import BODIES, ODD_VALUES, places, with_value
 
 BLOCK_TOKENS = 16
 WORDS = Path(__file__).read_text(encoding="utf-8") + "é你好 <|im_end|> \n\n  "
@@ -258,3 +259,16 @@ async def test_cancelled_requests_leave_their_places_to_others(
     async with asyncio.timeout(60):
         while await chain_of(tokenizer, body) is None:  # noqa: ASYNC110 - places are free once threads have ended
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
+async def test_whatever_value_stands_anywhere_in_a_body_it_is_tokenized_or_left_to_its_bytes(
+    tokenizer: PoolTokenizer, path: str
+) -> None:
+    found = []
+    for place in places(BODIES[path]):
+        for value in ODD_VALUES:
+            sent = sent_prompt(path, with_value(BODIES[path], place, value))
+            if sent is not None and sent.source is not None:
+                found.append(await tokenizer.chain(sent, lora=None, block_tokens=BLOCK_TOKENS))
+    assert found
