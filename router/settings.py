@@ -70,9 +70,9 @@ class RouterSettings(BaseModel):
         "info", pattern=r"^(debug|info|warning|error)$", description="log level of routers and workers"
     )
     log_levels: dict[str, Level] = Field(
-        {}, description='levels of single packages or modules of theirs: {"statestore": "debug"}'
+        {}, description='log levels of single packages or modules: {"statestore": "debug"}'
     )
-    log_format: Literal["text", "json"] = Field("text", description="form of their log lines")
+    log_format: Literal["text", "json"] = Field("text", description="form of the log lines of routers and workers")
 
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[ApiKey, ...] = Field((), description="inference needs one of these keys when any is set")
@@ -137,7 +137,9 @@ class RouterSettings(BaseModel):
     max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
 
     # shared state --------------------------------------------------------------------------------------------
-    replica_lease_s: float = Field(6.0, gt=0, description="a dead replica's requests are released after this, seconds")
+    replica_lease_s: float = Field(
+        6.0, gt=0, description="lease of a replica, seconds; a dead one's requests are released then"
+    )
 
     # shutdown ------------------------------------------------------------------------------------------------
     settle_s: float = Field(2.0, ge=0, description="time between /ready turning off and the port closing, seconds")

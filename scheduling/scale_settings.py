@@ -31,7 +31,7 @@ class AutoscaleSettings(BaseModel):
     start_s: float = Field(
         30.0,
         gt=0,
-        description="time from the decision until a started instance is ready, seconds; four times as long is waited",
+        description="time from a decision until a started instance is ready, seconds; it fails after four times that",
     )
     webhook_url: str | None = Field(None, pattern=r"^https?://", description="receives each decision by POST")
     webhook_secret: SecretStr | None = Field(None, description="key of the signature (HMAC-SHA256) of each POST")

@@ -143,7 +143,7 @@ class SchedulingSettings(BaseModel):
         60.0,
         gt=0,
         le=MAX_SLO_S,
-        description="longest target that the length of a prompt leads to, seconds; never under slo_ttft_s",
+        description="upper bound of the target that grows with the prompt, seconds; slo_ttft_s at least",
     )
     block_tokens: int = Field(128, ge=1, le=4096, description="tokens in one prompt block")
     hotness_window_s: float = Field(120.0, gt=0, description="sliding window of the hotness tree, seconds")

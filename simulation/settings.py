@@ -103,10 +103,12 @@ class EngineSettings(BaseModel):
 class EmulatorSettings(EngineSettings):
     """One process of emulated vLLM servers, each on a port of its own."""
 
-    model: str | None = Field(None, min_length=1, description="model name it serves (none: the preset's)")
-    aliases: tuple[str, ...] = Field((), description="further names of its model, as vLLM's --served-model-name")
+    model: str | None = Field(
+        None, min_length=1, description="model name that the instances serve (none: the preset's)"
+    )
+    aliases: tuple[str, ...] = Field((), description="further names of the model, as vLLM's --served-model-name")
     loras: tuple[str, ...] = Field(
-        (), description="LoRA adapters that it has from the start; others are loaded by /v1/load_lora_adapter"
+        (), description="LoRA adapters loaded from the start; others are loaded by /v1/load_lora_adapter"
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="port of the first instance, the others follow; 0: any free")

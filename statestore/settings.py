@@ -122,7 +122,9 @@ class UpstreamSettings(BaseModel):
     certificate_file: Path | None = Field(
         None, description="file (PEM) of the client certificate shown to instances that want one"
     )
-    key_file: Path | None = Field(None, description="file (PEM) of its private key (none: in certificate_file too)")
+    key_file: Path | None = Field(
+        None, description="file (PEM) of the client certificate's private key (none: in certificate_file)"
+    )
 
     @model_validator(mode="after")
     def _key_belongs_to_a_certificate(self) -> Self:
@@ -195,7 +197,7 @@ class InstanceSettings(BaseModel):
 
     id: InstanceId = Field(description="stable id; changing it remaps its prefixes")
     url: BaseUrl = Field(description="base URL of the vLLM server")
-    role: Role = Field(Role.MIXED, description="mixed, prefill or decode")
+    role: Role = Field(Role.MIXED, description="legs that the instance serves: prefill, decode, or both (mixed)")
     prefill_tokens_per_s: PrefillRate = Field(
         DEFAULT_PREFILL_TOKENS_PER_S, description="prior of the learned prefill rate"
     )
@@ -240,8 +242,8 @@ class PoolSettings(BaseModel):
     tokenizer: Literal["instances"] | Path | None = Field(
         None,
         description="folder of the model's tokenizer files (tokenizer.json, tokenizer_config.json, chat template):"
-        " routers cut prompts into the engine's own blocks of tokens; instances: they are asked for the tokens of each"
-        " prompt; none: by bytes",
+        " routers cut prompts into the engine's own blocks of tokens, for which they need the extra tokens; instances:"
+        " routers request the tokens of each prompt from an instance; none: routers cut prompts by bytes",
     )
     chat_template: Path | None = Field(
         None, description="file of the chat template, as vLLM's --chat-template (none: the model's own)"

@@ -90,6 +90,42 @@ def test_extras_targets_and_scripts_that_texts_name_exist() -> None:
     assert {script for script in named["script"] if not (ROOT / script).exists()} == set()
 
 
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+
+
+def test_faults_are_found_by_short_cells_and_by_messages_that_the_product_has() -> None:
+    page = (ROOT / "docs" / "operate" / "faults.md").read_text("utf-8")
+    _, _, table = page.partition("| symptom | command | expected output | what the fleet does |")
+    rows = [cells(row) for row in table.partition("\n\n")[0].splitlines()[2:]]
+    sources = "".join(path.read_text("utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources)
+
+    assert len(rows) > 20
+    for symptom, command, output, response in rows:
+        if not command:
+            continue  # the name of a group
+        for cell, most in ((symptom, 12), (command, 8), (output, 25), (response, 25)):
+            assert 0 < len(cell.split()) <= most, cell
+        for quoted in re.findall(r"`([^`]+)`", output):
+            words = re.split(r"\(down\): |…|:?\d\S*|[:=]|from ", quoted)
+            fixed = [part.strip() for part in words if len(part.split()) >= 3]
+            assert [part for part in fixed if part not in sources] == [], quoted
+
+
+def test_headings_links_and_descriptions_stand_alone() -> None:
+    """None needs the sentence or the row before it: a reader may see nothing else."""
+    leaning = re.compile(r"(its|it|their|theirs|they|them|those|these|of)\b", re.IGNORECASE)
+    labels: list[str] = []
+    for page in PAGES:
+        text = _FENCE.sub("", page.read_text("utf-8"))
+        labels += re.findall(r"^#+ (.+)$", text, re.MULTILINE) + re.findall(r"(?<!!)\[([^\]]+)\]\(", text)
+    settings = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
+    labels += [cells(row)[-1] for row in settings.splitlines() if row.startswith("| `")]
+
+    assert [label for label in labels if leaning.match(label)] == []
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
 

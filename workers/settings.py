@@ -13,7 +13,9 @@ class WorkerSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ops_host: str = Field("127.0.0.1", description="address of the worker's own /health and /metrics")
-    ops_port: int | None = Field(None, ge=0, le=65535, description="their port; 0 picks a free one, unset serves none")
+    ops_port: int | None = Field(
+        None, ge=0, le=65535, description="port of the worker's /health and /metrics; 0: any free (none: not served)"
+    )
 
     lease_ms: int = Field(3000, ge=200, description="leadership lease; a dead leader is replaced within it, ms")
 
@@ -22,8 +24,8 @@ class WorkerSettings(BaseModel):
     stall_down_s: float = Field(
         30.0,
         gt=0,
-        description="an instance goes down where requests run for so long, none is seen to finish its prefill, and no"
-        " counter moves, seconds",
+        description="time without progress after which an instance with running requests goes down, seconds: no prefill"
+        " is seen to finish, and no token counter moves",
     )
     upstream_api_key: ApiKey | None = Field(None, description="key that the instances require, sent with checks")
 
