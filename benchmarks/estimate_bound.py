@@ -27,9 +27,9 @@ from math import isclose
 from pathlib import Path
 from typing import NamedTuple
 
+from research.laboratory.suite import OURS, PRESET_SHORTHANDS, Fleet, workload_of
+from research.laboratory.variants import parse_variant
 from scheduling.settings import SchedulingSettings
-from simulation.laboratory.suite import OURS, PRESET_SHORTHANDS, Fleet, workload_of
-from simulation.laboratory.variants import parse_variant
 from simulation.presets import find_preset
 from simulation.results import Percentiles, RequestOutcome
 from simulation.simulate import Simulation

@@ -18,9 +18,9 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from statistics import fmean
 
+from research.laboratory.confidence import Mean
 from scheduling.settings import SchedulingSettings
 from simulation.event_queue import Priority
-from simulation.laboratory.confidence import Mean
 from simulation.presets import find_preset
 from simulation.results import RequestOutcome, RunRecord
 from simulation.scenario import FleetChange, Scenario, SpeedChange

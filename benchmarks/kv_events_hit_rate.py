@@ -14,10 +14,10 @@ import argparse
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from research.laboratory.confidence import Mean
 from scheduling.settings import SchedulingSettings
 from simulation.bounds import bounds_of
 from simulation.generators import GENERATORS
-from simulation.laboratory.confidence import Mean
 from simulation.presets import find_preset
 from simulation.results import RunResult
 from simulation.runs import RunJob, map_jobs

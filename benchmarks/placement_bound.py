@@ -28,15 +28,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from research.evaluate.plan import PAPER_CAPS
+from research.laboratory.confidence import Mean
+from research.laboratory.run_cache import RunCache
+from research.laboratory.suite import BEST_OTHERS, ORDERS, PRESET_SHORTHANDS, Fleet, workload_of
+from research.laboratory.targets import TARGETS
+from research.laboratory.trials import BoundsTrial, GoodputTrial, Trial, run_bounds, run_goodput
+from research.laboratory.variants import Variant, parse_variant
 from scheduling.settings import SchedulingSettings
 from simulation.engine_types import EngineConfig
-from simulation.evaluate.plan import PAPER_CAPS
-from simulation.laboratory.confidence import Mean
-from simulation.laboratory.run_cache import RunCache
-from simulation.laboratory.suite import BEST_OTHERS, ORDERS, PRESET_SHORTHANDS, Fleet, workload_of
-from simulation.laboratory.targets import TARGETS
-from simulation.laboratory.trials import BoundsTrial, GoodputTrial, Trial, run_bounds, run_goodput
-from simulation.laboratory.variants import Variant, parse_variant
 from simulation.runs import RunJob, map_jobs
 
 OURS = "dualmap-least-cost"

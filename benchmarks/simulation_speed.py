@@ -16,9 +16,9 @@ import sys
 import time
 from dataclasses import dataclass
 
+from research.evaluate.plan import FULL, scenario_for
 from scheduling.settings import PolicyName
 from simulation.commands.options import policies_of
-from simulation.evaluate.plan import FULL, scenario_for
 
 
 @dataclass(frozen=True, slots=True)

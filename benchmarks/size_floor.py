@@ -13,10 +13,10 @@ from bisect import bisect_left
 from dataclasses import replace
 from itertools import pairwise
 
+from research.evaluate.autoscaling import COLD_START_S
+from research.evaluate.clairvoyant import paid_hours
+from research.evaluate.plan import DEFAULT_POLICY, FULL, Plan, Workload, scenario_for
 from scheduling.values import value
-from simulation.evaluate.autoscaling import COLD_START_S
-from simulation.evaluate.clairvoyant import paid_hours
-from simulation.evaluate.plan import DEFAULT_POLICY, FULL, Plan, Workload, scenario_for
 from simulation.runs import RunJob, default_workers, map_jobs, run_job
 from simulation.scenario import FleetChange
 from simulation.sources import TraceSource

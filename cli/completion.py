@@ -28,6 +28,8 @@ def script(shell: str) -> str:
     parser = CommandParser(prog="dualmap")
     commands: Any = parser.add_subparsers()
     for name, command in COMMANDS.items():
+        if not command.is_here:
+            continue
         _, one = command_parser(name)
         # A parser is added by name only as a copy of its parts: argparse makes subparsers itself.
         commands.add_parser(name, help=command.summary, parents=[one], add_help=False, conflict_handler="resolve")

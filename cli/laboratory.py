@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from cli.settings import Settings
-from simulation.commands import laboratory
+from research.laboratory import command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    laboratory.add_arguments(parser)
+    command.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    return laboratory.run(arguments, settings.scheduling, settings.emulator)
+    return command.run(arguments, settings.scheduling, settings.emulator)

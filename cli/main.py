@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,12 @@ class Command:
     module: str
     examples: tuple[str, ...]
     """Command lines without ``dualmap NAME``."""
+    of_a_checkout: bool = False
+    """It runs experiments, which are not installed with the package."""
+
+    @property
+    def is_here(self) -> bool:
+        return not self.of_a_checkout or importlib.util.find_spec("research") is not None
 
 
 COMMANDS = {
@@ -82,9 +89,14 @@ COMMANDS = {
         "cli.simulate",
         ("--trace toolagent --rate 8 --policy dualmap,round-robin", "goodput --trace conversation --on-time 0.95"),
     ),
-    "evaluate": Command("run the paper's whole evaluation and write a report", "cli.evaluate", ("",)),
+    "evaluate": Command(
+        "run the paper's whole evaluation and write a report", "cli.evaluate", ("",), of_a_checkout=True
+    ),
     "laboratory": Command(
-        "compare policies and settings over traces, fleets, rates and seeds", "cli.laboratory", ("",)
+        "compare policies and settings over traces, fleets, rates and seeds",
+        "cli.laboratory",
+        ("",),
+        of_a_checkout=True,
     ),
     "settings": Command(
         "print the settings in effect, or their reference",
@@ -110,6 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meant = did_you_mean(words[0], COMMANDS) or "; 'dualmap --help' lists them"
         print(f"dualmap: there is no command {words[0]!r}{meant}", file=sys.stderr)
         return USAGE_ERROR
+    if not COMMANDS[words[0]].is_here:
+        print(
+            f"dualmap {words[0]}: experiments are not installed with the package; run it from a checkout",
+            file=sys.stderr,
+        )
+        return 1
     try:
         return _run(words[0], words[1:])
     except KeyboardInterrupt:
@@ -179,7 +197,7 @@ def command_parser(name: str) -> tuple[CommandModule, argparse.ArgumentParser]:
 def overview() -> str:
     """What ``dualmap --help`` prints."""
     width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items() if command.is_here]
     return "\n".join(["usage: dualmap COMMAND [OPTIONS]", "", *lines, "", "'dualmap COMMAND --help' says more."])
 
 

@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "router": {"scheduling", "statestore"},
     "workers": {"scheduling", "statestore"},
     "simulation": {"scheduling", "statestore"},
-    "cli": {"scheduling", "statestore", "router", "workers", "simulation"},
+    "research": {"scheduling", "statestore", "simulation"},
+    "cli": {"scheduling", "statestore", "router", "workers", "simulation", "research"},
 }
 IMPURE = {
     "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "socket", "threading", "subprocess", "logging",

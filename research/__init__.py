@@ -1,0 +1,1 @@
+"""Experiments on the simulator: the paper's evaluation, and a laboratory that compares variants. Not in the wheel."""

@@ -1,0 +1,79 @@
+"""``dualmap evaluate``: every experiment of the paper, one HTML report and its JSON."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from research.evaluate.plan import FULL, PAPER_CAPS, QUICK, Plan
+from research.evaluate.report import render_html, render_json, rules_of
+from research.evaluate.run import EXPERIMENTS, evaluate
+from research.evaluate.work import Worker
+from scheduling.settings import SchedulingSettings
+from simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
+from simulation.commands.progress import by_name, progress_bars
+from simulation.generators import DEFAULT_SEED
+from simulation.plots import require_matplotlib
+from simulation.presets import CHANGES, UnknownPresetError, find_preset
+from simulation.settings import EngineSettings
+from simulation.terminal import terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer requests, rates and trials: minutes on two cores")
+    parser.add_argument("--conversation", default="conversation", help="Conversation trace: file or generator")
+    parser.add_argument("--toolagent", default="toolagent", help="Tool&Agent trace: file or generator")
+    parser.add_argument("--policy", default="all", metavar="P[,P…]", help="policies in the comparisons")
+    parser.add_argument("--section", default="all", metavar="S[,S…]", help=f"only these of {', '.join(EXPERIMENTS)}")
+    changes = ", ".join(CHANGES)
+    parser.add_argument("--engine", default="", metavar="C[+C…]", help=f"what differs in all engines: {changes}")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
+    parser.add_argument("--out", type=Path, default=Path("evaluation"), metavar="DIR", help="report.html, results.json")
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace, scheduling: SchedulingSettings, engine: EngineSettings) -> int:
+    """The paper's settings are fixed: neither ``scheduling`` nor ``engine`` changes them, ``--engine`` does."""
+    return exit_code("evaluate", lambda: _run(arguments))
+
+
+def plan_of(arguments: argparse.Namespace) -> Plan:
+    chosen = policies_of(arguments.policy)
+    try:
+        find_preset(f"{next(iter(PAPER_CAPS))}:{arguments.engine}")
+    except UnknownPresetError as error:
+        raise OptionError(f"--engine: {error}") from error
+    return replace(
+        QUICK if arguments.quick else FULL,
+        conversation=arguments.conversation,
+        toolagent=arguments.toolagent,
+        policies=tuple(dict.fromkeys(("dualmap", *chosen))),
+        seed=arguments.seed,
+        engine_changes=arguments.engine,
+    )
+
+
+def sections_of(text: str) -> tuple[str, ...]:
+    """The experiments that ``text`` names. Raises OptionError."""
+    wanted = tuple(EXPERIMENTS) if text == "all" else tuple(word.strip() for word in text.split(","))
+    for name in wanted:
+        if name not in EXPERIMENTS:
+            raise OptionError(f"--section: there is no {name!r}; known are {', '.join(EXPERIMENTS)}")
+    return wanted
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    require_matplotlib()
+    plan, wanted = plan_of(arguments), sections_of(arguments.section)
+    plan.workloads()  # a broken trace is reported before anything long runs
+    with progress_bars(arguments.quiet, transient=False) as progress:
+        sections = evaluate(plan, Worker(arguments.workers, by_name(progress)), wanted)
+    write_whole(arguments.out / "results.json", render_json(plan, sections))
+    write_whole(arguments.out / "report.html", render_html(plan, sections, rules_of(plan)))
+    console = terminal()
+    for section in sections:
+        for finding in section.findings:
+            console.print(f"[bold]{section.title}[/bold]: {finding}", highlight=False, soft_wrap=True)
+    console.print(f"Report: {arguments.out / 'report.html'}, figures: {arguments.out / 'results.json'}", soft_wrap=True)
+    return 0

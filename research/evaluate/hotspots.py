@@ -1,0 +1,80 @@
+"""The load of each instance over time: how hot the hottest gets, and how even the rest is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from research.evaluate.plan import DEFAULT_POLICY, Plan, policy_title, scenario_for
+from research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
+from research.evaluate.work import Worker
+from scheduling.settings import PolicyName
+from simulation import plots
+from simulation.results import RunResult
+from simulation.runs import RunJob, run_job
+
+POLICIES: tuple[PolicyName, ...] = ("cache-affinity", "least-loaded", "dualmap-no-rebalance", "dualmap", DEFAULT_POLICY)
+LOAD = 0.75
+"""Part of what the instances sustain: one ring has hot spots here, a balanced fleet has not."""
+COLUMNS = 120
+"""Moments of a heat map at most."""
+
+
+def hotspot_section(plan: Plan, worker: Worker) -> Section:
+    workload = plan.workload("toolagent", "qwen2.5-7b-910b4")
+    rate = workload.rate(LOAD)
+    jobs = [RunJob(workload.source, scenario_for(policy, workload), rate) for policy in POLICIES]
+    results = worker.map("hot spots", run_job, jobs)
+    highest = max((max(sample.pending_tokens) for run in results for sample in run.samples), default=1)
+    return Section(
+        name="hotspots",
+        title="Pending tokens of the instances over time",
+        question=(
+            "One ring sends all requests of a popular prefix to one instance, which becomes hot; two choices and "
+            "rebalancing are to keep its queue near the others'. Tool&Agent, 7B, at 0.75 of the rate that is "
+            "sustainable for all requests."
+        ),
+        tables=[
+            DataTable(
+                "Pending tokens of an instance",
+                ("policy", "mean", "of the hottest, mean", "of the hottest, most", "CV", "on time %", "hit %"),
+                [_row(run) for run in results],
+            )
+        ],
+        plots=[
+            Plot("pending tokens of the fleet", _over_time(results, lambda pending: sum(pending), "pending tokens")),
+            Plot("the hottest instance", _over_time(results, lambda pending: max(pending), "pending tokens")),
+            Plot("CV of pending tokens", _cv_over_time(results)),
+            *(Plot(f"heat map: {policy_title(run.policy)}", _heat_map(run, highest)) for run in results),
+        ],
+    )
+
+
+def _row(run: RunResult) -> list[Cell]:
+    hottest = [max(sample.pending_tokens) for sample in run.samples] or [0]
+    mean = fmean([fmean(sample.pending_tokens) for sample in run.samples] or [0.0])
+    on_time, hits = 100 * run.effective_capacity, 100 * run.hit_rate
+    return [run.policy, mean, fmean(hottest), max(hottest), cell_of(run.load_cv), on_time, hits]
+
+
+def _over_time(results: Sequence[RunResult], of: plots.OfPending, y: str) -> str:
+    series = {
+        run.policy: ([s.time_s for s in run.samples], [float(of(s.pending_tokens)) for s in run.samples])
+        for run in results
+    }
+    return plots.lines(series, x="time, s", y=y, markers=False)
+
+
+def _cv_over_time(results: Sequence[RunResult]) -> str:
+    series = {run.policy: ([s.time_s for s in run.samples], [s.cv for s in run.samples]) for run in results}
+    return plots.lines(series, x="time, s", y="CV of pending tokens", markers=False)
+
+
+def _heat_map(run: RunResult, highest: int) -> str:
+    """An instance a row, the mean of some seconds a column."""
+    samples = run.samples
+    step = max(1, len(samples) // COLUMNS)
+    spans = [samples[at : at + step] for at in range(0, len(samples), step)]
+    instances = len(samples[0].pending_tokens) if samples else 1
+    rows = [[fmean(one.pending_tokens[index] for one in span) for span in spans] for index in range(instances)]
+    return plots.heat(rows or [[0.0]], x="time, s", y="instance", label="pending tokens", highest=highest, width_s=step)

@@ -1,0 +1,147 @@
+"""What an experiment found, as tables for the terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from research.laboratory.confidence import Comparison, Mean, Ranking
+from research.laboratory.experiment import Experiment, GoodputResult, RateResult
+from research.laboratory.orders import order_tables
+from research.laboratory.summary import SUMMARY, summary_tables
+from research.laboratory.tables import ReportTable, counted, markdown_table, shown
+from research.laboratory.targets import MAIN
+from research.laboratory.variants import described
+from simulation.bounds import Bounds, short_trace_note
+
+
+def report_tables(experiment: Experiment) -> list[ReportTable]:
+    """By fleet: its goodput, then its rates."""
+    tables = []
+    for fleet, seeds in experiment.seeds.items():
+        tables += [_goodput_table(result) for result in experiment.goodputs if result.fleet == fleet]
+        tables += [_rate_table(result, len(seeds)) for result in experiment.rates if result.fleet == fleet]
+    return tables
+
+
+def _goodput_table(result: GoodputResult) -> ReportTable:
+    ideal = Mean.of([one.ideal_goodput_per_s for one in result.bounds])
+    sustainable = Mean.of([one.sustainable_per_s for one in result.bounds])
+    ranking = Ranking.of(result.goodput_per_s)
+    seeds = len(result.bounds)
+    further = [target for target in result.targets if target is not MAIN]
+    gap = ("",) * (2 + len(further))
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            shown(Mean.of(values), 2),
+            f"{_ratio(values, result.bounds):.0%}",
+            *(shown(Mean.of(result.of(target)[name]), 2) for target in further),
+            f"{ranking.firsts[name]}/{seeds}",
+        )
+        for name, values in result.goodput_per_s.items()
+    ]
+    rows += [("(ideal goodput)", shown(ideal, 2), *gap), ("(sustainable rate)", shown(sustainable, 2), *gap)]
+    above = [name for name, values in result.goodput_per_s.items() if Mean.of(values).value > sustainable.value]
+    return ReportTable(
+        f"{result.fleet.title}: goodput, 90 % on time, {counted(seeds)}",
+        ("variant", "requests/s", "of ideal", *(target.title for target in further), "first"),
+        tuple(rows),
+        (
+            _comparison(result.goodput_per_s, "goodput", relative=True),
+            _ranking_note(ranking),
+            short_trace_note(above),
+        ),
+    )
+
+
+def _ratio(values: Sequence[float], bounds: Sequence[Bounds]) -> float:
+    return Mean.of([value / one.ideal_goodput_per_s for value, one in zip(values, bounds, strict=True)]).value
+
+
+RATE_COLUMNS: Mapping[str, tuple[str, float, int]] = {
+    "on time %": ("on_time", 100, 1),
+    "by tokens %": ("on_time_tokens", 100, 1),
+    "shortest quarter %": ("on_time_q1", 100, 0),
+    "second %": ("on_time_q2", 100, 0),
+    "third %": ("on_time_q3", 100, 0),
+    "longest quarter %": ("on_time_q4", 100, 0),
+    "both SLOs %": ("both_slos", 100, 1),
+    "refused %": ("refused", 100, 1),
+    "of the longest %": ("refused_q4", 100, 0),
+    "TPOT P50 ms": ("tpot_p50_s", 1000, 0),
+    "TPOT P90 ms": ("tpot_p90_s", 1000, 0),
+    "TTFT P90 s": ("ttft_p90_s", 1, 2),
+    "E2E P99 s": ("e2e_p99_s", 1, 0),
+    "hit %": ("hit_rate", 100, 1),
+    "hold s": ("longest_hold_s", 1, 1),
+    "error P50 %": ("error_p50", 100, 0),
+    "P90 %": ("error_p90", 100, 0),
+    "P50 s": ("error_p50_s", 1, 2),
+    "P90 s": ("error_p90_s", 1, 2),
+    "undisturbed %": ("undisturbed_share", 100, 0),
+    "undisturbed P50 %": ("undisturbed_error_p50", 100, 0),
+    "undisturbed P90 %": ("undisturbed_error_p90", 100, 0),
+}
+"""Column: figure, factor, digits. What matters most stands first."""
+
+
+def _rate_table(result: RateResult, wanted_seeds: int) -> ReportTable:
+    seeds = len(result.rates_per_s)
+    ranking = Ranking.of(result.values("on_time"))
+    rows = []
+    for name, own in result.figures.items():
+        cells = [
+            shown(Mean.of([factor * getattr(one, figure) for one in own]), digits)
+            for figure, factor, digits in RATE_COLUMNS.values()
+        ]
+        rows.append((name, *cells, f"{ranking.firsts[name]}/{seeds}"))
+    notes = [
+        _comparison(result.values("on_time"), "on time", relative=False),
+        _comparison(result.values("ttft_p90_s"), "TTFT P90", relative=True, highest_best=False),
+        _comparison(result.values("hit_rate"), "hit rate", relative=False),
+        _ranking_note(ranking),
+    ]
+    if seeds < wanted_seeds:
+        notes.append(f"{counted(wanted_seeds - seeds)} left out: there no FIFO policy has 90 % on time at any rate.")
+    rate = f"{result.rate.label} ({shown(Mean.of(result.rates_per_s), 2)}/s)" if result.rate.of_saturation else None
+    title = f"{result.fleet.title}: at {rate or result.rate.label}, {counted(seeds)}"
+    return ReportTable(title, ("variant", *RATE_COLUMNS, "first"), tuple(rows), tuple(filter(None, notes)))
+
+
+def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: bool, highest_best: bool = True) -> str:
+    if len(values) < 2:
+        return ""
+    found = Comparison.of(values, highest_best=highest_best)
+    difference = found.percent if relative else found.points
+    if difference is None:
+        return f"{what}: {found.best_other} is at 0."
+    told = f"{shown(difference, 1, sign=True)} {'%' if relative else 'points'}"
+    return f"{what}: {found.first} against the best other, {found.best_other}: {told}."
+
+
+def _ranking_note(ranking: Ranking) -> str:
+    seeds = len(ranking.orders)
+    if ranking.holds:
+        order = " > ".join(" = ".join(place) for place in ranking.orders[0])
+        return f"The ranking is the same in every seed: {order}."
+    firsts = ", ".join(f"{name} in {count}/{seeds}" for name, count in ranking.firsts.items())
+    return f"First: {firsts}; the order behind differs between seeds."
+
+
+def render_markdown(experiment: Experiment) -> str:
+    lines = ["# Policy laboratory", "", f"Suite `{experiment.suite.name}`. Means over seeds ± 95 % confidence.", ""]
+    lines += ["| variant | settings that differ from the defaults |", "| --- | --- |"]
+    lines += [
+        f"| {variant.name} | {', '.join(f'`{key}={value}`' for key, value in described(variant).items())} |"
+        for variant in experiment.variants
+    ]
+    if experiment.made is not None:
+        lines[2:2] = [experiment.made.sentence, ""]
+    summary = [*order_tables(experiment), *summary_tables(experiment)]
+    if summary:
+        lines += ["", f"## {SUMMARY}"]
+    for table in summary:
+        lines += markdown_table(table, "###", "---")
+    for table in report_tables(experiment):
+        lines += markdown_table(table, "##", "---:")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,22 @@
+"""A tiny suite, so that a whole experiment takes a second or two."""
+
+from __future__ import annotations
+
+import pytest
+
+from research.laboratory.suite import Suite, Workload
+
+
+@pytest.fixture
+def tiny_suite() -> Suite:
+    return Suite(
+        "tiny",
+        workloads=(Workload("uniform", "uniform"),),
+        presets=("qwen2.5-7b-910b4",),
+        sizes=(2,),
+        rates=("3", "1.5x"),
+        seeds=2,
+        targets=("90", "both"),
+        requests_per_instance=40,
+        tolerance=0.1,
+    )
