@@ -91,7 +91,7 @@ def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tu
 
 @value
 class Explanation:
-    """One request's story on this replica; times are seconds since it was parsed."""
+    """One request's record on this replica; times are seconds since it was parsed."""
 
     request_id: str
     model: str

@@ -74,7 +74,7 @@ async def explain(
     request_id: Annotated[str, Path(description="the x-request-id of the answer, or the id in its body")],
     local: LocalOnly = False,
 ) -> dict[str, Any]:
-    """One request's story: its hash key, what each decision saw and why it fell that way, where the request went.
+    """One request: its hash key, the figures and the reason of each decision, and the instances that it went to.
 
     Asked of any replica: what it did not place itself it asks of its peers, by the operation address they
     advertise (`router.ops_port`).

@@ -22,4 +22,4 @@ def test_the_page_of_http_has_every_endpoint_of_operators() -> None:
     page = (REFERENCE / HTTP).read_text("utf-8")
 
     assert page == with_operator_api(page), "run: make docs"
-    assert "| `GET /admin/explain/{request_id}?local=` | One request's story" in page
+    assert "| `GET /admin/explain/{request_id}?local=` | One request: its hash key" in page
