@@ -58,7 +58,7 @@ def texts() -> Iterator[Path]:
     """Everything that people read: documents, and sources for their messages and comments. Tests are left out."""
     yield from PAGES
     yield from (ROOT / name for name in ("Makefile", "Dockerfile", "mkdocs.yml", "docker-compose.yml"))
-    for folder in (*ROOMS, "examples", "benchmarks", "deploy"):
+    for folder in (*ROOMS, "research", "examples", "benchmarks", "deploy"):
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".yml"})
 
 
