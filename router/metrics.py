@@ -16,7 +16,7 @@ from statestore.errors import StoreError
 
 T = TypeVar("T")
 
-_WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
 _ANSWER_BOUNDS_S = (
     0.1,
     0.25,
@@ -36,7 +36,7 @@ _ANSWER_BOUNDS_S = (
     1800.0,
     3600.0,
 )
-_TPOT_BOUNDS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+TPOT_BOUNDS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
 _CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
 _ERROR_BOUNDS_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536)
@@ -177,7 +177,7 @@ class RouterMetrics:
         self.transfer_s = make.histogram(
             "dualmap_transfer_seconds",
             "Decode leg sent to its first token, streamed answers: transfer, wait and a step",
-            "pool", bounds=_WAIT_BOUNDS_S,
+            "pool", bounds=WAIT_BOUNDS_S,
         )  # fmt: skip
         self.unstaged = make.counter(
             "dualmap_unstaged_prefills", "Prefill legs whose answer named no KV to transfer", "pool"
@@ -220,7 +220,7 @@ class RouterMetrics:
         self.stale = make.counter("dualmap_stale_reservations", "Decisions made again on fresher loads", "pool")
         self.replaced = make.counter("dualmap_replaced_requests", "Held requests that the store had lost", "pool")
         self.ttft_s = make.histogram(
-            "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=_WAIT_BOUNDS_S
+            "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=WAIT_BOUNDS_S
         )
         self.answer_s = make.histogram(
             "dualmap_request_seconds", "Request parsed to last byte, whole answers", "pool", bounds=_ANSWER_BOUNDS_S
@@ -228,7 +228,7 @@ class RouterMetrics:
         self.tpot_s = make.histogram(
             "dualmap_time_per_output_token_seconds",
             "First token to last byte of a streamed answer, over its reported tokens but the first",
-            "pool", bounds=_TPOT_BOUNDS_S,
+            "pool", bounds=TPOT_BOUNDS_S,
         )  # fmt: skip
         self.output_tokens = make.counter(
             "dualmap_output_tokens", "Tokens of whole answers, as instances reported them", "pool"
@@ -243,7 +243,7 @@ class RouterMetrics:
             "The same, over the measured TTFT",
             "pool", bounds=_ERROR_RATIO_BOUNDS,
         )  # fmt: skip
-        self.hold_s = make.histogram("dualmap_hold_seconds", "Time held before dispatch", "pool", bounds=_WAIT_BOUNDS_S)
+        self.hold_s = make.histogram("dualmap_hold_seconds", "Time held before dispatch", "pool", bounds=WAIT_BOUNDS_S)
         self.decision_s = make.histogram(
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
         )

@@ -3,15 +3,19 @@ the whole fleet without asking a replica."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any, Final
 
-from router.metrics import PoolMetrics
+from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
 from router.outcome import Outcome
 from statestore.leases import ReplicaInfo
 
 INFO_FIELD = "traffic"
-"""Where the heartbeat carries them, as ``name=count`` pairs."""
+"""Where the heartbeat carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""
+
+_BUCKETS: Final = {"ttft_buckets": len(WAIT_BOUNDS_S) + 1, "tpot_buckets": len(TPOT_BOUNDS_S) + 1}
+"""The histograms, with their buckets. One with other buckets, of another version, cannot be added."""
 
 _FAILED = (Outcome.UPSTREAM_FAILED, Outcome.TIMED_OUT, Outcome.CUT_OFF, Outcome.INTERNAL_ERROR)
 
@@ -30,6 +34,12 @@ class TrafficCounts:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     """Prompt tokens found in the instances' caches."""
+    output_tokens: int = 0
+    """Of whole answers, as instances reported them."""
+    ttft_buckets: tuple[int, ...] = ()
+    """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
+    tpot_buckets: tuple[int, ...] = ()
+    """Streamed answers by their time per output token, in the buckets of ``TPOT_BOUNDS_S``."""
 
     @classmethod
     def of(cls, metrics: PoolMetrics) -> TrafficCounts:
@@ -44,25 +54,57 @@ class TrafficCounts:
             late=int(metrics.slo_missed.value),
             prompt_tokens=int((metrics.prompt_tokens_reported if reported else metrics.prompt_tokens_expected).value),
             hit_tokens=int((metrics.hit_tokens_reported if reported else metrics.hit_tokens_expected).value),
+            output_tokens=int(metrics.output_tokens.value),
+            ttft_buckets=_counted(metrics.ttft_s.counts),
+            tpot_buckets=_counted(metrics.tpot_s.counts),
         )
 
     @classmethod
     def from_info(cls, info: Mapping[str, str]) -> TrafficCounts:
         """What a heartbeat carried; zeros where it carried none, or nothing that is understood."""
-        known = {field.name for field in fields(cls)}
-        pairs = (pair.partition("=") for pair in info.get(INFO_FIELD, "").split())
-        return cls(**{name: int(count) for name, _, count in pairs if name in known and count.isdecimal()})
+        sums = {field.name for field in fields(cls)} - _BUCKETS.keys()
+        counts: dict[str, Any] = {}
+        for name, _, text in (pair.partition("=") for pair in info.get(INFO_FIELD, "").split()):
+            numbers = text.split(",")
+            if not all(map(str.isdecimal, numbers)):
+                continue
+            if name in sums and len(numbers) == 1:
+                counts[name] = int(text)
+            elif _BUCKETS.get(name) == len(numbers):
+                counts[name] = tuple(map(int, numbers))
+        return cls(**counts)
 
     def to_text(self) -> str:
-        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        sums = {field.name: getattr(self, field.name) for field in fields(self)}
+        buckets = {name: ",".join(map(str, sums.pop(name))) for name in _BUCKETS}
+        return " ".join(f"{name}={text}" for name, text in (sums | buckets).items() if text != "")
 
     def plus(self, other: TrafficCounts) -> TrafficCounts:
-        return TrafficCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+        return self._with(other, lambda mine, theirs: mine + theirs)
 
     def since(self, before: TrafficCounts) -> TrafficCounts:
         """What was counted after ``before``; everything, where a process that began again counts less."""
-        grown = [getattr(self, field.name) - getattr(before, field.name) for field in fields(self)]
-        return self if min(grown) < 0 else TrafficCounts(*grown)
+        grown = self._with(before, lambda now, then: now - then)
+        counted = (getattr(grown, field.name) for field in fields(self))
+        least = min(min(each, default=0) if isinstance(each, tuple) else each for each in counted)
+        return self if least < 0 else grown
+
+    def _with(self, other: TrafficCounts, change: Callable[[int, int], int]) -> TrafficCounts:
+        """Each count together with the other's."""
+        changed: list[Any] = []
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, tuple):
+                length = max(len(mine), len(theirs))
+                pairs = zip(mine or (0,) * length, theirs or (0,) * length, strict=True)
+                changed.append(tuple(change(*pair) for pair in pairs))
+            else:
+                changed.append(change(mine, theirs))
+        return TrafficCounts(*changed)
+
+
+def _counted(buckets: Sequence[int]) -> tuple[int, ...]:
+    return tuple(buckets) if any(buckets) else ()
 
 
 class FleetTraffic:

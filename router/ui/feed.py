@@ -10,18 +10,23 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
 from router.runtime import Runtime, package_version
-from router.traffic import FleetTraffic
-from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, merged_keys, pool_figures, topology
+from router.traffic import FleetTraffic, TrafficCounts
+from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
 from router.ui.happenings import Reading, happenings
 from router.ui.own_requests import Keys, OwnRequests
 from router.ui.peers import Peers
+from router.ui.problems import FleetState, PoolState, Since, problems, told, troubles
+from router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
 from scheduling.hotness import MIN_KEY_BLOCKS
+from scheduling.scale_record import ScaleEntry
+from statestore.answers import PoolOverview
 from statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -31,7 +36,10 @@ _MAX_AGE_S = INTERVAL_S / 2
 """Of a reading that another reader of this replica caused: a scrape, or the same tick."""
 MAX_VIEWERS = 64
 _KEPT_FRAMES = 5
-_KEPT_REQUESTS = 60
+KEPT_REQUESTS = 300
+"""Rows that a new viewer gets of the latest requests."""
+KEPT_NOTABLE = 200
+"""Beside them, of those that failed, were late or were retried."""
 _KEPT_HAPPENINGS = 80
 _SCALE_LINES = 8
 
@@ -55,11 +63,19 @@ class Feed:
         self._seen: dict[str, Reading] = {}
         self._scaled_ms: dict[str, int] = {}
         """Time of the scaling log's line that was told last, by pool."""
+        self._scaled: dict[str, ScaleEntry] = {}
+        """The newest line of each pool's scaling log."""
         self._told: dict[str, tuple[int, int]] = {}
         """Epoch and tree version of the topology that was sent last, by pool."""
-        self._requests: deque[list[Any]] = deque(maxlen=_KEPT_REQUESTS)
+        self._requests = KeptRows(KEPT_REQUESTS, KEPT_NOTABLE)
         self._happened: deque[list[Any]] = deque(maxlen=_KEPT_HAPPENINGS)
         self._figures: dict[str, Any] = {}
+        self._urls: dict[str, str] = {}
+        """Where peers stream, as the store said last: it may be away."""
+        self._lately = Lately()
+        self._history: dict[str, deque[tuple[float, TrafficCounts]]] = {name: deque() for name in self._traffic}
+        """What each pool had counted by then, for as long as counts as lately."""
+        self._since = Since()
 
     @property
     def viewers(self) -> int:
@@ -140,48 +156,91 @@ class Feed:
                         "slo_s": pool.scheduling.slo_ttft_s,
                         "key_tokens": pool.scheduling.block_tokens,
                         "min_key_blocks": MIN_KEY_BLOCKS,
+                        "ttft_bounds_s": WAIT_BOUNDS_S,
+                        "tpot_bounds_s": TPOT_BOUNDS_S,
                     }
                     for name, pool in runtime.pools.pools.items()
                 ],
                 "topology": {name: topology(pool.view.view) for name, pool in runtime.pools.pools.items()},
-                "requests": list(self._requests),
+                "requests": self._requests.rows(),
                 "happened": list(self._happened),
                 **self._figures,
             },
         )
 
     async def _tick(self) -> dict[str, Any]:
-        requests, keys = self._own.news(), [self._own.keys()]
-        for rows, counts in self._peers.take(await self._peer_urls()):
-            requests += rows
-            keys.append(counts)
+        requests, own_keys = self._own.read()
+        keys, statuses = [own_keys], {self._runtime.context.replica_id: status_of(self._runtime)}
+        for replica_id, heard in self._peers.take(await self._peer_urls()).items():
+            requests += heard.rows
+            keys.append(heard.keys)
+            if heard.status is not None:
+                statuses[replica_id] = heard.status
         happened: list[list[Any]] = []
-        pools = {name: await self._pool(name, keys, happened) for name in self._runtime.pools.pools}
-        self._requests.extend(requests)
+        overviews = {name: await self._overview(name, happened) for name in self._runtime.pools.pools}
+        pools = {name: self._pool(name, overview, keys) for name, overview in overviews.items()}
+        self._requests.add(requests)
         self._happened.extend(happened)
-        self._figures = {"at_s": round(time.time(), 2), "viewers": self._viewers, "pools_now": pools}
+        wrong = self._wrong(overviews, statuses, pools)
+        self._figures = {"at_s": round(time.time(), 2), "viewers": self._viewers, "pools_now": pools, "problems": wrong}
         changed = dict(self._changed_topologies())
         return {**self._figures, "requests": requests, "happened": happened, "topology": changed}
 
-    async def _pool(self, name: str, keys: Sequence[Keys], happened: list[list[Any]]) -> dict[str, Any]:
-        view, state = self._runtime.pools.pools[name].view.view, self._runtime.replicas[name].store_state
+    async def _overview(self, name: str, happened: list[list[Any]]) -> PoolOverview | None:
+        """A pool as the store has it, and what happened there; None if the store is away."""
+        view = self._runtime.pools.pools[name].view.view
         try:
             overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
             happened += await self._scale_steps(name)
         except StoreError:
-            return {"store": state}
+            return None
         reading = Reading(overview, view)
         if name in self._seen:
             now_s = round(time.time(), 1)
             happened += [[now_s, name, kind, words] for kind, words in happenings(self._seen[name], reading)]
         self._seen[name] = reading
+        return overview
+
+    def _pool(self, name: str, overview: PoolOverview | None, keys: Sequence[Keys]) -> dict[str, Any]:
+        view, store = self._runtime.pools.pools[name].view.view, self._runtime.replicas[name].store_state
+        if overview is None:
+            states = {instance_id: spec.state.value for instance_id, spec in view.instances.items()}
+            return {"store": store, "states": states}
         traffic = self._traffic[name].read(overview.replicas)
+        now_s, history = self._runtime.context.clock.monotonic_s(), self._history[name]
+        history.append((now_s, traffic))
+        while history[0][0] < now_s - WINDOW_S:
+            history.popleft()
         counts = merged_keys(each.get(name, {}) for each in keys)
-        return {"store": state, **pool_figures(overview, traffic, counts, view.rings)}
+        return {"store": store, **pool_figures(overview, traffic, counts, view.rings)}
+
+    def _wrong(
+        self,
+        overviews: Mapping[str, PoolOverview | None],
+        statuses: Mapping[str, ReplicaStatus],
+        pools: Mapping[str, dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """The problems of the fleet; those of single instances are entered into ``pools`` as well."""
+        states = []
+        for name, overview in overviews.items():
+            pool, history = self._runtime.pools.pools[name], self._history[name]
+            counted = history[-1][1].since(history[0][1]) if overview is not None else TrafficCounts()
+            slo_s = pool.scheduling.slo_ttft_s
+            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, self._scaled.get(name)))
+        lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s())
+        fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
+        found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
+        alone = [problem for each in of_instances.values() for problem in each.values()]
+        first = self._since.of([*found, *alone], time.time())
+        for name, each in of_instances.items():
+            pools[name]["troubles"] = dict(zip(each, told(list(each.values()), first), strict=True))
+        return told(found, first)
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
         """What the autoscaler's log has beyond the line that was told last, the oldest first."""
         lines = await self._runtime.pools.pools[name].store.scaling_log(_SCALE_LINES)
+        if lines:
+            self._scaled[name] = lines[0]
         new = [line for line in reversed(lines) if line.at_ms > self._scaled_ms.get(name, 0)]
         if new:
             self._scaled_ms[name] = new[-1].at_ms
@@ -195,18 +254,19 @@ class Feed:
                 self._told[name] = version
                 yield name, topology(view)
 
-    async def _peer_urls(self) -> dict[str, str]:
-        """Where the other replicas that are alive stream their requests."""
+    async def _peer_urls(self) -> Mapping[str, str]:
+        """Where the other replicas that are alive stream their requests; as known last while the store is away."""
         urls: dict[str, str] = {}
         for name in self._runtime.pools.pools:
             try:
                 overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
             except StoreError:
-                continue
+                return self._urls
             for replica in overview.replicas:
                 url = replica.info.get("ops_url", "")
                 if url and replica.is_alive(overview.now_ms) and replica.replica_id != self._runtime.context.replica_id:
                     urls[replica.replica_id] = url
+        self._urls = urls
         return urls
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from router.explain import Explanation
+from router.outcome import Outcome
 from router.traffic import TrafficCounts
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceLoad
@@ -22,6 +24,8 @@ RING_ARCS = 720
 SHOWN_KEYS = 16
 SHOWN_HOT_PREFIXES = 32
 _RING_SIZE = 1 << 64
+_LONGEST_FAILURE = 200
+_UNREMARKABLE = frozenset({None, Outcome.COMPLETED, Outcome.CLIENT_GONE})
 
 LOAD_FIELDS = (
     "pending_tokens", "dispatched_tokens", "deferred_tokens", "queued_requests", "running_requests", "context_tokens",
@@ -31,7 +35,7 @@ LOAD_FIELDS = (
 
 REQUEST_FIELDS = (
     "id", "received_unix_s", "model", "pool", "instance_id", "prompt_tokens", "cached_tokens", "held_s",
-    "first_token_s", "done_s", "slo_s", "outcome", "reason", "tries", "replica_id", "hash_key",
+    "first_token_s", "done_s", "slo_s", "outcome", "reason", "tries", "replica_id", "hash_key", "failure", "notable",
 )  # fmt: skip
 
 
@@ -51,7 +55,6 @@ def pool_figures(
     leader = overview.leader
     return {
         "loads": [load_row(load) for load in overview.loads.values()],
-        "troubles": {instance_id: note.text for instance_id, note in overview.notes.items()},
         "replicas": [
             [
                 replica.replica_id,
@@ -59,6 +62,7 @@ def pool_figures(
                 replica.info.get("requests", ""),
                 replica.info.get("host", ""),
                 replica.info.get("version", ""),
+                replica.info.get("tokens", ""),
             ]
             for replica in sorted(overview.replicas, key=lambda replica: replica.replica_id)
         ],
@@ -115,6 +119,13 @@ def _arcs(ring: Ring, members: Sequence[str]) -> list[int]:
     return [index[owner] for owner in ring.owners_at(step * arc + step // 2 for arc in range(RING_ARCS))]
 
 
+def is_notable(explanation: Explanation) -> bool:
+    """Whether a request that ended failed, was late, or was tried on several instances."""
+    first_token_s = explanation.first_token_s
+    late = first_token_s is not None and first_token_s > explanation.slo_s
+    return late or bool(explanation.failures) or explanation.outcome not in _UNREMARKABLE
+
+
 def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
     """One request, as ``REQUEST_FIELDS`` says; what is not known yet is None."""
     reported, rounds = explanation.reported_cached_tokens, explanation.rounds
@@ -135,7 +146,31 @@ def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
         1 + len(explanation.failures),
         replica_id,
         f"{explanation.hash_key:016x}",
+        explanation.failures[-1][:_LONGEST_FAILURE] if explanation.failures else None,
+        is_notable(explanation),
     ]
+
+
+class KeptRows:
+    """Rows of requests by id, the newest state of each: the latest ones, and beside them the latest notable ones, which
+    would be gone within seconds under load."""
+
+    def __init__(self, latest: int, notable: int) -> None:
+        self._kept: tuple[tuple[dict[str, list[Any]], int], ...] = (({}, latest), ({}, notable))
+
+    def add(self, rows: Iterable[list[Any]]) -> None:
+        (latest, _), (notable, _) = self._kept
+        for row in rows:
+            latest[row[0]] = row
+            if row[-1]:
+                notable[row[0]] = row
+        for kept, limit in self._kept:
+            for request_id in [*islice(kept, max(0, len(kept) - limit))]:
+                del kept[request_id]
+
+    def rows(self) -> list[list[Any]]:
+        (latest, _), (notable, _) = self._kept
+        return [*(notable | latest).values()]
 
 
 def _rounded(seconds: float | None) -> float | None:

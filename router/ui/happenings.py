@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from scheduling.instance import InstanceState
 from scheduling.view import ClusterView
 from statestore.answers import PoolOverview
+from statestore.leases import RETIRED
 
 Happening = tuple[str, str]
 """A kind, which the page colours, and the words."""
 
+_STATE_KINDS = {InstanceState.DOWN: "trouble", InstanceState.READY: "good"}
 _LISTED = 8
 """Changes of one kind that are named one by one; more are counted."""
 
@@ -31,7 +34,7 @@ def happenings(earlier: Reading, later: Reading) -> Iterator[Happening]:
     yield from _few([("scale", f"{name} left the fleet") for name in before.loads.keys() - now.loads])
     yield from _few(
         [
-            ("state", f"{name}: {before.loads[name].state} → {load.state}")
+            (_STATE_KINDS.get(load.state, "state"), f"{name}: {before.loads[name].state} → {load.state}")
             for name, load in now.loads.items()
             if name in before.loads and before.loads[name].state is not load.state
         ]
@@ -54,10 +57,18 @@ def _replicas(before: PoolOverview, now: PoolOverview) -> Iterator[Happening]:
     former = {replica.replica_id for replica in before.replicas if replica.is_alive(before.now_ms)}
     present = {replica.replica_id for replica in now.replicas if replica.is_alive(now.now_ms)}
     yield from (("replica", f"replica {name} joined") for name in sorted(present - former))
-    yield from (("replica", f"replica {name} is gone") for name in sorted(former - present))
+    died = {replica.replica_id for replica in now.replicas if replica.expires_ms != RETIRED}
+    for name in sorted(former - present):
+        if name in died:
+            yield "trouble", f"replica {name} is gone: its lease ran out"
+        else:
+            yield "replica", f"replica {name} is gone"
     owner, former_owner = (each.leader.owner if each.leader else None for each in (now, before))
     if owner != former_owner:
-        yield "leader", f"{owner} leads" if owner else f"{former_owner} leads no more"
+        if owner:
+            yield "leader", f"{owner} leads"
+        else:
+            yield "trouble", f"{former_owner} leads no more"
 
 
 def _hot(before: ClusterView, now: ClusterView) -> Iterator[Happening]:
@@ -69,8 +80,11 @@ def _hot(before: ClusterView, now: ClusterView) -> Iterator[Happening]:
         yield "hot", f"{len(cold)} prefix{'es'[: 2 * (len(cold) != 1)]} cooled down"
 
 
-def _few(found: list[Happening]) -> list[Happening]:
-    if len(found) <= _LISTED:
-        return sorted(found)
-    kind, words = found[0]
-    return [(kind, f"{len(found)} instances changed, one of them: {words}")]
+def _few(found: list[Happening]) -> Iterator[Happening]:
+    """Each kind by itself, so that many instances that come back do not hide one that fails."""
+    for kind in sorted({kind for kind, _ in found}):
+        words = sorted(words for of_kind, words in found if of_kind == kind)
+        if len(words) <= _LISTED:
+            yield from ((kind, each) for each in words)
+        else:
+            yield kind, f"{len(words)} instances changed, one of them: {words[0]}"

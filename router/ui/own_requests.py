@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 from router.explain import Explanation
 from router.runtime import Runtime
-from router.ui.figures import key_counts, request_row
+from router.ui.figures import is_notable, key_counts, request_row
 
-_NEW_REQUESTS = 20
-"""Told a second at most: more could not be read."""
-_COUNTED_REQUESTS = 512
-"""That ended last: what the hottest keys are counted over."""
+NEW_REQUESTS: Final = 20
+"""Reported a second at most, and as many more that failed, were late or were retried: more could not be read."""
+FIRST_REQUESTS: Final = 200
+"""Of each kind, reported to a reader that has just come."""
+_COUNTED_REQUESTS: Final = 512
+"""That ended last: those that are looked at, and what the hottest keys are counted over."""
 
 Keys = dict[str, dict[int, tuple[int, int]]]
 """By pool: hash keys with their length in blocks and their requests."""
@@ -24,21 +26,30 @@ class OwnRequests:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._last_told: str | None = None
+        self._limit = FIRST_REQUESTS
 
-    def news(self) -> list[list[Any]]:
-        """Rows of the requests that ended since the last call, and of those under way; the newest last."""
+    def read(self) -> tuple[list[list[Any]], Keys]:
+        """Rows of the requests that ended since the last call, and of those under way, the newest last; and the keys
+        of the latest requests."""
         context = self._runtime.context
+        recent = context.decisions.recent(_COUNTED_REQUESTS)
+        limit, self._limit = self._limit, NEW_REQUESTS
         ended: list[Explanation] = []
-        for explanation in context.decisions.recent(_NEW_REQUESTS):
+        plain = notable = 0
+        for explanation in recent:
             if explanation.request_id == self._last_told:
                 break
-            ended.append(explanation)
-        if ended:
-            self._last_told = ended[0].request_id
-        told = (live.explain() for live in islice(context.live, _NEW_REQUESTS))
+            if is_notable(explanation):
+                notable += 1
+                chosen = notable <= limit
+            else:
+                plain += 1
+                chosen = plain <= limit
+            if chosen:
+                ended.append(explanation)
+        if recent:
+            self._last_told = recent[0].request_id
+        told = (live.explain() for live in islice(context.live, NEW_REQUESTS))
         live = [explanation for explanation in told if explanation is not None]
-        return [request_row(each, context.replica_id) for each in (*reversed(ended), *live)]
-
-    def keys(self) -> Keys:
-        recent = self._runtime.context.decisions.recent(_COUNTED_REQUESTS)
-        return {name: key_counts(recent, name) for name in self._runtime.pools.pools}
+        rows = [request_row(each, context.replica_id) for each in (*reversed(ended), *live)]
+        return rows, {name: key_counts(recent, name) for name in self._runtime.pools.pools}

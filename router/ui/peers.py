@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
+import msgspec
 import orjson
 
-from router.ui.own_requests import Keys
+from router.ui.own_requests import FIRST_REQUESTS, Keys
+from router.ui.status import ReplicaStatus
 from statestore.trust import system_trust
 
 log = logging.getLogger(__name__)
@@ -22,8 +24,18 @@ log = logging.getLogger(__name__)
 PATH = "/ui/replica-stream"
 RETRY_S = 5.0
 _SILENT_S = 5.0
-_KEPT_ROWS = 60
+_KEPT_ROWS = 2 * FIRST_REQUESTS
 """Of one peer, between two ticks of this replica's own."""
+
+
+class Heard(NamedTuple):
+    """What a peer sent."""
+
+    rows: list[list[Any]]
+    """Since it was asked last."""
+    keys: Keys
+    status: ReplicaStatus | None
+    """None: it is not heard now, or of another version."""
 
 
 class Peers:
@@ -35,9 +47,9 @@ class Peers:
         self._client: httpx.AsyncClient | None = None
         self._streams: dict[str, _PeerStream] = {}
 
-    def take(self, urls: Mapping[str, str]) -> list[tuple[list[list[Any]], Keys]]:
-        """What the peers at ``urls`` (by replica id) sent since the last call; opens and closes streams as they come
-        and go. Never waits."""
+    def take(self, urls: Mapping[str, str]) -> dict[str, Heard]:
+        """What the peers at ``urls`` (by replica id) sent since the last call, by replica id; opens and closes streams
+        as they come and go. Never waits."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers=self._headers,
@@ -50,7 +62,7 @@ class Peers:
         for replica_id, url in urls.items():
             if replica_id not in self._streams:
                 self._streams[replica_id] = _PeerStream(self._client, url, replica_id)
-        return [stream.take() for stream in self._streams.values()]
+        return {replica_id: stream.take() for replica_id, stream in self._streams.items()}
 
     def stop(self) -> None:
         """Close all streams. A later ``take`` opens them again."""
@@ -71,12 +83,13 @@ class _PeerStream:
         self._replica_id = replica_id
         self._rows: deque[list[Any]] = deque(maxlen=_KEPT_ROWS)
         self._keys: Keys = {}
+        self._status: ReplicaStatus | None = None
         self._task = asyncio.create_task(self._run())
 
-    def take(self) -> tuple[list[list[Any]], Keys]:
+    def take(self) -> Heard:
         rows = list(self._rows)
         self._rows.clear()
-        return rows, self._keys
+        return Heard(rows, self._keys, self._status)
 
     def stop(self) -> None:
         self._task.cancel()
@@ -85,9 +98,9 @@ class _PeerStream:
         while True:
             try:
                 await self._read()
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError, msgspec.ValidationError) as error:
                 log.debug("the live page has no stream from %s: %s", self._replica_id, error)
-            self._keys = {}
+            self._keys, self._status = {}, None
             await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
@@ -100,6 +113,7 @@ class _PeerStream:
                 if told["replica_id"] != self._replica_id:  # several replicas share an address
                     return
                 self._rows.extend(told["requests"])
+                self._status = msgspec.convert(told["status"], ReplicaStatus) if "status" in told else None
                 self._keys = {
                     pool: {int(key): (blocks, count) for key, (blocks, count) in counts.items()}
                     for pool, counts in told["keys"].items()

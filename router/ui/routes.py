@@ -15,6 +15,7 @@ from router.ui.feed import INTERVAL_S, MAX_VIEWERS, Feed, frame
 from router.ui.own_requests import OwnRequests
 from router.ui.peers import PATH as REPLICA_STREAM
 from router.ui.peers import Peers
+from router.ui.status import status_of
 
 _FILES = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -61,10 +62,12 @@ def add_ui(app: FastAPI, runtime: Runtime, needs_admin: Any) -> None:
 
 
 async def _own_requests(runtime: Runtime) -> AsyncIterator[bytes]:
-    """What a peer's page asks for: the requests of this replica alone, every second."""
+    """What a peer's page asks for: the requests and the status of this replica alone, every second."""
     own, replica_id = OwnRequests(runtime), runtime.context.replica_id
     while not runtime.context.draining:
-        yield frame("requests", {"replica_id": replica_id, "requests": own.news(), "keys": own.keys()})
+        rows, keys = own.read()
+        told = {"replica_id": replica_id, "requests": rows, "keys": keys, "status": status_of(runtime)}
+        yield frame("requests", told)
         await runtime.context.clock.sleep(INTERVAL_S)
 
 

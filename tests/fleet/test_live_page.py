@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 SYSTEM_PROMPTS = ["You are a helpful assistant. " * 150, "Translate into Chinese. " * 260, "Write tests. " * 90]
+LONG = "vllm-qwen2-5-7b-instruct"
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +146,77 @@ def test_it_fits_a_phone_and_the_dark(browser: Browser, watched: Fleet) -> None:
     page.close()
 
 
+def order(page: Page) -> list[str]:
+    """Request ids of the list, from the top."""
+    return [
+        str(name)
+        for name in page.evaluate("[...document.querySelectorAll('#requests tr[data-id]')].map(r => r.dataset.id)")
+    ]
+
+
+def test_a_calm_fleet_says_so_in_one_line_and_shows_its_latencies(browser: Browser, watched: Fleet) -> None:
+    page = opened(browser, watched)
+    traffic(watched, 200, 16)
+
+    until(lambda: page.locator("#verdict b").inner_text() == "All is well", "all is well")
+    assert "4 of 4 instances ready, 2 replicas" in page.locator("#verdict").inner_text()
+    assert page.locator("#problems li").count() == 0
+
+    def figures() -> dict[str, str]:
+        tiles = [tile.inner_text().split("\n") for tile in page.locator(".figure").all()]
+        return {name: value for name, value, *_ in tiles}
+
+    names = ("TTFT P50", "TTFT P99", "per output token", "output tokens / s")
+    until(lambda: all(figures()[name] not in ("–", "0") for name in names), "every figure has a value")
+    page.close()
+
+
+def test_rows_stand_still_under_the_pointer_and_under_the_focus(browser: Browser, watched: Fleet) -> None:
+    page = opened(browser, watched)
+    traffic(watched, 300, 8)
+    page.wait_for_selector("#requests tr[data-id='chat-307']")
+
+    page.hover("#requests tbody tr:nth-child(3)")
+    before = order(page)
+    traffic(watched, 310, 8)
+    page.wait_for_selector("#waiting:not([hidden])")
+    until(lambda: "8 new" in page.locator("#waiting").inner_text(), "it says how many wait")
+    assert order(page) == before
+    page.mouse.move(0, 0)
+    page.wait_for_selector("#requests tr[data-id='chat-317']")
+    assert page.locator("#waiting").is_hidden()
+
+    page.focus("#requests tbody tr:nth-child(1)")
+    page.keyboard.press("ArrowDown")
+    before = order(page)
+    assert page.evaluate("document.activeElement.dataset.id") == before[1]
+    traffic(watched, 320, 4)
+    until(lambda: "4 new" in page.locator("#waiting").inner_text(), "they wait")
+    assert order(page) == before
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#story .candidates")
+    assert before[1] in page.locator("#story h2").inner_text()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#requests tr[data-id='chat-323']")
+    page.close()
+
+
+def test_chips_show_the_requests_of_one_instance(browser: Browser, watched: Fleet) -> None:
+    page = opened(browser, watched)
+    traffic(watched, 400, 12)
+    page.wait_for_selector("#requests tr[data-id='chat-411']")
+
+    page.select_option("#of", "instance-1")
+    shown = {cell.inner_text() for cell in page.locator("#requests td:nth-child(4)").all()}
+    assert shown <= {"instance-1"}
+    page.select_option("#of", "")
+    page.click("#kinds [data-kind=failed]")
+    assert page.locator("#requests tbody tr").count() == 0
+    assert page.locator(".unmatched").is_visible()
+    page.close()
+
+
 def test_it_survives_the_restart_of_its_replica(browser: Browser, watched: Fleet) -> None:
     page = opened(browser, watched)
     serving = page.locator("#status span").inner_text().rpartition(" ")[2]
@@ -157,6 +230,78 @@ def test_it_survives_the_restart_of_its_replica(browser: Browser, watched: Fleet
 
     until(lambda: watched.pid(child) != died, "it is started again")
     page.close()
+
+
+def test_what_is_wrong_comes_first_and_colours_and_names_stay(browser: Browser, tmp_path: Path) -> None:
+    with running_fleet(tmp_path, ("--time-scale", "2")) as fleet:
+        urls = [each["url"] for each in fleet.instances().values()]
+        for number in range(20):
+            fleet.post("/admin/instances", {"id": f"{LONG}-{number}", "url": urls[number % 4]})
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.goto(f"{fleet.endpoint}/ui")
+        until(lambda: page.locator("#instances .row").count() == 24, "every instance has a row")
+
+        def rows() -> list[str]:
+            return [str(row.get_attribute("data-id")) for row in page.locator("#instances .row").all()]
+
+        def colours() -> dict[str, str]:
+            return {str(row.get_attribute("data-id")): row.evaluate("r => r.style.getPropertyValue('--c')")
+                    for row in page.locator("#instances .row").all()}  # fmt: skip
+
+        def is_whole(name: str) -> bool:
+            of_name = page.locator(f"#instances .row[data-id='{name}'] .id")
+            cut = "n => [n, ...n.children].some(e => e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0)"
+            return of_name.inner_text() == name and not of_name.evaluate(cut)
+
+        before = colours()
+        assert len(set(before.values())) == 24, "no two of one colour"
+        assert is_whole(f"{LONG}-0")
+        assert is_whole(f"{LONG}-19")
+
+        fleet.emulator("instance-3", "/emulator/die", {"abruptly": True, "revive_after_s": 600})
+        until(lambda: rows()[0] == "instance-3", "it is the first row")
+        page.wait_for_selector(".row[data-id=instance-3][data-state=down]")
+        until(lambda: "instances are down" in page.locator("#problems").inner_text(), "they are said together")
+        banner = page.locator("#problems").inner_text()
+        assert "refused" in banner
+        assert "critical" in banner
+        row = page.locator(".row[data-id=instance-3]")
+        assert "refused" in row.inner_text()
+        assert "since" in row.inner_text()
+        assert float(row.evaluate("r => getComputedStyle(r).opacity")) == 1, "it does not pale"
+        assert is_whole("instance-3")
+
+        request = urllib.request.Request(f"{fleet.endpoint}/admin/instances/{LONG}-0?force=true", method="DELETE")
+        urllib.request.urlopen(request, timeout=60).close()
+        until(lambda: f"{LONG}-0" not in rows(), "one leaves")
+        assert colours() == {name: tint for name, tint in before.items() if name != f"{LONG}-0"}
+        page.reload()
+        until(lambda: page.locator("#instances .row").count() == 23, "it is loaded again")
+        assert colours() == {name: tint for name, tint in before.items() if name != f"{LONG}-0"}
+
+        page.set_viewport_size({"width": 360, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.close()
+
+
+def test_a_store_that_is_away_is_the_first_problem_and_old_figures_say_so(browser: Browser, tmp_path: Path) -> None:
+    with running_fleet(tmp_path, ("--replicas", "2")) as fleet:
+        page = browser.new_page()
+        page.goto(f"{fleet.endpoint}/ui")
+        until(lambda: page.locator("#verdict b").inner_text() == "All is well", "all is well")
+        store = fleet.pid("store")
+        os.kill(store, signal.SIGSTOP)
+        try:
+            until(lambda: "The store" in page.locator("#problems li").first.inner_text(), "it is said")
+            assert "The figures below are of" in page.locator("#verdict").inner_text()
+            fresh = browser.new_page()
+            fresh.goto(f"{fleet.endpoint}/ui")
+            until(lambda: fresh.locator("#instances .row").count() == 4, "a new viewer sees the instances")
+            fresh.close()
+        finally:
+            os.kill(store, signal.SIGCONT)
+        until(lambda: page.locator("#verdict b").inner_text() == "All is well", "all is well again")
+        page.close()
 
 
 @pytest.mark.skipif("DUALMAP_SCREENSHOTS" not in os.environ, reason="makes pictures where DUALMAP_SCREENSHOTS says")

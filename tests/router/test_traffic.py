@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.metrics import RouterMetrics
+from dataclasses import replace
+
+from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, RouterMetrics
 from router.outcome import Outcome
 from router.traffic import INFO_FIELD, FleetTraffic, TrafficCounts
 from statestore.leases import ReplicaInfo
@@ -20,10 +22,16 @@ def test_counts_survive_the_heartbeat() -> None:
     metrics.slo_met.inc(2)
     metrics.prompt_tokens_expected.inc(100)
     metrics.hit_tokens_expected.inc(40)
+    metrics.count_ttft(0.3, 5.0, None)
+    metrics.count_ttft(0.4, 5.0, None)
+    metrics.count_answer(2.3, 0.3, 101)
 
     counts = TrafficCounts.of(metrics)
 
-    assert counts == TrafficCounts(ended=6, failed=2, refused=1, on_time=2, prompt_tokens=100, hit_tokens=40)
+    sums = replace(counts, ttft_buckets=(), tpot_buckets=())
+    assert sums == TrafficCounts(6, 2, 1, on_time=4, prompt_tokens=100, hit_tokens=40, output_tokens=101)
+    assert dict(zip(WAIT_BOUNDS_S, counts.ttft_buckets, strict=False))[0.5] == sum(counts.ttft_buckets) == 2
+    assert dict(zip(TPOT_BOUNDS_S, counts.tpot_buckets, strict=False))[0.02] == sum(counts.tpot_buckets) == 1
     assert TrafficCounts.from_info({INFO_FIELD: counts.to_text()}) == counts
 
 
@@ -41,6 +49,17 @@ def test_reported_tokens_replace_expected_ones() -> None:
 def test_what_another_version_wrote_is_read_as_far_as_it_is_understood() -> None:
     assert TrafficCounts.from_info({}) == TrafficCounts()
     assert TrafficCounts.from_info({INFO_FIELD: "ended=4 new=7 late=x ="}) == TrafficCounts(ended=4)
+    assert TrafficCounts.from_info({INFO_FIELD: "ended=1,2 ttft_buckets=1,2,3 tpot_buckets=4"}) == TrafficCounts()
+
+
+def test_buckets_add_up_over_replicas_and_restarts() -> None:
+    none, some, more = (TrafficCounts(ttft_buckets=(count,) * 18) for count in (0, 2, 5))
+
+    assert TrafficCounts().plus(some).plus(some).ttft_buckets == (4,) * 18
+    assert more.since(some).ttft_buckets == (3,) * 18
+    assert some.since(TrafficCounts()) == some
+    assert some.since(more) == some, "a process that began again"
+    assert TrafficCounts().since(none).ttft_buckets == (0,) * 18
 
 
 def test_a_replica_that_begins_again_or_leaves_takes_nothing_from_the_sums() -> None:

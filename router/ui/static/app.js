@@ -1,24 +1,33 @@
 // The live page: one stream of events from the replica, and the parts that draw it.
 
+import { meet } from "./colours.js";
 import { showFigures } from "./figures.js";
-import { element } from "./format.js";
-import { Instances } from "./instances.js";
+import { showHappenings, showReplicas } from "./fleet.js";
+import { clock, element, fit } from "./format.js";
+import { Instances, unknown } from "./instances.js";
+import { Problems } from "./problems.js";
 import { Requests } from "./requests.js";
 import { Rings } from "./rings.js";
 import { Story } from "./story.js";
-import { showHappenings, showReplicas } from "./fleet.js";
 import { listen } from "./stream.js";
 
 const root = document.documentElement;
 const $ = (id) => document.getElementById(id);
 
-// What is known: `hello` as it came, the topology of each pool, the figures of now and of the last minutes.
-const known = { hello: null, topology: {}, now: {}, history: {}, pool: null };
+// What is known: `hello` as it came, the topology of each pool, the figures of now, the last ones that the store had, and
+// those of the last minutes.
+const known = { hello: null, topology: {}, now: {}, last: {}, history: {}, problems: [], at_s: 0, pool: null, lost: null };
 
 const story = new Story($("story"), known, authorized);
 const rings = new Rings($("rings"), $("center"), $("keys"), $("hot"));
-const instances = new Instances($("instances"), $("detail"), (id) => rings.light(id));
-const requests = new Requests($("requests"), (id) => story.open(id));
+const instances = new Instances($("instances"), (id) => rings.light(id), (id) => requests.filter("instance", id));
+const requests = new Requests($("traffic"), (id) => story.open(id), (id) => instances.pick(id));
+const problems = new Problems($("verdict"), document.querySelector("#problems ol"), filter);
+
+function filter(name, value) {
+  requests.filter(name, value);
+  $("traffic").scrollIntoView({ block: "nearest" });
+}
 
 function authorized(path) {
   const key = sessionStorage.getItem("admin-key");
@@ -29,10 +38,13 @@ const HISTORY_S = 180;
 
 function remember(tick) {
   known.now = tick.pools_now ?? known.now;
+  known.problems = tick.problems ?? [];
+  known.at_s = tick.at_s ?? known.at_s;
   for (const [pool, now] of Object.entries(known.now)) {
     if (!now.traffic) continue;
+    known.last[pool] = { ...now, at_s: tick.at_s };
     const history = (known.history[pool] ??= []);
-    history.push({ at_s: tick.at_s, traffic: now.traffic, held: sum(now.loads, 5), pending: sum(now.loads, 2) });
+    history.push({ at_s: tick.at_s, traffic: now.traffic, held: sum(now.loads, 5) });
     while (history.length > 1 && history[0].at_s < tick.at_s - HISTORY_S) history.shift();
   }
   Object.assign(known.topology, tick.topology ?? {});
@@ -42,16 +54,52 @@ const sum = (rows, column) => rows.reduce((total, row) => total + row[column], 0
 
 function show() {
   const pool = known.hello.pools.find((each) => each.name === known.pool) ?? known.hello.pools[0];
-  const now = known.now[pool.name] ?? {}, topology = known.topology[pool.name];
-  const away = now.store !== undefined && now.store !== "ok";
+  const now = known.now[pool.name] ?? {}, last = known.last[pool.name], topology = known.topology[pool.name];
+  const away = now.store !== undefined && !now.loads;
   $("about").textContent = [pool.model || pool.name, pool.policy, `SLO ${pool.slo_s} s`].join(" · ");
   say(away ? "warn" : "live", away ? "the store is away: this replica decides alone" : `live · ${known.hello.replica_id}`);
-  if (!now.loads) return;
-  showFigures($("figures"), known.history[pool.name], now, pool);
-  rings.show(topology, now, pool);
-  instances.show(now.loads, topology, pool, now.troubles);
-  showReplicas($("replicas"), now, known.hello);
-  requests.show(topology);
+  const loads = of_now(now, last);
+  meet([...new Set([...Object.keys(topology.urls), ...topology.members, ...loads.map(([id]) => id)])]);
+  showProblems(now, away ? last : null);
+  root.toggleAttribute("data-stale", away);
+  instances.show(loads, pool, now.troubles ?? {}, known.at_s);
+  requests.offer(loads.map(([id]) => id));
+  requests.show();
+  if (last) showFleet(pool, last, topology);
+  fit();
+}
+
+function showFleet(pool, last, topology) {
+  showFigures($("figures"), known.history[pool.name], last, pool);
+  $("map").hidden = topology.members.length < 2;
+  if (!$("map").hidden) rings.show(topology, last, pool);
+  $("fleet").hidden = false;
+  showReplicas($("replicas"), last, known.hello);
+}
+
+// Loads; while the store is away the last ones, with the states that the replica knows.
+function of_now(now, last) {
+  if (now.loads) return now.loads;
+  const before = new Map((last?.loads ?? []).map((load) => [load[0], load]));
+  return Object.entries(now.states ?? {}).map(([id, state]) => [id, state, ...(before.get(id) ?? unknown(id, state)).slice(2)]);
+}
+
+function showProblems(now, last) {
+  const ready = (now.loads ?? []).filter(([, state]) => state === "ready").length;
+  const alive = (now.replicas ?? []).filter(([, lives]) => lives).length;
+  const calm = now.loads ? `${ready} of ${now.loads.length} instances ready, ${alive} replica${alive === 1 ? "" : "s"}, ${now.leader?.owner ?? "nobody"} leads` : "";
+  problems.show(known.problems, known.at_s, calm, last ? `The figures below are of ${clock(last.at_s)}` : "");
+}
+
+// The page itself has no connection: what it shows is old.
+function lost(words) {
+  say("lost", words);
+  if (!known.hello) return;
+  const problem = {
+    key: "page/lost", severity: "critical", what: "This page has lost its connection", why: `${words}. What it shows is of ${clock(known.at_s)}`,
+    advice: "If this lasts, the replica or the way to it is gone: open /ui of another replica.", since_s: known.at_s, or_longer: false, instances: [],
+  };
+  problems.show([problem, ...known.problems], Date.now() / 1000, "", "");
 }
 
 function say(state, words) {
@@ -68,13 +116,15 @@ function hello(event) {
   $("pool").value = known.pool;
   document.querySelector("#traffic .empty code").textContent = new URL("v1", location).href;
   requests.clear();
+  known.last = {};
+  known.history = {};
   $("happened").replaceChildren();
   tick(event);
 }
 
 function tick(event) {
   remember(event);
-  requests.add(event.requests);
+  requests.add(event.requests, event.at_s);
   showHappenings($("happened"), event.happened, known.hello.pools.length > 1);
   show();
   root.dataset.ticks = Number(root.dataset.ticks ?? 0) + 1;
@@ -99,6 +149,6 @@ function locked(again) {
 $("pool").onchange = () => { known.pool = $("pool").value; show(); };
 $("find").onsubmit = (submitted) => { submitted.preventDefault(); if ($("id").value.trim()) story.open($("id").value.trim()); };
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => known.hello && show());
-addEventListener("resize", () => known.hello && show());
+addEventListener("resize", () => { fit(true); if (known.hello) show(); });
 
-listen(() => authorized("ui/stream"), { hello, tick, locked, lost: (words) => say("lost", words) });
+listen(() => authorized("ui/stream"), { hello, tick, locked, lost });

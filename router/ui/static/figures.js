@@ -1,47 +1,78 @@
-// The fleet in six figures, each with its last minutes.
+// The fleet in nine figures, each with its last minutes.
 
-import { count, drawn, element, percent, short } from "./format.js";
+import { count, drawn, element, percent, seconds, short } from "./format.js";
 
 const WINDOW_S = 30;
 
 export function showFigures(place, history, now, pool) {
   const recent = since(history, WINDOW_S), total = now.traffic;
-  const over = (part, whole) => share(recent[part], recent[whole]) ?? share(total[part], total[whole]);
-  const seen = recent.on_time + recent.late, ever = total.on_time + total.late;
-  const on_time = seen ? recent.on_time / seen : ever ? total.on_time / ever : null;
-  const held = now.loads.reduce((sum, row) => sum + row[5], 0);
-  const running = now.loads.reduce((sum, row) => sum + row[6], 0);
+  const lately = (has) => (has(recent) ? recent : total);
+  const note = (used, words) => (used !== recent && total.ended ? "since the start" : words);
+  const firsts = lately((counts) => sum(counts.ttft_buckets) > 0), tokens = lately((counts) => sum(counts.tpot_buckets) > 0);
+  const timed = lately((counts) => counts.on_time + counts.late > 0), prompts = lately((counts) => counts.prompt_tokens > 0);
+  const on_time = share(timed.on_time, timed.on_time + timed.late);
+  const bad = recent.failed + recent.refused;
+  const held = column(now.loads, 5), running = column(now.loads, 6);
+  const ttft = (counts, part) => quantile(counts.ttft_buckets, pool.ttft_bounds_s, part);
+  const tpot = (counts, part) => quantile(counts.tpot_buckets, pool.tpot_bounds_s, part);
+  const p50 = ttft(firsts, 0.5), p99 = ttft(firsts, 0.99);
   const figures = [
-    ["requests / s", (recent.ended / Math.max(recent.span_s, 1)).toFixed(1), `${count(total.ended)} in all`, series(history, (a, b, s) => (b.ended - a.ended) / s), ""],
-    ["on time", percent(on_time), `first token within ${pool.slo_s} s`, series(history, (a, b) => share(b.on_time - a.on_time, b.on_time - a.on_time + b.late - a.late)), grade(on_time, 0.9, 0.7)],
-    ["hit rate", percent(over("hit_tokens", "prompt_tokens")), "of the prompt tokens", series(history, (a, b) => share(b.hit_tokens - a.hit_tokens, b.prompt_tokens - a.prompt_tokens)), ""],
-    ["refused", percent(over("refused", "ended")), `${count(total.refused)} in all, ${count(total.failed)} failed`, series(history, (a, b, s) => (b.refused - a.refused) / s), recent.refused ? "bad" : ""],
+    ["requests / s", (recent.ended / Math.max(recent.span_s, 1)).toFixed(1), `${count(total.ended)} in all`, series(history, (grown, s) => grown.ended / s), ""],
+    ["TTFT P50", bound(p50), note(firsts, "median"), series(history, (grown) => ttft(grown, 0.5)?.value ?? null), against(p50, pool.slo_s)],
+    ["TTFT P99", bound(p99), note(firsts, `SLO ${pool.slo_s} s`), series(history, (grown) => ttft(grown, 0.99)?.value ?? null), against(p99, pool.slo_s)],
+    ["on time", percent(on_time), note(timed, `within ${pool.slo_s} s`), series(history, (grown) => share(grown.on_time, grown.on_time + grown.late)), grade(on_time, 0.9, 0.7)],
+    ["per output token", bound(tpot(tokens, 0.5)), note(tokens, `P50, P99 ${bound(tpot(tokens, 0.99))}`), series(history, (grown) => tpot(grown, 0.5)?.value ?? null), ""],
+    ["output tokens / s", short(recent.output_tokens / Math.max(recent.span_s, 1)), `${short(total.output_tokens)} in all`, series(history, (grown, s) => grown.output_tokens / s), ""],
+    ["hit rate", percent(share(prompts.hit_tokens, prompts.prompt_tokens)), note(prompts, "of prompt tokens"), series(history, (grown) => share(grown.hit_tokens, grown.prompt_tokens)), ""],
+    ["failed, refused", bad ? `${count(recent.failed)}, ${count(recent.refused)}` : "none", `${count(total.failed)}, ${count(total.refused)} in all`, series(history, (grown) => grown.failed + grown.refused), bad ? "bad" : ""],
     ["held now", count(held), `${count(running)} running`, history.map((each) => each.held), ""],
-    ["pending tokens", short(now.loads.reduce((sum, row) => sum + row[2], 0)), "still to be prefilled", history.map((each) => each.pending), ""],
   ];
   if (place.children.length !== figures.length) place.replaceChildren(...figures.map(() => tile()));
-  figures.forEach(([name, value, note, points, mark], index) => {
+  figures.forEach(([name, value, words, points, mark], index) => {
     const made = place.children[index], [label, figure, small] = made.children;
     if (label.textContent !== name) label.textContent = name;
     figure.textContent = value;
     figure.className = mark;
-    small.textContent = note;
+    small.textContent = small.title = words;
     made.querySelector("path").setAttribute("d", line(points));
   });
 }
 
 const tile = () => element("div", { class: "figure" }, element("span"), element("b"), element("small"),
-  drawn("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none" }, drawn("path", { d: "" })));
+  drawn("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, drawn("path", { d: "" })));
 
+const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
+const column = (rows, number) => rows.reduce((total, row) => total + row[number], 0);
 const share = (part, whole) => (whole > 0 ? part / whole : null);
 const grade = (value, good, bad) => (value === null ? "" : value >= good ? "good" : value < bad ? "bad" : "warn");
+const against = (found, slo_s) => (found && found.value > slo_s ? "warn" : "");
+const bound = (found) => (found === null ? "–" : (found.above ? "> " : "") + seconds(found.value));
 
-// What was counted in the last `window_s`.
+// The value below which a part of all lies, straight within a bucket; above the last bound only that is known.
+function quantile(buckets, bounds, part) {
+  const wanted = part * sum(buckets);
+  if (!wanted) return null;
+  let below = 0;
+  for (let index = 0; index < bounds.length; index++) {
+    if (below + buckets[index] >= wanted) {
+      const from = index ? bounds[index - 1] : 0;
+      return { value: from + ((bounds[index] - from) * (wanted - below)) / buckets[index], above: false };
+    }
+    below += buckets[index];
+  }
+  return { value: bounds[bounds.length - 1], above: true };
+}
+
+// What was counted between two readings.
+function grown(before, after) {
+  const less = (now, then) => (Array.isArray(now) ? now.map((each, index) => each - (then[index] ?? 0)) : now - then);
+  return Object.fromEntries(Object.keys(after).map((name) => [name, less(after[name], before[name])]));
+}
+
 function since(history, window_s) {
   const last = history[history.length - 1];
   const first = history.find((each) => each.at_s >= last.at_s - window_s) ?? last;
-  const grown = Object.fromEntries(Object.keys(last.traffic).map((name) => [name, last.traffic[name] - first.traffic[name]]));
-  return { ...grown, span_s: last.at_s - first.at_s };
+  return { ...grown(first.traffic, last.traffic), span_s: last.at_s - first.at_s };
 }
 
 // Heartbeats come every two seconds, so points are four seconds apart.
@@ -49,7 +80,8 @@ function series(history, of) {
   const points = [];
   for (let index = 4; index < history.length; index++) {
     const before = history[index - 4], after = history[index];
-    points.push(of(before.traffic, after.traffic, Math.max(after.at_s - before.at_s, 0.5)));
+    after.grown ??= grown(before.traffic, after.traffic);
+    points.push(of(after.grown, Math.max(after.at_s - before.at_s, 0.5)));
   }
   return points;
 }

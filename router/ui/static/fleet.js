@@ -9,6 +9,7 @@ export function showHappenings(place, happened, several) {
     place.prepend(element("li", { class: kind }, element("time", {}, clock(at_s)), element("span", {}, several ? `${pool}: ${words}` : words)));
   }
   while (place.children.length > KEPT) place.lastElementChild.remove();
+  place.closest("section").hidden = !place.children.length;
 }
 
 export function showReplicas(place, now, hello) {
@@ -20,6 +21,6 @@ export function showReplicas(place, now, hello) {
   rows.push(element("li", { class: now.leader ? "leader" : "gone" }, element("i"), element("b", {}, now.leader ? now.leader.owner : "no worker leads"),
     element("span", {}, now.leader ? "leads" : "nothing is rebalanced, learned or checked")));
   const moved = Object.entries(now.migrations).map(([reason, times]) => `${times.toLocaleString("en-US")} ${reason}`).join(", ");
-  rows.push(element("li", { class: "sum" }, element("span", {}, `migrations: ${moved || "none"}`)));
+  if (moved) rows.push(element("li", { class: "sum" }, element("span", {}, `migrations: ${moved}`)));
   place.replaceChildren(...rows);
 }

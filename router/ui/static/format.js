@@ -30,9 +30,47 @@ export function drawn(name, attributes = {}, ...children) {
   return made;
 }
 
-// The colour of an instance: the same in rings, bars and stories. Far apart for few, told apart by their neighbours for many.
-export function colour(number, of) {
-  if (number < 0) return "var(--dim)";
-  const hue = of <= 12 ? 205 + (360 * number) / Math.max(of, 1) : 205 + 137.508 * number;
-  return `hsl(${(hue % 360).toFixed(1)} var(--vivid) var(--bright))`;
+// A name, whole where there is room; `fit` cuts it in the middle where there is none, since names differ at their end.
+export const shown = (id) => element("span", { class: "id", title: id }, id);
+
+const TAIL = 9;
+
+// Called when all is drawn. Everything is measured before anything is cut, so that the page is laid out a few times at most.
+export function fit(anew = false) {
+  if (anew) {
+    for (const each of document.querySelectorAll(".id[data-fit]")) {
+      each.removeAttribute("data-fit");
+      each.textContent = each.title;
+    }
+  }
+  let left = [...document.querySelectorAll(".id:not([data-fit])")].filter((each) => each.clientWidth).map((place) => ({ place, kept: place.title.length }));
+  left.forEach(({ place }) => place.setAttribute("data-fit", ""));
+  while (left.length) {
+    const room = left.map(({ place }) => place.clientWidth / place.scrollWidth);
+    left = left.filter((each, index) => {
+      const id = each.place.title, kept = Math.min(Math.floor(each.kept * room[index]), each.kept - 1), tail = Math.min(TAIL, kept - 2);
+      if (room[index] >= 1 || tail < 1) return false;
+      each.kept = kept;
+      each.place.textContent = `${id.slice(0, kept - tail - 1)}…${id.slice(-tail)}`;
+      return true;
+    });
+  }
+}
+
+// An instance's name behind its colour.
+export const instance = (id, tint) => element("span", { class: "instance", style: `--c: ${tint}` }, shown(id));
+
+const collator = new Intl.Collator("en", { numeric: true });
+export const byName = (one, other) => collator.compare(one, other);
+
+export function age(time_s) {
+  return time_s < 90 ? `${Math.max(0, Math.round(time_s))} s` : time_s < 5400 ? `${Math.round(time_s / 60)} min`
+    : time_s < 172800 ? `${Math.round(time_s / 3600)} h` : `${Math.round(time_s / 86400)} days`;
+}
+
+// Puts elements in this order, moving none that is in place already: one that is moved loses the focus.
+export function arrange(place, wanted) {
+  const keep = new Set(wanted);
+  for (const child of [...place.children]) if (!keep.has(child)) child.remove();
+  wanted.forEach((each, index) => { if (place.children[index] !== each) place.insertBefore(each, place.children[index] ?? null); });
 }

@@ -1,8 +1,12 @@
-// Instances: rows with bars while they can be read, a field of tiles beyond.
+// Instances: rows with bars while they can be read, a field of tiles beyond. What is wrong comes first, in words.
 
-import { colour, count, element, percent, seconds, short } from "./format.js";
+import { colour } from "./colours.js";
+import { age, arrange, byName, clock, count, element, percent, seconds, short, shown } from "./format.js";
 
 const ROWS = 24;
+const WRONG_ROWS = 12; // above the tiles
+const RANKS = { critical: 0, warning: 1, notice: 2 };
+const FIGURES = 10; // behind id and state
 
 // One load, by name: the order is the feed's (LOAD_FIELDS).
 export function named([id, state, pending, dispatched, deferred, held, running, context, capacity, blocks, window, rate, stalled_s]) {
@@ -13,71 +17,73 @@ export function named([id, state, pending, dispatched, deferred, held, running, 
   };
 }
 
+// A load of which the state alone is known.
+export const unknown = (id, state) => [id, state, ...new Array(FIGURES).fill(0), 1];
+
 export class Instances {
-  constructor(place, detail, light) {
+  // `light` shows one in the rings, `pick` its requests.
+  constructor(place, light, pick) {
     this.place = place;
-    this.detail = detail;
+    [this.rows, this.tiles] = place.children;
     this.light = light;
-    this.rows = new Map();
-    this.pinned = null;
+    this.made = new Map();
+    this.picked = "";
     place.onpointerover = (over) => this.light(over.target.closest("[data-id]")?.dataset.id ?? null);
     place.onpointerleave = () => this.light(null);
-    place.onclick = (click) => this.pin(click.target.closest("[data-id]")?.dataset.id ?? null);
+    place.onfocusin = place.onpointerover;
+    place.onfocusout = () => this.light(null);
+    place.onclick = (click) => {
+      const id = click.target.closest("[data-id]")?.dataset.id;
+      if (id && !getSelection().toString()) pick(this.picked === id ? "" : id);
+    };
   }
 
-  pin(id) {
-    this.pinned = this.pinned === id ? null : id;
+  pick(id) {
+    this.picked = id;
     if (this.last) this.show(...this.last);
   }
 
-  show(loads, topology, pool, troubles = {}) {
-    this.last = [loads, topology, pool, troubles];
-    const tiles = loads.length > ROWS;
-    if (this.place.className !== (tiles ? "tiles" : "rows")) {
-      this.place.className = tiles ? "tiles" : "rows";
-      this.place.parentElement.classList.toggle("many", tiles);
-      this.place.replaceChildren();
-      this.rows.clear();
-    }
-    const seen = new Set();
-    for (const load of loads.map(named)) {
-      seen.add(load.id);
-      let row = this.rows.get(load.id);
-      if (!row) {
-        row = tiles ? element("i", { "data-id": load.id, tabindex: 0 }) : bars(load.id);
-        this.rows.set(load.id, row);
-        this.place.append(row);
-      }
-      const tint = colour(topology.members.indexOf(load.id), topology.members.length);
-      tiles ? tile(row, load, pool, this.pinned === load.id, troubles[load.id]) : fill(row, load, pool, tint, troubles[load.id]);
-    }
-    for (const [id, row] of this.rows) if (!seen.has(id)) { row.remove(); this.rows.delete(id); }
-    this.showDetail(tiles ? loads.find(([id]) => id === this.pinned) : null, topology, pool, troubles);
-  }
-
-  showDetail(load, topology, pool, troubles) {
-    this.detail.hidden = !load;
-    if (!load) return;
-    const row = bars(load[0]);
-    fill(row, named(load), pool, colour(topology.members.indexOf(load[0]), topology.members.length), troubles[load[0]]);
-    this.detail.replaceChildren(row);
+  show(loads, pool, troubles, now_s) {
+    this.last = [loads, pool, troubles, now_s];
+    const many = loads.length > ROWS;
+    this.place.parentElement.classList.toggle("many", many);
+    const rank = ({ id, state }) => RANKS[troubles[id]?.severity] ?? (state === "standby" ? 4 : 3);
+    const sorted = loads.map(named).sort((one, other) => rank(one) - rank(other) || byName(one.id, other.id));
+    const wrong = sorted.filter(({ id }) => troubles[id]).slice(0, WRONG_ROWS);
+    const picked = sorted.filter(({ id }) => id === this.picked && !wrong.some((each) => each.id === id));
+    const known = new Set();
+    const of = (kind, make, fill) => (load) => {
+      const key = `${kind} ${load.id}`;
+      known.add(key);
+      if (!this.made.has(key)) this.made.set(key, make(load.id));
+      const made = this.made.get(key);
+      fill(made, load, pool, troubles[load.id], now_s);
+      made.classList.toggle("picked", load.id === this.picked);
+      made.setAttribute("aria-pressed", load.id === this.picked);
+      return made;
+    };
+    arrange(this.rows, (many ? [...wrong, ...picked] : sorted).map(of("row", bars, fillRow)));
+    arrange(this.tiles, many ? sorted.map(of("tile", tile, fillTile)) : []);
+    for (const key of this.made.keys()) if (!known.has(key)) this.made.delete(key);
   }
 }
 
 function bars(id) {
-  return element("div", { class: "row", "data-id": id },
-    element("div", { class: "name" }, element("i"), element("b", {}, id), element("small")),
-    element("div", { class: "bar" }, element("u", { class: "sent" }), element("u", { class: "held" }), element("u", { class: "deferred" }), element("s"), element("small")),
-    element("div", { class: "bar kv" }, element("u", { class: "kv" }), element("small")),
-    element("small", { class: "facts" }));
+  return element("button", { type: "button", class: "row", "data-id": id },
+    element("span", { class: "name" }, element("i"), element("b", {}, shown(id)), element("small")),
+    element("span", { class: "bar" }, element("u", { class: "sent" }), element("u", { class: "held" }), element("u", { class: "deferred" }), element("s"), element("small")),
+    element("span", { class: "bar kv" }, element("u", { class: "kv" }), element("small")),
+    element("small", { class: "facts" }),
+    element("span", { class: "why" }));
 }
 
-// What is wrong with it, in words, takes the place of its figures.
-function fill(row, load, pool, tint, trouble) {
-  const [name, work, kv, facts] = row.children, full_s = 2 * pool.slo_s;
-  row.style.setProperty("--c", tint);
+function fillRow(row, load, pool, trouble, now_s) {
+  const [name, work, kv, facts, why] = row.children, full_s = 2 * pool.slo_s;
+  row.style.setProperty("--c", colour(load.id));
   row.dataset.state = load.state;
-  name.children[2].textContent = load.state === "ready" ? (load.stalled_s >= 3 ? `stalled ${seconds(load.stalled_s)}` : "") : load.state;
+  row.dataset.wrong = trouble?.severity ?? "";
+  name.children[2].textContent = load.state !== "ready" ? load.state : trouble ? trouble.what.replace(load.id, "").trim()
+    : load.stalled_s >= 3 ? `stalled ${seconds(load.stalled_s)}` : "";
   const fit = Math.min(1, full_s / Math.max(load.ahead_s, 1e-9));
   [load.sent_s, load.held_s, load.deferred_s].forEach((part_s, index) => {
     work.children[index].style.width = `${(100 * fit * part_s) / full_s}%`;
@@ -88,16 +94,21 @@ function fill(row, load, pool, tint, trouble) {
   kv.children[0].style.width = `${Math.min(100, 100 * load.kv)}%`;
   kv.children[1].textContent = load.kv ? percent(load.kv) : "";
   kv.classList.toggle("over", load.kv > 1);
-  facts.classList.toggle("trouble", Boolean(trouble));
-  facts.textContent = trouble ?? `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s`;
-  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache${trouble ? `; ${trouble}` : ""}`;
+  facts.textContent = load.rate > 1 ? `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s` : "";
+  why.textContent = trouble ? `${since(trouble, now_s)}${trouble.why ? `: ${trouble.why}` : ""}` : "";
+  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache. A click shows its requests`;
 }
 
-function tile(made, load, pool, pinned, trouble) {
+const since = (trouble, now_s) => `${trouble.or_longer ? "since before" : "since"} ${clock(trouble.since_s)}, ${age(now_s - trouble.since_s)}`;
+
+const tile = (id) => element("button", { type: "button", class: "tile", "data-id": id });
+
+function fillTile(made, load, pool, trouble) {
   const heat = Math.min(1, load.ahead_s / (2 * pool.slo_s));
   made.dataset.state = load.state;
-  made.classList.toggle("pinned", pinned);
+  made.dataset.wrong = trouble?.severity ?? "";
   made.style.setProperty("--heat", `${Math.round(100 * Math.sqrt(heat))}%`);
   made.classList.toggle("over", load.ahead_s > pool.slo_s);
-  made.title = `${load.id} (${load.state}): ${seconds(load.ahead_s)} ahead, ${load.held} held, ${load.running} running, KV ${percent(load.kv)}${trouble ? `; ${trouble}` : ""}`;
+  made.title = `${load.id} (${load.state}): ${seconds(load.ahead_s)} ahead, ${load.held} held, ${load.running} running, KV ${percent(load.kv)}${trouble ? `; ${trouble.what}: ${trouble.why}` : ""}`;
+  made.setAttribute("aria-label", made.title);
 }

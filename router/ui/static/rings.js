@@ -1,6 +1,7 @@
 // Both hash rings as coloured arcs, the hottest keys as chords between their places on either ring.
 
-import { colour, element } from "./format.js";
+import { colour } from "./colours.js";
+import { element, instance } from "./format.js";
 
 const TURN = 2 * Math.PI, TOP = -Math.PI / 2;
 
@@ -30,17 +31,18 @@ export class Rings {
     const deepest = topology.hot.length ? topology.hot[0][1] : 0;
     this.center.replaceChildren(
       element("b", {}, String(topology.members.length)), element("span", {}, "in the rings"),
-      element("span", { class: deepest ? "hot" : "" }, deepest ? `hot prefixes up to ${deepest} block${deepest > 1 ? "s" : ""}` : "no hot prefix"));
+      deepest ? element("span", { class: "hot" }, `hot prefixes up to ${deepest} block${deepest > 1 ? "s" : ""}`) : "");
   }
 
   list(keys, total, topology, pool) {
     const of = topology.members.length, shown = keys.slice(0, 8);
+    this.table.parentElement.hidden = !shown.length;
     this.table.replaceChildren(...shown.map(([key, blocks, requests, , , pair]) => {
       const row = element("tr", { class: blocks > pool.min_key_blocks ? "hot" : "" },
         element("td", {}, element("code", {}, key.slice(0, 8))),
         element("td", { class: "n" }, `${((100 * requests) / Math.max(total, 1)).toFixed(0)}%`),
         element("td", { class: "n", title: `${blocks * pool.key_tokens} tokens` }, `${blocks} block${blocks > 1 ? "s" : ""}`),
-        element("td", {}, ...pair.map((id) => element("span", { class: "instance", style: `--c: ${colour(topology.members.indexOf(id), of)}`, title: id }, of > 12 ? "" : id))));
+        element("td", {}, ...pair.map((id) => of > 12 ? element("span", { class: "instance", style: `--c: ${colour(id)}`, title: id }) : instance(id, colour(id)))));
       row.onpointerenter = () => { this.key = key; this.draw(); };
       row.onpointerleave = () => { this.key = null; this.draw(); };
       return row;
@@ -57,7 +59,7 @@ export class Rings {
     pen.translate(size / 2, size / 2);
     const outer = size / 2 - 10, thick = Math.max(10, size * 0.035), inner = outer - thick - size * 0.055;
     const resolve = (value) => value.replace(/var\((--\w+)\)/g, (_, name) => style.getPropertyValue(name).trim());
-    const colours = topology.members.map((_, number) => resolve(colour(number, topology.members.length)));
+    const colours = topology.members.map((id) => resolve(colour(id)));
     const pairs = this.key ? keys.find((key) => key[0] === this.key)?.[5] : null;
     topology.rings.forEach((arcs, ring) => this.arcs(pen, arcs, topology.members, colours, ring ? inner : outer, thick, pairs));
     this.chords(pen, keys, outer - thick, inner - thick, style);

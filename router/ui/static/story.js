@@ -1,6 +1,7 @@
 // Why a request went where it went, as a picture: its prompt, its candidates and their costs, its time line.
 
-import { clock, colour, count, drawn, element, percent, seconds } from "./format.js";
+import { colour } from "./colours.js";
+import { clock, count, drawn, element, fit, instance, percent, seconds } from "./format.js";
 
 // The colour of each part of a cost; the replica names and adds up the parts.
 const PARTS = {
@@ -26,6 +27,7 @@ export class Story {
     if (!answer.ok) this.place.replaceChildren(element("h2", {}, id), element("p", {}, told.error?.message ?? `The replica answers ${answer.status}.`));
     else if (!told.rounds) this.place.replaceChildren(element("h2", {}, id), element("p", {}, `It is live, but ${told.note}.`));
     else this.place.replaceChildren(...this.tell(told));
+    fit();
   }
 
   // Pictures are drawn in pixels, so that their words stay readable on a phone.
@@ -35,11 +37,6 @@ export class Story {
 
   shortest(pool) {
     return this.known.hello?.pools.find(({ name }) => name === pool)?.min_key_blocks ?? 1;
-  }
-
-  tint(id, pool) {
-    const members = this.known.topology[pool]?.members ?? [];
-    return colour(members.indexOf(id), members.length);
   }
 
   tell(story) {
@@ -55,17 +52,17 @@ export class Story {
       parts.push(element("h3", {}, `The candidates${several}`), this.candidates(story, round));
     });
     for (const failure of story.failures) parts.push(element("p", { class: "failure" }, `failed: ${failure}`));
-    parts.push(element("h3", {}, "The time line"), timeline(story, this.tint(story.instance_id, story.pool), this.width()));
+    parts.push(element("h3", {}, "The time line"), timeline(story, colour(story.instance_id), this.width()));
     return parts;
   }
 
   sentence(story, round) {
-    const { decision } = round, chosen = element("b", { style: `color: ${this.tint(decision.instance_id, story.pool)}` }, decision.instance_id);
+    const { decision } = round, chosen = element("b", { style: `color: ${colour(decision.instance_id)}` }, decision.instance_id);
     const said = element("p", { class: "sentence" }, "Chosen: ", chosen, `, since ${round.why}. `);
     said.append(`${count(decision.uncached_tokens)} tokens left to prefill, first token expected in ${seconds(decision.expected_ttft_s)}`);
     said.append(story.first_token_s !== null ? `, seen after ${seconds(story.first_token_s)}.` : ".");
     if (story.instance_id && story.instance_id !== decision.instance_id) {
-      said.append(" While it was held it moved to ", element("b", { style: `color: ${this.tint(story.instance_id, story.pool)}` }, story.instance_id), ".");
+      said.append(" While it was held it moved to ", element("b", { style: `color: ${colour(story.instance_id)}` }, story.instance_id), ".");
     }
     return said;
   }
@@ -75,7 +72,7 @@ export class Story {
     const full = this.width();
     const cells = Math.max(1, Math.ceil(story.prompt_tokens / story.block_tokens)), hit = round?.decision.hit_blocks ?? 0;
     const shown = Math.min(cells, Math.round(full / 7)), width = full / shown, scale = shown / cells;
-    const tint = round ? this.tint(round.decision.instance_id, story.pool) : "var(--dim)";
+    const tint = round ? colour(round.decision.instance_id) : "var(--dim)";
     const picture = drawn("svg", { viewBox: `0 0 ${full} 44`, class: "prompt" });
     const key_width = Math.max(width, (story.key_blocks * story.key_tokens * scale * width) / story.block_tokens);
     picture.append(drawn("path", { d: `M1 14V6H${Math.min(full - 1, key_width) - 1}V14`, class: "bracket" }));
@@ -105,13 +102,13 @@ export class Story {
     const body = element("tbody");
     for (const row of rows) {
       const { id, load, cost, bars } = row;
-      const taken = id === round.decision.instance_id, tint = this.tint(id, story.pool);
+      const taken = id === round.decision.instance_id, tint = colour(id);
       const late = cost.expected_ttft_s > story.slo_s;
       const bar = element("div", { class: "cost" }, ...bars.map(([words, part, fill]) =>
         element("u", { style: `width: ${words === "misses the SLO" ? 8 : (85 * part) / longest}%; background: ${fill}`, title: `${words}: ${seconds(part)}` })),
         element("small", {}, seconds(total_s(row)), late ? element("em", {}, " late") : ""));
       body.append(element("tr", { class: taken ? "taken" : "" },
-        element("td", {}, element("span", { class: "instance", style: `--c: ${tint}` }, id), element("small", {}, taken ? "chosen" : id === round.decision.alternative_id ? "next best" : "")),
+        element("td", {}, instance(id, tint), element("small", {}, taken ? "chosen" : id === round.decision.alternative_id ? "next best" : "")),
         element("td", {}, bar), ...[load.hit_blocks, load.pending_tokens, load.queued_requests, load.running_requests].map((value) => element("td", { class: "n" }, count(value)))));
     }
     table.append(body);

@@ -11,8 +11,10 @@ import pytest
 
 from router.outcome import Outcome
 from router.peer_watch import FIRST_S
+from router.traffic import INFO_FIELD, TrafficCounts
 from router.ui.feed import Feed
 from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
+from router.ui.own_requests import NEW_REQUESTS
 from router.ui.peers import Peers
 from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.errors import StoreUnavailableError
@@ -140,10 +142,16 @@ async def test_a_store_that_is_away_is_said_and_ends_nothing(start_runtime: Any,
 
     tampered[0].before["overview"] = away
     await clock.advance(1.0)
-    assert "loads" not in (await viewer.read())[1]["pools_now"]["default"]
+    tick = (await viewer.read())[1]
+    assert "loads" not in tick["pools_now"]["default"]
+    assert tick["problems"][0]["severity"] == "critical"
+    assert "store" in tick["problems"][0]["what"]
+    assert not tick["problems"][0]["or_longer"], "it was not there at the first reading"
     del tampered[0].before["overview"]
     await clock.advance(1.0)
-    assert "loads" in (await viewer.read())[1]["pools_now"]["default"]
+    tick = (await viewer.read())[1]
+    assert "loads" in tick["pools_now"]["default"]
+    assert not any("store" in problem["what"] for problem in tick["problems"])
     await viewer.close()
 
 
@@ -196,5 +204,67 @@ async def test_the_page_says_why_an_instance_does_not_serve(
     tick = (await viewer.read())[1]
     await viewer.close()
 
-    assert tick["pools_now"]["default"]["troubles"] == {"b": "connection refused by b.test:8000"}
+    trouble = tick["pools_now"]["default"]["troubles"]["b"]
+    assert (trouble["what"], trouble["why"]) == ("b is in trouble", "connection refused by b.test:8000")
+    assert "http://b.test:8000" in trouble["advice"]
+    assert trouble["what"] in [problem["what"] for problem in tick["problems"]]
     assert [each[2:] for each in tick["happened"]] == [["trouble", "b: connection refused by b.test:8000"]]
+
+
+async def test_what_the_replica_refused_and_which_instances_failed_is_said_for_a_minute(
+    start_runtime: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    runtime.context.metrics.refused(429, "queue_full")  # before anybody looked
+    viewer = Viewer(feed_of(runtime))
+    _, hello = await viewer.read()
+    runtime.context.metrics.refused(429, "queue_full")
+    for _ in range(3):
+        runtime.context.metrics.pools["default"].count_fault("a", "status_500")
+
+    await clock.advance(1.0)
+    told = [problem["what"] for problem in (await viewer.read())[1]["problems"]]
+    for _ in range(61):
+        await clock.advance(1.0)
+        _, later = await viewer.read()
+    await viewer.close()
+
+    words = ("a fails requests", "1 request refused in the last minute: queue_full")
+    assert not {problem["what"] for problem in hello["problems"]} & set(words)
+    assert set(words) <= set(told)
+    assert not {problem["what"] for problem in later["problems"]} & set(words)
+
+
+async def test_rows_of_failed_requests_outlive_those_that_went_well(start_runtime: Any, clock: Any, tools: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    viewer = Viewer(feed_of(runtime))
+    await viewer.read()
+    (await runtime.lifecycle.place(tools.request("x" * 40, request_id="bad"))).finish(Outcome.UPSTREAM_FAILED)
+    for number in range(30):
+        request = tools.request("x" * 40, request_id=f"good-{number}")
+        (await runtime.lifecycle.place(request)).finish(Outcome.COMPLETED)
+
+    await clock.advance(1.0)
+    rows = (await viewer.read())[1]["requests"]
+    await viewer.close()
+
+    assert len(rows) == NEW_REQUESTS + 1
+    assert {"bad", "good-29"} <= {row[0] for row in rows}
+    assert rows[0][0] == "bad"
+    assert rows[0][REQUEST_FIELDS.index("notable")]
+
+
+async def test_quantiles_can_be_read_from_what_replicas_wrote_into_their_leases(
+    start_runtime: Any, store: Any, clock: Any, tools: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    counts = TrafficCounts(ended=2, output_tokens=64, ttft_buckets=(0, 2, *(0,) * 16))
+    for name in ("one", "two"):
+        await store.pool("default").heartbeat(name, 60_000, {INFO_FIELD: counts.to_text()})
+    viewer = Viewer(feed_of(runtime))
+    _, hello = await viewer.read()
+    await viewer.close()
+
+    traffic = hello["pools_now"]["default"]["traffic"]
+    assert (traffic["output_tokens"], traffic["ttft_buckets"][:3]) == (128, [0, 4, 0])
+    assert len(hello["pools"][0]["ttft_bounds_s"]) == len(traffic["ttft_buckets"]) - 1

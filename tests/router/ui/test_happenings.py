@@ -35,7 +35,7 @@ def test_instances_join_leave_and_change_their_state() -> None:
     assert told(overview("a", "b"), overview(loads=down)) == [
         ("scale", "c joined as ready"),
         ("scale", "b left the fleet"),
-        ("state", "a: ready → down"),
+        ("trouble", "a: ready → down"),
     ]
 
 
@@ -58,7 +58,7 @@ def test_migrations_leaders_replicas_and_hot_prefixes_are_told() -> None:
         ("migration", "2 held requests moved: drain"),
         ("hot", "2 prefixes became hot, up to 12 blocks long"),
     ]
-    assert told(now, overview()) == [("replica", "replica r is gone"), ("leader", "w2 leads no more")]
+    assert told(now, overview()) == [("replica", "replica r is gone"), ("trouble", "w2 leads no more")]
 
 
 def test_what_is_wrong_with_an_instance_is_told_when_it_is_found_and_when_it_changes() -> None:
@@ -67,3 +67,26 @@ def test_what_is_wrong_with_an_instance_is_told_when_it_is_found_and_when_it_cha
 
     assert told(before, now) == [("trouble", "b: status 401"), ("trouble", "c: TLS")]
     assert told(now, overview()) == []
+
+
+def test_what_is_a_failure_is_told_as_one() -> None:
+    ran_out, retired = (ReplicaInfo(name, expires_ms, 60_000, {}) for name, expires_ms in (("r", 900), ("s", 0)))
+    alive = tuple(replace(each, expires_ms=60_000) for each in (ran_out, retired))
+    down = {"a": InstanceLoad("a", InstanceState.DOWN)}
+
+    assert told(overview(replicas=alive), overview(replicas=(ran_out, retired))) == [
+        ("trouble", "replica r is gone: its lease ran out"),
+        ("replica", "replica s is gone"),
+    ]
+    assert told(overview(loads=down), overview("a")) == [("good", "a: down → ready")]
+
+
+def test_one_instance_that_fails_is_not_lost_among_many_that_come_back() -> None:
+    names = [f"i-{number:02}" for number in range(20)]
+    before = {name: InstanceLoad(name, InstanceState.DOWN) for name in names} | {"x": InstanceLoad("x", READY)}
+    now = {name: InstanceLoad(name, READY) for name in names} | {"x": InstanceLoad("x", InstanceState.DOWN)}
+
+    assert told(overview(loads=before), overview(loads=now)) == [
+        ("good", "20 instances changed, one of them: i-00: down → ready"),
+        ("trouble", "x: ready → down"),
+    ]

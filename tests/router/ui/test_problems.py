@@ -1,0 +1,206 @@
+"""What is wrong with the fleet, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from router import errors
+from router.traffic import TrafficCounts
+from router.ui.problems import ADVICE, NAMED, FleetState, PoolState, Problem, Severity, Since, problems, told, troubles
+from router.ui.status import Avoidance, ReplicaStatus
+from router.view import empty_view
+from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from scheduling.scale_record import ScaleEntry
+from statestore.answers import Note, PoolOverview
+from statestore.leases import Lease, ReplicaInfo
+
+READY, DOWN, STARTING = InstanceState.READY, InstanceState.DOWN, InstanceState.STARTING
+LEADER = Lease("w", 1, 60_000)
+REPLICA = ReplicaInfo("r", 60_000, 60_000, {})
+
+
+def pool(states: dict[str, InstanceState], roles: dict[str, Role] | None = None, **changes: Any) -> PoolState:
+    loads = {name: InstanceLoad(name, state) for name, state in states.items()}
+    specs = {
+        name: InstanceSpec(name, f"http://{name}.test", role=(roles or {}).get(name, Role.MIXED), state=state)
+        for name, state in states.items()
+    }
+    seen = PoolOverview(1000, loads, (REPLICA,), LEADER, {}, {})
+    of_store = {name: changes.pop(name) for name in ("notes", "leader", "replicas", "loads") if name in changes}
+    made = PoolState("default", replace(empty_view(), instances=specs), 5.0, replace(seen, **of_store))
+    return replace(made, **changes)
+
+
+def fleet(*pools: PoolState, lately: dict[Any, int] | None = None, **statuses: ReplicaStatus) -> FleetState:
+    return FleetState("r", pools, {"r": ReplicaStatus(), **statuses}, Counter(lately or {}))
+
+
+def found(state: FleetState) -> list[Problem]:
+    """All problems; each has a headline, an advice, and no braces left of a template."""
+    listed = problems(state)
+    assert all(each.what and each.advice and "{" not in each.advice for each in listed)
+    assert len({each.key for each in listed}) == len(listed)
+    return listed
+
+
+def test_a_fleet_that_is_well_has_no_problem() -> None:
+    spare = {"a": READY, "b": InstanceState.STANDBY, "c": InstanceState.DRAINING, "d": STARTING}
+
+    assert found(fleet(pool(spare))) == []
+
+
+def test_an_instance_that_is_down_is_named_with_its_reason_since_when_and_where_to_look() -> None:
+    noted = {"b": Note("connection refused", 17)}
+
+    [down] = found(fleet(pool({"a": READY, "b": DOWN}, notes=noted)))
+
+    assert (down.severity, down.what, down.why, down.since_ms) == (
+        Severity.CRITICAL, "b is down", "connection refused", 17,
+    )  # fmt: skip
+    assert "http://b.test" in down.advice
+
+
+def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> None:
+    avoiding = ReplicaStatus(avoided={"default": {"a": Avoidance("open", "status_500", 12.0)}})
+    lately = {("fault", "default", "a", "status_500"): 4, ("fault", "default", "a", "closed"): 1}
+    noted = {"a": Note("it lists m, and not n", 1)}
+
+    [problem] = found(fleet(pool({"a": READY, "b": READY}, notes=noted), lately=lately, r=avoiding, s=avoiding))
+
+    assert problem.what == "a is ejected by 2 of 2 replicas"
+    for words in ("it lists m", "status_500, tried again in 12 s", "5 faults in the last minute", "status_500 × 4"):
+        assert words in problem.why
+
+
+@pytest.mark.parametrize(
+    ("state", "what", "severity"),
+    [
+        (fleet(pool({"a": READY}, notes={"a": Note("status 401", -9000)})), "a is in trouble", Severity.WARNING),
+        (fleet(pool({"a": READY}, notes={"a": Note("no answer within 1 s", 900)})), "a is in trouble",
+         Severity.NOTICE),
+        (fleet(pool({"a": READY, "b": STARTING}, notes={"b": Note("refused", 900)})), "b is not ready yet",
+         Severity.NOTICE),
+        (fleet(pool({"a": READY, "b": STARTING}, notes={"b": Note("refused", -400_000)})), "b is not ready yet",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, loads={"a": InstanceLoad("a", READY, stalled_s=12)})), "a stalls", Severity.WARNING),
+        (fleet(pool({"a": READY}), lately={("fault", "default", "a", "closed"): 3}), "a fails requests",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}), r=ReplicaStatus(avoided={"default": {"a": Avoidance("busy", "busy", 3)}})),
+         "a says that it is busy", Severity.NOTICE),
+        (fleet(pool({"a": DOWN})), "No instance is ready", Severity.CRITICAL),
+        (fleet(pool({})), "No instance", Severity.CRITICAL),
+        (fleet(pool({"a": READY, "b": DOWN}, {"a": Role.PREFILL, "b": Role.DECODE})), "No decode instance is ready",
+         Severity.CRITICAL),
+        (fleet(pool({"a": READY}, leader=None)), "No worker leads", Severity.CRITICAL),
+        (fleet(pool({"a": READY}, overview=None), r=ReplicaStatus(stores={"default": "local"})),
+         "The store is away: this replica decides alone", Severity.CRITICAL),
+        (fleet(pool({"a": READY}, overview=None), r=ReplicaStatus(stores={"default": "local"}),
+               s=ReplicaStatus(stores={"default": "local"})),
+         "The store is away: 2 of 2 replicas decide alone", Severity.CRITICAL),
+        (fleet(pool({"a": READY}), s=ReplicaStatus(stores={"default": "local"})), "Replica s decides alone",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, replicas=(REPLICA, ReplicaInfo("s", 500, 6000, {})))), "Replica s is gone",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, replicas=(REPLICA, replace(REPLICA, replica_id="s"))),
+               r=ReplicaStatus(unreachable={"s": "no answer within 2 s"})), "Replica s cannot be reached by r",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, replicas=tuple(
+            ReplicaInfo(name, 60_000, 60_000, {"scheduling": name}) for name in ("r", "s")))),
+         "Replicas differ in their scheduling settings", Severity.WARNING),
+        (fleet(pool({"a": READY}, replicas=(replace(REPLICA, info={"tokens": "mistrusted (bytes)"}),))),
+         "Token counts of replica r are mistrusted", Severity.WARNING),
+        (fleet(pool({"a": READY}), r=ReplicaStatus(panics=("default",))), "Ejections of pool default are ignored",
+         Severity.CRITICAL),
+        (fleet(pool({"a": READY}), r=ReplicaStatus(contested={"m": ["x", "y"]})), "Model m is of several pools",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, lately=TrafficCounts(ended=1000, failed=2))),
+         "2 requests failed in the last minute, of 1,000", Severity.WARNING),
+        (fleet(pool({"a": READY}, lately=TrafficCounts(ended=10, failed=2))),
+         "2 requests failed in the last minute, of 10", Severity.CRITICAL),
+        (fleet(pool({"a": READY}, lately=TrafficCounts(on_time=30, late=10))), "25 % of first tokens are late",
+         Severity.WARNING),
+        (fleet(pool({"a": READY}, scaled=ScaleEntry(9, 1, "failed", "the webhook answers 500"))),
+         "The last scale step failed", Severity.WARNING),
+        (fleet(pool({"a": READY}), lately={("refusal", "queue_full"): 1200}),
+         "1,200 requests refused in the last minute: queue_full", Severity.WARNING),
+        (fleet(pool({"a": READY}), lately={("refusal", "invalid_request"): 1}),
+         "1 request refused in the last minute: invalid_request", Severity.NOTICE),
+    ],
+)  # fmt: skip
+def test_each_kind_of_problem_is_said(state: FleetState, what: str, severity: Severity) -> None:
+    assert (what, severity) in [(each.what, each.severity) for each in found(state)]
+
+
+def test_a_late_fleet_is_told_apart_from_one_late_instance() -> None:
+    slow = TrafficCounts(on_time=30, late=10)
+    behind = {name: InstanceLoad(name, READY, pending_tokens=80_000) for name in "abc"}
+    idle = {name: InstanceLoad(name, READY) for name in "abc"}
+    everyone = pool(dict.fromkeys("abc", READY), loads=behind, lately=slow)
+    one = pool(dict.fromkeys("abc", READY), loads=idle | {"b": behind["b"]}, lately=slow)
+
+    [all_late], [one_late] = found(fleet(everyone)), found(fleet(one))
+
+    assert "3 of 3 instances have more work ahead" in all_late.why
+    assert "too small" in all_late.advice
+    assert "; b has more work ahead" in one_late.why
+
+
+def test_the_worst_comes_first() -> None:
+    state = fleet(
+        pool({"a": READY, "b": DOWN, "c": READY}, notes={"c": Note("status 401", -9000)}),
+        lately={("refusal", "invalid_api_key"): 7, ("refusal", "queue_full"): 1},
+    )
+
+    severities = [each.severity for each in found(state)]
+
+    assert severities == sorted(severities, key=list(Severity).index)
+    assert set(severities) == set(Severity)
+
+
+def test_many_instances_with_the_same_problem_share_a_line() -> None:
+    names = [f"vllm-{number:02}" for number in range(NAMED + 8)]
+    noted = {name: Note("connection refused", 5) for name in names}
+    state = fleet(pool({"ok": READY} | dict.fromkeys(names, DOWN), notes=noted))
+
+    [line] = found(state)
+
+    assert line.what == f"{NAMED + 8} instances are down"
+    assert line.instances == tuple(names)
+    assert "vllm-00, vllm-01, vllm-02 and 8 more. vllm-00: connection refused" in line.why
+    assert len(troubles(state, state.pools[0])) == len(names), "each row still has its own"
+
+
+def test_problems_of_one_of_several_pools_name_it() -> None:
+    other = replace(pool({"b": DOWN}), name="other")
+
+    assert {each.what for each in found(fleet(pool({"a": READY}), other))} == {
+        "Pool other: No instance is ready",
+        "Pool other: b is down",
+    }
+
+
+def test_every_refusal_that_an_operator_can_change_has_its_advice() -> None:
+    ours = {
+        each.code
+        for each in errors.RouterError.__subclasses__()
+        if each.status in (401, 403, 422, 429) or each.status >= 500
+    }
+
+    assert ours - {"upstream_failed", "upstream_timeout"} <= ADVICE.keys()
+
+
+def test_since_when_is_kept_while_it_lasts_and_unknown_at_the_first_reading() -> None:
+    since = Since()
+    one, two = (Problem(key, Severity.WARNING, key) for key in ("one", "two"))
+
+    assert since.of([one], 10.0) == {"one": (10.0, True)}
+    assert since.of([one, two], 11.0) == {"one": (10.0, True), "two": (11.0, False)}
+    assert since.of([two], 12.0) == {"two": (11.0, False)}
+    first = since.of([one], 13.0)
+    assert first == {"one": (13.0, False)}
+    [plain] = told([replace(one, since_ms=5000)], first)
+    assert (plain["since_s"], plain["or_longer"]) == (5.0, False)
