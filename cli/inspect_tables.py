@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from router.traffic import INFO_FIELD
+from router.traffic import INFO_FIELD, PROCESS_FIELD
 from scheduling.instance import Role
 from scheduling.legs import request_id_of
 from scheduling.rebalance import HotQueue
@@ -62,7 +62,9 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
     replicas = _table("replica", "lease ends in s", "about", numbers_from=9)
     for replica in sorted(snapshot.replicas, key=lambda replica: replica.replica_id):
         about = ", ".join(
-            f"{name} {value}" for name, value in sorted(replica.info.items()) if value and name != INFO_FIELD
+            f"{name} {value}"
+            for name, value in sorted(replica.info.items())
+            if value and name not in (INFO_FIELD, PROCESS_FIELD)
         )
         replicas.add_row(replica.replica_id, f"{(replica.expires_ms - snapshot.now_ms) / 1000:.1f}", about)
     leader = snapshot.leader

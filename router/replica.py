@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 
 from router.context import ReplicaContext
 from router.metrics import measured
 from router.recovery import recover_requests, restore_members
 from router.served_pool import ServedPool
-from router.traffic import INFO_FIELD, TrafficCounts
+from router.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from scheduling.legs import request_id_of
 from scheduling.request import Request
 from statestore.answers import PoolSnapshot
@@ -30,7 +31,7 @@ class Replica:
     def __init__(self, pool: ServedPool, context: ReplicaContext, info: Mapping[str, str]) -> None:
         self._pool = pool
         self._context = context
-        self._info = {**info, "scheduling": pool.scheduling.fingerprint}
+        self._info = {**info, "scheduling": pool.scheduling.fingerprint, PROCESS_FIELD: secrets.token_hex(4)}
         pool.store.recover_from(self._live, pool.fleet.rates)
         self._reachable = True
         self._owes_restoring = False

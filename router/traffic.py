@@ -14,6 +14,9 @@ from statestore.leases import ReplicaInfo
 INFO_FIELD = "traffic"
 """Where the heartbeat carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""
 
+PROCESS_FIELD: Final = "process"
+"""Where the heartbeat names the process that counts, as a restarted one begins at zero under the same replica id."""
+
 _BUCKETS: Final = {"ttft_buckets": len(WAIT_BOUNDS_S) + 1, "tpot_buckets": len(TPOT_BOUNDS_S) + 1}
 """The histograms, with their buckets. One with other buckets, of another version, cannot be added."""
 
@@ -84,10 +87,16 @@ class TrafficCounts:
 
     def since(self, before: TrafficCounts) -> TrafficCounts:
         """What was counted after ``before``; everything, where a process that began again counts less."""
-        grown = self._with(before, lambda now, then: now - then)
-        counted = (getattr(grown, field.name) for field in fields(self))
-        least = min(min(each, default=0) if isinstance(each, tuple) else each for each in counted)
-        return self if least < 0 else grown
+        return self if self.falls_short_of(before) else self._less(before)
+
+    def falls_short_of(self, other: TrafficCounts) -> bool:
+        """Whether any count is less than the other's, as of one that was taken earlier."""
+        less = self._less(other)
+        counted = (getattr(less, field.name) for field in fields(self))
+        return any(min(each, default=0) < 0 if isinstance(each, tuple) else each < 0 for each in counted)
+
+    def _less(self, other: TrafficCounts) -> TrafficCounts:
+        return self._with(other, lambda mine, theirs: mine - theirs)
 
     def _with(self, other: TrafficCounts, change: Callable[[int, int], int]) -> TrafficCounts:
         """Each count together with the other's."""
@@ -111,14 +120,22 @@ class FleetTraffic:
     """The sums of a pool's replicas over time. Those of replicas that left stay counted, as far as they were seen."""
 
     def __init__(self) -> None:
-        self._last: dict[str, TrafficCounts] = {}
+        self._last: dict[tuple[str, str], TrafficCounts] = {}
+        """By replica and process."""
         self.total = TrafficCounts()
         """Since each replica started."""
 
     def read(self, replicas: Iterable[ReplicaInfo]) -> TrafficCounts:
-        """The sums, after what the heartbeats say now."""
+        """The sums, after what the heartbeats say now.
+
+        A process that counts less than before repeats an older heartbeat, as after a hand-over to a store that is back:
+        that adds nothing. A heartbeat that names no process is taken for that of one that began again.
+        """
         for replica in replicas:
-            counts = TrafficCounts.from_info(replica.info)
-            self.total = self.total.plus(counts.since(self._last.get(replica.replica_id, TrafficCounts())))
-            self._last[replica.replica_id] = counts
+            process, counts = replica.info.get(PROCESS_FIELD, ""), TrafficCounts.from_info(replica.info)
+            before = self._last.get((replica.replica_id, process), TrafficCounts())
+            if process and counts.falls_short_of(before):
+                continue
+            self.total = self.total.plus(counts.since(before))
+            self._last[replica.replica_id, process] = counts
         return self.total

@@ -23,6 +23,9 @@ from fleet_process import Fleet, running_fleet, until
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
+expect = pytest.importorskip("playwright.sync_api", reason="needs playwright").expect
+"""Says what it found instead, where ``until`` does not."""
+
 SYSTEM_PROMPTS = ["You are a helpful assistant. " * 150, "Translate into Chinese. " * 260, "Write tests. " * 90]
 LONG = "vllm-qwen2-5-7b-instruct"
 
@@ -110,7 +113,8 @@ def test_it_loads_and_shows_the_fleet_as_it_moves(browser: Browser, watched: Fle
     }
     assert page.locator("#keys tbody tr").count() >= 3
     assert page.locator("#replicas").inner_text().count("live requests") == 2
-    until(lambda: "24 in all" in page.locator("#figures").inner_text(), "all are counted")
+    counted = page.locator("#figures small").first
+    expect(counted).to_have_text("24 in all", timeout=60_000)
     replicas = {row.get_attribute("title").rpartition(" ")[2] for row in page.locator("#requests td[title]").all()}  # type: ignore[union-attr]
     assert len(replicas) == 2, "requests of every replica are listed"
     painted = page.evaluate(
@@ -242,11 +246,11 @@ def test_what_is_wrong_comes_first_and_colours_and_names_stay(browser: Browser, 
         until(lambda: page.locator("#instances .row").count() == 24, "every instance has a row")
 
         def rows() -> list[str]:
-            return [str(row.get_attribute("data-id")) for row in page.locator("#instances .row").all()]
+            return list(page.evaluate("[...document.querySelectorAll('#instances .row')].map(r => r.dataset.id)"))
 
         def colours() -> dict[str, str]:
-            return {str(row.get_attribute("data-id")): row.evaluate("r => r.style.getPropertyValue('--c')")
-                    for row in page.locator("#instances .row").all()}  # fmt: skip
+            tints = "r => [r.dataset.id, r.style.getPropertyValue('--c')]"
+            return dict(page.evaluate(f"[...document.querySelectorAll('#instances .row')].map({tints})"))
 
         def is_whole(name: str) -> bool:
             of_name = page.locator(f"#instances .row[data-id='{name}'] .id")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, RouterMetrics
 from router.outcome import Outcome
-from router.traffic import INFO_FIELD, FleetTraffic, TrafficCounts
+from router.traffic import INFO_FIELD, PROCESS_FIELD, FleetTraffic, TrafficCounts
 from statestore.leases import ReplicaInfo
 
 
@@ -68,3 +68,15 @@ def test_a_replica_that_begins_again_or_leaves_takes_nothing_from_the_sums() -> 
 
     assert fleet.read([beat("one", TrafficCounts(ended=2))]).ended == 8
     assert fleet.read([beat("one", TrafficCounts(ended=3)), beat("two", TrafficCounts(ended=4))]).ended == 12
+
+
+def test_a_heartbeat_that_a_hand_over_repeats_is_not_counted_twice() -> None:
+    def beat_of(process: str, ended: int) -> ReplicaInfo:
+        traffic = TrafficCounts(ended=ended, failed=ended).to_text()
+        return ReplicaInfo("one", 1, 1, {INFO_FIELD: traffic, PROCESS_FIELD: process})
+
+    fleet = FleetTraffic()
+    totals = [fleet.read([beat_of("a", ended)]).failed for ended in (5, 12, 5, 14)]
+
+    assert totals == [5, 12, 12, 14]
+    assert fleet.read([beat_of("b", 3)]).failed == 17, "the replica was restarted"
