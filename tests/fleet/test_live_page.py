@@ -58,6 +58,20 @@ def chat(fleet: Fleet, number: int, tokens: int = 24) -> str:
         return str(answer.headers["x-request-id"])
 
 
+def order(page: Page) -> list[str]:
+    """Request ids of the list, from the top."""
+    return [
+        str(name)
+        for name in page.evaluate("[...document.querySelectorAll('#requests tr[data-id]')].map(r => r.dataset.id)")
+    ]
+
+
+def until_listed(page: Page, first: int, requests: int) -> None:
+    """Wait for the rows of so many chats, which come from both replicas."""
+    wanted = {f"chat-{number}" for number in range(first, first + requests)}
+    until(lambda: wanted <= set(order(page)), f"all of {sorted(wanted)} are listed")
+
+
 def traffic(fleet: Fleet, first: int, requests: int) -> None:
     """So many chats, eight at a time."""
     numbers = iter(range(first, first + requests))
@@ -150,14 +164,6 @@ def test_it_fits_a_phone_and_the_dark(browser: Browser, watched: Fleet) -> None:
     page.close()
 
 
-def order(page: Page) -> list[str]:
-    """Request ids of the list, from the top."""
-    return [
-        str(name)
-        for name in page.evaluate("[...document.querySelectorAll('#requests tr[data-id]')].map(r => r.dataset.id)")
-    ]
-
-
 def test_a_calm_fleet_says_so_in_one_line_and_shows_its_latencies(browser: Browser, watched: Fleet) -> None:
     page = opened(browser, watched)
     traffic(watched, 200, 16)
@@ -178,7 +184,7 @@ def test_a_calm_fleet_says_so_in_one_line_and_shows_its_latencies(browser: Brows
 def test_rows_stand_still_under_the_pointer_and_under_the_focus(browser: Browser, watched: Fleet) -> None:
     page = opened(browser, watched)
     traffic(watched, 300, 8)
-    page.wait_for_selector("#requests tr[data-id='chat-307']")
+    until_listed(page, 300, 8)
 
     page.hover("#requests tbody tr:nth-child(3)")
     before = order(page)
@@ -187,7 +193,7 @@ def test_rows_stand_still_under_the_pointer_and_under_the_focus(browser: Browser
     until(lambda: "8 new" in page.locator("#waiting").inner_text(), "it says how many wait")
     assert order(page) == before
     page.mouse.move(0, 0)
-    page.wait_for_selector("#requests tr[data-id='chat-317']")
+    until_listed(page, 310, 8)
     assert page.locator("#waiting").is_hidden()
 
     page.focus("#requests tbody tr:nth-child(1)")
@@ -202,14 +208,14 @@ def test_rows_stand_still_under_the_pointer_and_under_the_focus(browser: Browser
     assert before[1] in page.locator("#story h2").inner_text()
     page.keyboard.press("Escape")
     page.keyboard.press("Escape")
-    page.wait_for_selector("#requests tr[data-id='chat-323']")
+    until_listed(page, 320, 4)
     page.close()
 
 
 def test_chips_show_the_requests_of_one_instance(browser: Browser, watched: Fleet) -> None:
     page = opened(browser, watched)
     traffic(watched, 400, 12)
-    page.wait_for_selector("#requests tr[data-id='chat-411']")
+    until_listed(page, 400, 12)
 
     page.select_option("#of", "instance-1")
     shown = {cell.inner_text() for cell in page.locator("#requests td:nth-child(4)").all()}
