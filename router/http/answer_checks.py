@@ -24,35 +24,67 @@ OBJECT_PATHS: Final = SCHEDULED_PATHS | {
 }
 """Their answers are JSON or event streams, or bytes of a type that says so."""
 
+TAIL_BYTES: Final = 4096
+"""The end of an answer is searched in so many of its last bytes at least, however small the reads were."""
+
 _BLANKS: Final = b" \t\r\n"
+_BOM: Final = b"\xef\xbb\xbf"
 _TEXT_TYPES: Final = (b"text/", b"application/json", b"application/xhtml", b"application/xml")
 """An answer of these types, or of none, that does not begin as JSON is a page or a message of something else than an
 engine."""
-_ERROR_START: Final = re.compile(rb'\s*\{\s*"(?:error"\s*:\s*[{"]|object"\s*:\s*"error")')
+_ERROR_START: Final = re.compile(rb'\{\s*"(?:error"\s*:\s*(?:\{\s*"|"(?!"))|object"\s*:\s*"error")')
+_EVENTS_START: Final = re.compile(rb"(?:data|event|id|retry)?:")
 _SHOWN_BYTES: Final = 200
 
 _LINE: Final = rb"(?:\A|(?<=[\r\n]))"
+_GAP: Final = rb"(?:\s|[\r\n]data:)*"
+"""Between the tokens of an event's JSON, which may be in several lines."""
 _DONE: Final = _LINE + rb"data:\s*\[DONE\]"
-_FINISHED: Final = re.compile(rb'"finish_reason"\s*:\s*"|' + _DONE)
+
+
+def _last_event(key: bytes, values: bytes, *, named: bool) -> re.Pattern[bytes]:
+    """Finds an event whose JSON has, under the key, a string that begins with one of the values, or which is ``named``
+    so."""
+    by_name = rb"|" + _LINE + rb"event:\s*" + values + rb"[\r\n]" if named else b""
+    return re.compile(rb'"%b"%b:%b"%b' % (key, _GAP, _GAP, values) + by_name + rb"|" + _DONE)
+
+
 _LAST_EVENTS: Final = {
-    **dict.fromkeys(COMPLETIONS_PATHS, _FINISHED),
-    MESSAGES_PATH: re.compile(rb'"type"\s*:\s*"(?:message_stop|error)"|' + _DONE),
-    RESPONSES_PATH: re.compile(
-        rb'"type"\s*:\s*"(?:response\.(?:completed|incomplete|failed|cancelled)|error)"'
-        rb"|" + _LINE + rb"event:\s*(?:response\.(?:completed|incomplete|failed|cancelled)|error)|" + _DONE
+    **dict.fromkeys(COMPLETIONS_PATHS, _last_event(b"finish_reason", b"", named=False)),
+    MESSAGES_PATH: _last_event(b"type", rb"(?:message_stop|error)\b", named=True),
+    RESPONSES_PATH: _last_event(
+        b"type", rb"(?:response\.(?:completed|incomplete|failed|cancelled)|error)\b", named=True
     ),
 }
 """What an event near the end of a whole stream contains, by path."""
-_ERROR_EVENT: Final = re.compile(_LINE + rb'(?:data:\s*\{\s*"(?:error"|type"\s*:\s*"error")|event:\s*error)')
-_LONG_EVENT_BYTES: Final = 4096
+_ERROR_EVENT: Final = re.compile(
+    _LINE + rb'(?:data:%b\{%b"(?:error"|type"%b:%b"error")|event:\s*error)' % (_GAP, _GAP, _GAP, _GAP)
+)
 
 
-def failure_of_object(content_type: bytes, body: bytes) -> InstanceFailure | None:
+def may_be_no_answer(content_type: bytes, content_encoding: bytes) -> bool:
+    """Whether a body of this type can be read here, and could be something else than an answer."""
+    encoded = content_encoding.strip().lower() not in (b"", b"identity")
+    return not encoded and (not content_type or content_type.lower().startswith(_TEXT_TYPES))
+
+
+def starts_events(body: bytes) -> bool:
+    """Whether it begins as an event stream, whatever its type says."""
+    return _EVENTS_START.match(_text(body)) is not None
+
+
+def _text(body: bytes) -> bytes:
+    return body.removeprefix(_BOM).lstrip(_BLANKS)
+
+
+def failure_of_object(content_type: bytes, body: bytes, content_encoding: bytes = b"") -> InstanceFailure | None:
     """The failure that an answer of success shows, of whose body this is the start, or the whole of it."""
-    start = body.lstrip(_BLANKS)
+    start = _text(body)
     if not start:
         return InstanceFailure(FailureKind.NO_ANSWER, "an empty answer")
-    if start[:1] not in (b"{", b"[") and (not content_type or content_type.lower().startswith(_TEXT_TYPES)):
+    if not may_be_no_answer(content_type, content_encoding) or starts_events(start):
+        return None
+    if start[:1] not in (b"{", b"["):
         return InstanceFailure(FailureKind.NO_ANSWER, f"an answer that is not JSON: {_shown(start)}")
     if _ERROR_START.match(start) is not None:
         failure = InstanceFailure(FailureKind.STATUS, _shown(start), _status_of(start))
@@ -75,14 +107,16 @@ def ends_whole(path: str, pieces: Sequence[bytes]) -> bool:
         return True
     if tail.lstrip(_BLANKS).startswith(b"{"):  # JSON, whatever its type says
         return True
-    return len(tail) > _LONG_EVENT_BYTES and EVENT_END.search(tail.rstrip(_BLANKS)) is None
+    return len(tail) >= TAIL_BYTES and EVENT_END.search(tail.rstrip(_BLANKS)) is None
 
 
 def _status_of(body: bytes) -> int:
+    """The status that the error of an answer carries; 500 where it has none, or has not come whole."""
     try:
-        return error_status(orjson.loads(body)) or 500
-    except (orjson.JSONDecodeError, AttributeError):
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
         return 500
+    return error_status(value if value.get("error") else {"error": value}) or 500
 
 
 def _shown(body: bytes) -> str:

@@ -98,11 +98,6 @@ class ExchangeTimes:
         return InstanceFailure(FailureKind.TIMEOUT, detail)
 
 
-STREAM_TAIL_READS: Final = 16
-"""The end of a stream is searched in so many last reads, as its last events may come one by one; of any other answer,
-in the last two, which may be large."""
-
-
 def stuck_transfer(limit_s: float) -> InstanceFailure:
     """The KV of a decode leg did not come within ``limit_s``."""
     advice = "check that decode instances reach the prefill instances' KV connector, or raise pools.transfer_timeout_s"

@@ -19,11 +19,19 @@ from collections.abc import Callable
 from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
-from router.http.answer_checks import OBJECT_PATHS, TRUNCATED, ends_whole, failure_of_object, retry_after_s
+from router.http.answer_checks import (
+    OBJECT_PATHS,
+    TAIL_BYTES,
+    TRUNCATED,
+    ends_whole,
+    failure_of_object,
+    may_be_no_answer,
+    retry_after_s,
+    starts_events,
+)
 from router.http.attempt import (
     GIVEN_BACK,
     MARK_BYTES,
-    STREAM_TAIL_READS,
     ErrorAnswer,
     ExchangeResult,
     ExchangeTimes,
@@ -51,6 +59,9 @@ from scheduling.answers import Verdict, judge_status
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
+
+_START_BYTES: Final = 64
+"""An answer shows within so many bytes that it is an event stream, whatever its type says."""
 
 ERROR_BODY_S: Final = 2.0
 """Longest wait for the rest of an error answer that justifies another try."""
@@ -114,7 +125,8 @@ class Exchange:
         self._chunks = False
         """Chunks towards the client are made here."""
         self._last_wire = b""
-        self._last_reads: deque[list[bytes]] = deque(maxlen=2)
+        self._last_pieces: deque[bytes] = deque()
+        self._last_bytes = 0
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
@@ -124,15 +136,19 @@ class Exchange:
             self._failing_status = True
             self._last_progress_s = self._connection.loop.time()
             self._receive = Exchange._hold_error
-        elif head.index.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+        elif self._is_event_stream(head):
             self._event_stream = True
             self._splitter = EventSplitter(MAX_HELD_BYTES)
-            self._last_reads = deque(maxlen=STREAM_TAIL_READS)
             self._receive = Exchange._hold_event
-        elif self._awaits_output or self._is_object:
+        elif self._awaits_output or (self._is_object and may_be_no_answer(*_type_and_encoding(head))):
             self._receive = Exchange._hold_plain
         else:
             self._receive = Exchange._begin_plain
+
+    def _is_event_stream(self, head: AnswerHead) -> bool:
+        """Whether it is one that can be read: a compressed one passes as any other bytes."""
+        content_type, encoding = _type_and_encoding(head)
+        return content_type.lower().startswith(b"text/event-stream") and may_be_no_answer(content_type, encoding)
 
     @property
     def _is_object(self) -> bool:
@@ -235,8 +251,9 @@ class Exchange:
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that does not stream, until it is whole."""
+        may_show_its_kind = self._held_bytes < _START_BYTES and not self._awaits_output
         self._hold(wire, pieces)
-        if self._held_bytes > MAX_HELD_BYTES:
+        if self._held_bytes > MAX_HELD_BYTES or (may_show_its_kind and starts_events(self.held_body())):
             if (failure := self._failure_of_held()) is not None:
                 self._connection.abort()
                 return self._fail_by_body(failure, None)
@@ -252,7 +269,8 @@ class Exchange:
             failure = failure_of_whole(body) if whole else GIVEN_BACK if gives_back(body) else None
             if failure is not None:
                 return failure
-        return failure_of_object(head.index.get(b"content-type", b""), body) if self._is_object else None
+        content_type, encoding = _type_and_encoding(head)
+        return failure_of_object(content_type, body, encoding) if self._is_object else None
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
@@ -280,13 +298,21 @@ class Exchange:
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._last_wire = wire
-        if pieces:
-            self._last_reads.append(pieces)
+        self._keep_last(pieces)
 
     # steps ---------------------------------------------------------------------------------------------------
     def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
         self._held.append((wire, pieces))
         self._held_bytes += len(wire)
+
+    def _keep_last(self, pieces: list[bytes]) -> None:
+        """Keep the last pieces of the body, in which its end is searched."""
+        last = self._last_pieces
+        for piece in pieces:
+            last.append(piece)
+            self._last_bytes += len(piece)
+        while last and self._last_bytes - len(last[0]) >= TAIL_BYTES:
+            self._last_bytes -= len(last.popleft())
 
     def held_body(self) -> bytes:
         return b"".join(piece for _, pieces in self._held for piece in pieces)
@@ -316,7 +342,7 @@ class Exchange:
         for wire, pieces in held:
             parts.append(wire if self._reframe is None else self._reframe(pieces))
             self._last_wire = wire
-            self._last_reads.append(pieces)
+            self._keep_last(pieces)
         self._held_bytes = 0
         if downstream.committed:
             downstream.write(b"".join(parts))
@@ -372,8 +398,15 @@ class Exchange:
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
-        shows_unasked = self._usage is not None and self._usage.sends_unasked
-        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=shows_unasked))
+        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=self._keeps_usage))
+
+    @property
+    def _keeps_usage(self) -> bool:
+        """Whether the usage of the instance's streams is to stay: it comes unasked, or could not be removed."""
+        assert self._head is not None
+        if self._usage is not None:
+            return self._usage.sends_unasked
+        return not self._event_stream and not may_be_no_answer(*_type_and_encoding(self._head))
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
@@ -435,7 +468,7 @@ class Exchange:
             elif self._last_wire.endswith(b"\r\n"):  # between chunks
                 self._last_wire = as_chunk(b"".join(pieces))
                 self._downstream.write(self._last_wire)
-            self._last_reads.append(pieces)
+            self._keep_last(pieces)
         self._fail(TRUNCATED)
 
     def _break_off(self, error: RouterError) -> None:
@@ -462,7 +495,7 @@ class Exchange:
         return b""
 
     def _tail(self) -> list[bytes]:
-        return [piece for read in self._last_reads for piece in read]
+        return list(self._last_pieces)
 
     def _settle(self, result: ExchangeResult) -> None:
         if not self.done.done():
@@ -494,3 +527,7 @@ class Exchange:
             self._progressed = False
             self._last_progress_s = now_s
         return now_s - self._last_progress_s
+
+
+def _type_and_encoding(head: AnswerHead) -> tuple[bytes, bytes]:
+    return head.index.get(b"content-type", b""), head.index.get(b"content-encoding", b"")

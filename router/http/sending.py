@@ -110,16 +110,15 @@ class Sender:
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
-        if not _broke_silently(result, connection):
-            return result
-        if connection.reused and connection.loop.time() - sent_s < IDLE_DEATH_S:
+        died_idle = connection.reused and connection.silent and connection.loop.time() - sent_s < IDLE_DEATH_S
+        if _broke(result) and died_idle:
             try:
                 connection = await upstreams.connect(url)
             except ConnectError:
                 return result  # the instance itself has died, perhaps while it held the request
             result = await self._exchange(sending, connection)
-            if not _broke_silently(result, connection):
-                return result
+        if not _broke(result) or sending.downstream.committed:
+            return result
         return _still_accepting(result) if await self._accepts(url) else result
 
     async def _accepts(self, url: str) -> bool:
@@ -207,9 +206,9 @@ class Sender:
         )
 
 
-def _broke_silently(result: ExchangeResult, connection: UpstreamConnection) -> bool:
-    """Whether the connection broke without a byte of the answer."""
-    return result.failure is not None and result.failure.kind is FailureKind.CLOSED and connection.silent
+def _broke(result: ExchangeResult) -> bool:
+    """Whether the connection broke before the end of the answer."""
+    return result.failure is not None and result.failure.kind is FailureKind.CLOSED
 
 
 def _still_accepting(result: ExchangeResult) -> ExchangeResult:

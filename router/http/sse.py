@@ -98,18 +98,22 @@ class EventSplitter:
 class EventEditor:
     """Passes a stream on by complete events, each of them as ``edit`` returns it.
 
-    Comments pass at once, and events that are longer than the limit in parts, as they are.
+    Comments pass at once. Events that are longer than the limit pass in parts, as they are, and so does the part of an
+    event with which a stream ends: behind what ``release`` returns, which is what ``edit`` has kept back.
     """
 
-    def __init__(self, edit: Callable[[bytes], bytes], limit_bytes: int) -> None:
+    def __init__(
+        self, edit: Callable[[bytes], bytes], limit_bytes: int, *, release: Callable[[], bytes] = lambda: b""
+    ) -> None:
         self._edit = edit
+        self._release = release
         self._splitter = EventSplitter(limit_bytes, whole_ends=True)
         self._in_long_event = False
 
     def end(self) -> bytes:
         """The last bytes to pass on, of a stream that is over."""
         rest = self._splitter.take(len(self._splitter.rest))
-        return self._edit(rest) if ends_event(rest) and not self._in_long_event else rest
+        return self._edit(rest) if ends_event(rest) and not self._in_long_event else self._release() + rest
 
     @property
     def between_events(self) -> bool:
@@ -131,7 +135,10 @@ class EventEditor:
                 made.append(self._edit(event[skipped:]))
             self._in_long_event = False
         if rest := self._splitter.rest:
-            made.append(self._splitter.take(self._passable(rest)))
+            passable = self._passable(rest)
+            if self._in_long_event:
+                made.append(self._release())
+            made.append(self._splitter.take(passable))
         return b"".join(made)
 
     def _passable(self, rest: bytes) -> int:

@@ -45,7 +45,7 @@ class UsageRemover:
     """
 
     def __init__(self) -> None:
-        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES)
+        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES, release=self._release)
         self._last = b""
         """The event with the finish reason, while the next one is awaited."""
         self.sends_unasked = False
@@ -59,7 +59,7 @@ class UsageRemover:
     def end(self) -> bytes:
         """The client's part of what was not passed on yet, of a stream that is over."""
         rest = self._editor.end()
-        return rest + self._last
+        return rest + self._release()
 
     @property
     def between_events(self) -> bool:
@@ -73,8 +73,13 @@ class UsageRemover:
             return data
         return self._editor.feed(data)
 
-    def _edited(self, event: bytes) -> bytes:
+    def _release(self) -> bytes:
+        """What waits for the next event, which does not come whole, or not at all."""
         last, self._last = self._last, b""
+        return last
+
+    def _edited(self, event: bytes) -> bytes:
+        last = self._release()
         is_last = not self.sends_unasked and any(mark in event for mark in _FINISHED)
         value = event_object(event) if is_last or _USAGE in event else None
         if value is None or self.sends_unasked:

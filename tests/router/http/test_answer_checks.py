@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.answer_checks import ends_whole, failure_of_object, retry_after_s
+from router.http.answer_checks import ends_whole, failure_of_object, may_be_no_answer, retry_after_s, starts_events
 from router.outcome import FailureKind
 
 JSON = b"application/json"
@@ -32,6 +32,15 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
         (JSON, b'{"object":"error","message":"broken"}', FailureKind.STATUS),
         (JSON, b'{"error":{"message":"yours","code":400}}', None),
         (JSON, b'{"error":null,"output":[]}', None),
+        (JSON, b'{"error":"","output":[]}', None),
+        (JSON, b'{"error":{},"output":[]}', None),
+        (JSON, b'{"error":"broken"}', FailureKind.STATUS),
+        (JSON, b'{"object":"error","message":"yours","code":400}', None),
+        (JSON, b"\xef\xbb\xbf" + b'{"choices":[]}', None),
+        (JSON, b'data: {"choices":[]}\n\n', None),
+        (b"", b": busy\n\n", None),
+        (b"text/plain", b"event: message_start\ndata: {}\n\n", None),
+        (b"application/x-ndjson", b'{"error":{"message":"a line"}}', None),
         (JSON, b'{"choices":[{"finish_reason":"abort"}]}', FailureKind.ABORTED),
         (JSON, b'{"choices":[{"text":"\\"finish_reason\\":\\"abort\\""}]}', None),
     ],
@@ -39,6 +48,19 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
 def test_an_answer_is_told_from_what_is_none(content_type: bytes, body: bytes, kind: FailureKind | None) -> None:
     failure = failure_of_object(content_type, body)
     assert (failure and failure.kind) is kind
+
+
+def test_what_is_compressed_is_not_judged() -> None:
+    assert failure_of_object(JSON, b"\x1f\x8b", b"gzip") is None
+    assert not may_be_no_answer(JSON, b"br") and may_be_no_answer(JSON, b" Identity")
+
+
+@pytest.mark.parametrize(
+    "start", [b"data: {}", b"data:{}", b": busy", b":\n", b"event: x", b"id: 1", b"retry: 5", b"\r\ndata:"]
+)
+def test_an_event_stream_shows_itself_by_its_first_line(start: bytes) -> None:
+    assert starts_events(start) and starts_events(b"\xef\xbb\xbf" + start)
+    assert not starts_events(b"{" + start) and not starts_events(b"<" + start)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +76,9 @@ def test_an_answer_is_told_from_what_is_none(content_type: bytes, body: bytes, k
         (MESSAGES, b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
         (MESSAGES, b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n', False),
         (MESSAGES, b'event: error\ndata: {"type":"error"}\n\n', True),
+        (MESSAGES, b'event: message_stop\rdata: {"type":\rdata: "message_stop"}\r\r', True),
+        (MESSAGES, b'data: {"a":1,\ndata: "type":\ndata: "message_stop"}\n\n', True),
+        (CHAT, b'data: {"choices":[{"finish_reason":\r\ndata: "stop"}]}\r\n\r\n', True),
         (RESPONSES, b'event: response.completed\ndata: {"type":"response.completed"}\n\n', True),
         (RESPONSES, b'event: x\ndata: {"a":1,"type":"response.incomplete"}\n\n', True),
         (RESPONSES, b'data: {}\n\nevent: response.output_text.delta\ndata: {"delta":"x"}\n\n', False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import random
 
 import orjson
@@ -96,6 +97,91 @@ async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, b'{"choices":[]}\n')
     assert lifecycle.placed_request.failures == []
+
+
+# what passes unread ------------------------------------------------------------------------------------------
+COMPRESSED = gzip.compress(ROLE + TOKEN + USAGE + DONE)
+
+
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_could_not_be_removed(
+    fleet, kit, content_type: str
+) -> None:
+    bodies = []
+
+    async def script(talk):
+        bodies.append(talk.body)
+        await talk.send(
+            f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-encoding: gzip\r\n"
+            f"content-length: {len(COMPRESSED)}\r\n\r\n".encode()
+            + COMPRESSED
+        )
+
+    lifecycle, _, client = await fleet(script)
+    for _ in range(3):
+        client.chat(stream=True)
+        answer = await client.answer()
+        assert (answer.status, answer.body) == (200, COMPRESSED)
+    assert not any(b"stream_options" in body for body in bodies)
+    assert all(not placed.failures for placed in lifecycle.placed_requests)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/x-ndjson", ""])
+@pytest.mark.parametrize("cut", [1, 1 << 20])
+async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, kit, content_type: str, cut: int) -> None:
+    go = asyncio.Event()
+    field = f"content-type: {content_type}\r\n" if content_type else ""
+
+    async def script(talk):
+        await talk.send(f"HTTP/1.1 200 OK\r\n{field}transfer-encoding: chunked\r\n\r\n".encode())
+        for at in range(0, len(TOKEN), cut):
+            await talk.chunk(TOKEN[at : at + cut])
+        await go.wait()
+        await talk.chunk(DONE)
+        await talk.send(b"0\r\n\r\n")
+
+    lifecycle, _, client = await fleet(script)
+    client.chat(stream=True, asks_usage=True)
+    assert (await client.head()).status == 200
+    received = b""
+    while received != TOKEN:
+        received += await client.chunk()
+    go.set()
+    assert await client.chunk() == DONE
+    assert lifecycle.placed_request.failures == []
+
+
+# ends --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        (b"/v1/chat/completions", DONE),
+        (b"/v1/messages", b'event: message_stop\ndata: {"type": "message_stop"}\n\n'),
+        (
+            b"/v1/responses",
+            b'event: response.completed\ndata: {"response": {"id": "r"}, "type": "response.completed"}\n\n',
+        ),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 7, 1 << 20])
+async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_are(
+    fleet, kit, path: bytes, last: bytes, cut: int
+) -> None:
+    stream = TOKEN + last + b": bye\n\n" * 40
+
+    async def script(talk):
+        await talk.begin_stream()
+        for at in range(0, len(stream), cut):
+            await talk.chunk(stream[at : at + cut])
+            await asyncio.sleep(0)
+        await talk.send(b"0\r\n\r\n")
+
+    lifecycle, _, client = await fleet(script)
+    body = b'{"model":"m","stream":true,"input":"hi","messages":[{"role":"user","content":"hi"}],"stream_options":{}}'
+    client.send(b"POST %b HTTP/1.1\r\nhost: f\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
+    answer = await client.answer()
+    assert (answer.whole, answer.body) == (True, stream)
+    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
 
 
 # line ends -----------------------------------------------------------------------------------------------------

@@ -1569,3 +1569,22 @@ async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_meth
     client.request("/v1/responses/resp_1@i0", method="PUT", headers=key)
     refused = await client.answer()
     assert (refused.status, refused.headers["allow"]) == (405, "GET, DELETE, OPTIONS")
+
+
+async def test_an_answer_that_breaks_in_the_middle_is_no_death_while_the_port_accepts(
+    kit, start_instance, start_router
+) -> None:
+    async def broken(talk):
+        await talk.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{"choices":')
+        talk.writer.close()
+
+    async def whole(talk):
+        await talk.answer({"choices": []})
+
+    instances = [await start_instance(broken), await start_instance(whole)]
+    lifecycle = kit.Lifecycle([instance.url for instance in instances])
+    client = await (await start_router(lifecycle)).connect()
+    client.chat()
+    assert (await client.answer()).status == 200
+    (failure,) = lifecycle.placed_request.failures
+    assert failure.kind is FailureKind.CLOSED and not failure.engine_died

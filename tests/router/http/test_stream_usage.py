@@ -84,3 +84,14 @@ def test_an_event_that_is_too_long_to_be_usage_passes_in_parts() -> None:
     assert remover.feed([b"y\n\n", TOKEN]) == b"y\n\n" + TOKEN
     assert remover.between_events
     assert remover.feed([USAGE + DONE]) == DONE
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1 << 20])
+@pytest.mark.parametrize("rest", [b"data: [DONE]", b"data: [DONE]\n", b'data: {"x":"' + b"y" * 200_000 + b'"}\n\n'])
+def test_what_does_not_come_as_a_whole_event_stays_behind_the_event_with_the_finish_reason(
+    rest: bytes, cut: int
+) -> None:
+    stream = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n' + rest
+    remover = UsageRemover()
+    passed = [remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)]
+    assert b"".join(passed) + remover.end() == stream
