@@ -21,7 +21,7 @@ from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
 from scheduling.steps import drive
 from scheduling.view import ClusterView
 from statestore.answers import Release
-from statestore.errors import StoreError
+from statestore.errors import StoreError, UnreadableStateError
 from statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
@@ -143,11 +143,15 @@ class PoolFleet:
 
     def _load(self, instance_id: str) -> InstanceLoad | None:
         seen = self._seen.get(instance_id)
-        return None if seen is None else seen[instance_id]
+        try:
+            return None if seen is None else seen[instance_id]
+        except UnreadableStateError:
+            return None
 
     def rates(self) -> dict[str, float]:
         """Prefill rates of the instances that were seen, tokens per second."""
-        return {instance_id: loads[instance_id].prefill_tokens_per_s for instance_id, loads in self._seen.items()}
+        loads = ((instance_id, self._load(instance_id)) for instance_id in self._seen)
+        return {instance_id: load.prefill_tokens_per_s for instance_id, load in loads if load is not None}
 
     def expected_wait_s(self, instance_id: str) -> float:
         """Time until the instance has prefilled what is pending on it."""

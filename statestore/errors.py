@@ -17,3 +17,7 @@ class LeaseLostError(StoreError):
 
 class StoreConfigurationError(StoreError):
     """The store URL or the server behind it cannot serve this fleet; says what to change."""
+
+
+class UnreadableStateError(StoreError):
+    """Something in the store is not as this fleet writes it. The leader mends it soon (``statestore.pool.mending``)."""

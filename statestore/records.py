@@ -7,6 +7,7 @@ order without spaces: a script writes one by a format, at half the cost of encod
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 from array import array
@@ -20,6 +21,7 @@ import orjson
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
 from scheduling.legs import Leg, serves
 from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
+from statestore.errors import UnreadableStateError
 
 
 @dataclass(slots=True)
@@ -57,7 +59,11 @@ class InstanceRecord:
 
     @classmethod
     def parse(cls, text: bytes) -> InstanceRecord:
-        return cls(*_in_order(INSTANCE.fields(text)))
+        """Raises ValueError, or the like, where it is none: texts come first, then figures alone."""
+        values = _in_order(INSTANCE.fields(text))
+        if values[0] not in _STATES or values[1] not in _ROLES or sum(values[2:]) != sum(values[2:]):
+            raise ValueError(f"no record of an instance: {text!r}")
+        return cls(*values)
 
     def takes_requests(self, leg: Leg = Leg.WHOLE) -> bool:
         """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
@@ -87,6 +93,7 @@ _as_in_loads = attrgetter(
 )
 """In the order of the fields of ``InstanceLoad``."""
 _STATES = {str(state): state for state in InstanceState}
+_ROLES = {str(role) for role in Role}
 _DESCRIBED = [each.name for each in fields(InstanceSpec) if each.name in InstanceRecord.__slots__]
 
 
@@ -152,18 +159,23 @@ def listed_as(request: Request) -> str:
     return f"{request.request_id} {request.uncached_tokens}"
 
 
+_REQUEST_FIGURES = tuple(name for record in (PLACED, TOLD) for name in record.names if name not in _TEXTS)
 _told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
 def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
-    """The record from its ``REQUEST_TEXTS``; None if it is gone."""
+    """The record from its ``REQUEST_TEXTS``; None if it is gone, or cannot be read."""
     placed, told = texts
     if placed is None or told is None:
         return None
-    found = PLACED.fields(placed) | TOLD.fields(told)
-    found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
-    found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
-    return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
+    try:
+        found = PLACED.fields(placed) | TOLD.fields(told)
+        math.fsum(found[name] for name in _REQUEST_FIGURES)  # raises where one is no figure
+        found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
+        found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
+        return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
+    except (ValueError, TypeError, LookupError, ArithmeticError):
+        return None
 
 
 def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
@@ -171,7 +183,8 @@ def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0)
 
 
 class ToldLoads(Mapping[str, InstanceLoad]):
-    """Loads by instance id from what a script replied, each made when it is first asked for, which few are."""
+    """Loads by instance id from what a script replied, each made when it is first asked for, which few are. Raises
+    UnreadableStateError then where the record is none."""
 
     __slots__ = ("_flat", "_made", "_now_ms", "hits")
 
@@ -192,7 +205,10 @@ class ToldLoads(Mapping[str, InstanceLoad]):
         if load is None:
             hit_blocks = self.hits[instance_id]
             record = self._flat[self._flat.index(instance_id.encode()) + 1]
-            load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
+            try:
+                load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
+            except (ValueError, TypeError) as error:
+                raise UnreadableStateError(f"the record of {instance_id} cannot be read: {error}") from error
         return load
 
     def __contains__(self, instance_id: object) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from scheduling.backoff import backoff_s, worth_logging
 from statestore.clock import Clock
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from statestore.errors import LeaseLostError, StoreError, StoreUnavailableError
 from workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ async def _bounded_tick(job: Job, context: LoopContext) -> tuple[str, Exception 
         raise
     except StoreUnavailableError as error:
         return "store_unavailable", error
+    except StoreError as error:
+        return "store_error", error
     except TimeoutError as error:
         return "timeout", error
     except Exception as error:  # a defect in one job must not end the others

@@ -36,7 +36,7 @@ class WorkerMetrics:
         )
         self.ticks = Counter(
             "dualmap_worker_ticks",
-            "Rounds of a job by outcome (ok, store_unavailable, timeout, error)",
+            "Rounds of a job by outcome (ok, store_unavailable, store_error, timeout, error)",
             ["pool", "job", "outcome"],
             registry=self.registry,
         )
@@ -103,6 +103,12 @@ class WorkerMetrics:
         )
         self.reaped_requests = Counter(
             "dualmap_worker_reaped_requests", "Requests finished for dead replicas", ["pool"], registry=self.registry
+        )
+        self.mended = Counter(
+            "dualmap_worker_mended",
+            "Fields and keys of the store that could not be read, and were mended; the log names each",
+            ["pool"],
+            registry=self.registry,
         )
         self.drift_repaired = Counter(
             "dualmap_worker_drift_repaired",
@@ -172,7 +178,7 @@ class WorkerMetrics:
     def _start_at_0(self, pool: str) -> None:
         for counter in (
             self.swept_granted, self.samples, self.trees_published, self.reaped_replicas, self.reaped_requests,
-            self.drift_repaired, self.drained,
+            self.mended, self.drift_repaired, self.drained,
         ):  # fmt: skip
             counter.labels(pool)
         for event in TERM_EVENTS:

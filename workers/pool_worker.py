@@ -25,6 +25,7 @@ from workers.idle_filler import IdleFiller
 from workers.leader import Election
 from workers.learner import Learner
 from workers.loop import Job, LoopContext, run_job
+from workers.mender import Mender
 from workers.metrics import WorkerMetrics
 from workers.pool_reader import CachedPoolReader, PoolReader
 from workers.probe import Prober
@@ -118,6 +119,7 @@ class PoolWorker:
                 jitter=self._jitter,
             ) as health,
         ):
+            await self.pool.mend(fence=lease.fence)  # before anything is read
             while True:
                 overrides = (await reader.membership()).overrides
                 watch = SettingsWatch(reader, overrides)
@@ -168,6 +170,7 @@ class PoolWorker:
         stall_s, order = scheduling.decode_stall_s, QueueOrder.of(scheduling)
         jobs: list[Job] = [
             Evacuator(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics),
+            Mender(pool, fence, metrics=metrics),
             Reaper(pool, fence, clock=clock, metrics=metrics),
             Repairer(pool, fence, metrics=metrics),
             Drainer(pool, fence, reader, metrics=metrics),

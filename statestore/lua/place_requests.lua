@@ -42,7 +42,8 @@ end
 -- not known does.
 local function serves_name(id)
   local description = ask.told.model ~= '' and redis.call('HGET', keys.instances, id)
-  local models = description and cjson.decode(description).models
+  local is_readable, described = pcall(cjson.decode, description)
+  local models = is_readable and type(described) == 'table' and described.models
   return type(models) ~= 'table' or models[ask.told.model] ~= nil
 end
 

@@ -81,6 +81,11 @@ class MemoryServer:
         self.contents[new] = self.contents.pop(key)
         return b"OK"
 
+    def do_type(self, key: bytes) -> bytes:
+        kinds = {dict: b"hash", SortedSet: b"zset", list: b"list", deque: b"stream"}
+        kept = self.contents.get(key)
+        return kinds[type(kept)] if kept else b"none"
+
     def do_publish(self, channel: bytes, message: bytes) -> int:
         listeners = self._listeners.get(channel, ())
         self._published.extend((deliver, message) for deliver in listeners)

@@ -6,7 +6,7 @@ No request waits for one, so it may take two round trips, and a third where anot
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ import orjson
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
 from statestore.pool.calls import Argument, Calls, Command
+from statestore.pool.readable import is_readable
 
 MAX_ATTEMPTS = 64
 """To make a change of what others change at the same time."""
@@ -59,7 +60,7 @@ class Changes:
         """The store's time, what each command replied, and what it tells; None where something was read that is
         otherwise by now. Raises LeaseLostError."""
         about = {
-            "read": [(key, name, False if text is None else text) for key, name, text in change.read],
+            "read": [*_conditions(change)],
             "instances": {
                 name: (change.instances.get(name, {}), change.counts.get(name, {}))
                 for name in change.instances.keys() | change.counts.keys()
@@ -94,3 +95,10 @@ class Changes:
             if made is not None:
                 return answer, made
         raise StoreError("it is changed by others again and again; try again later")
+
+
+def _conditions(change: Change) -> Iterator[tuple[bytes, str, bytes | bool]]:
+    """What must still stand. What is no text was written by nobody of the fleet, who all write over it."""
+    for key, name, text in change.read:
+        if text is None or is_readable(text.decode):
+            yield key, name, False if text is None else text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -16,6 +19,7 @@ from scheduling.load_window import LoadWindow
 from scheduling.queue_order import QueueEntry, QueueHead
 from statestore.answers import Note, Transition
 from statestore.leases import ReplicaInfo
+from statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
 from statestore.records import INSTANCE, InstanceRecord, described, load_from
 
 if TYPE_CHECKING:
@@ -39,22 +43,68 @@ def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
 
 
 def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
+    """Raises ValueError, or the like, where a field is missing or wrong. Unknown fields are left out."""
     told = orjson.loads(text)
+    known = {name: each for name, each in told.items() if name in _DESCRIPTION}
     parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"])}
-    return InstanceSpec(instance_id, **told | parsed)
+    spec = InstanceSpec(instance_id, **known | parsed)
+    rank, models = spec.data_parallel_rank, spec.models
+    is_right = (
+        isinstance(spec.url, str)
+        and spec.url.startswith(("http://", "https://"))
+        and all(_is_like(getattr(spec, name), usual) for name, usual in _DESCRIPTION.items())
+        and (rank is None or _is_like(rank, 0))
+        and (models is None or all(isinstance(each, str) for each in models.values()))
+    )
+    if not is_right:
+        raise ValueError(f"no description of an instance: {text!r}")
+    return spec
+
+
+_DESCRIPTION: dict[str, Any] = {each.name: each.default for each in fields(InstanceSpec)[1:]}
+"""By name of the field, what it usually is."""
+
+
+def _is_like(each: object, usual: object) -> bool:
+    """Whether a value can stand where usually such a one does. A figure is finite and not negative, and positive where
+    the usual one is. Anything may stand where the usual one is no figure."""
+    if not isinstance(usual, int | float):
+        return True
+    kind = int if isinstance(usual, int) else (int, float)
+    if isinstance(each, bool) or not isinstance(each, kind) or not math.isfinite(each) or abs(each) >= LARGEST_COUNT:
+        return False
+    return each > 0 if usual > 0 else each >= 0
+
+
+def is_count(each: object, *, positive: bool) -> bool:
+    """Whether it can be a figure of an instance's record. A count may be negative until it is repaired."""
+    if positive:
+        return _is_like(each, 1.0)
+    return isinstance(each, int) and not isinstance(each, bool) and abs(each) < LARGEST_COUNT
 
 
 def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
-    """In id order."""
-    return {name.decode(): spec_from(name.decode(), text) for name, text in sorted(texts.items())}
+    """In id order, those that can be read."""
+    return each_readable(texts, spec_from)
+
+
+def name_from(_: str, kind: bytes) -> str:
+    return "" if kind == ALIAS else kind.decode()
 
 
 def names_from(kinds: Mapping[bytes, bytes]) -> dict[str, str]:
-    return {name.decode(): "" if kind == ALIAS else kind.decode() for name, kind in kinds.items()}
+    return each_readable(kinds, name_from)
+
+
+def note_from(_: str, text: bytes) -> Note:
+    note = Note(**orjson.loads(text))
+    if not (isinstance(note.text, str) and _is_like(note.since_ms, 0)):
+        raise ValueError(f"no note: {text!r}")
+    return note
 
 
 def notes_from(texts: Mapping[bytes, bytes]) -> dict[str, Note]:
-    return {name.decode(): Note(**orjson.loads(text)) for name, text in texts.items()}
+    return each_readable(texts, note_from)
 
 
 def new_record(spec: InstanceSpec) -> bytes:
@@ -88,8 +138,9 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
     name, now_ms, record, listed = told
     entries = []
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
-        request_id, _, tokens = entry.decode().rpartition(" ")
-        entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
+        with contextlib.suppress(*UNREADABLE):  # no entry of this fleet: the repairer takes it out
+            request_id, _, tokens = entry.decode().rpartition(" ")
+            entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
     return QueueHead(now_ms, load_from(name.decode(), record, now_ms), tuple(entries))
 
 
@@ -124,10 +175,38 @@ def record_from(known: Record, pairs: Mapping[bytes, bytes]) -> Record:
     """The reverse; ``known`` has what is missing."""
     told: dict[str, Any] = {}
     for name in (each.name for each in fields(known) if each.init and each.name.encode() in pairs):
-        text, former = pairs[name.encode()], getattr(known, name)
-        each = type(former)(text.decode()) if isinstance(former, str) else orjson.loads(text)
-        told[name] = tuple(each) if isinstance(each, list) else each
+        told[name] = _field_from(name, pairs[name.encode()], getattr(known, name))
     return replace(known, **told)
+
+
+def unreadable_fields(known: DataclassInstance, pairs: Mapping[bytes, bytes]) -> list[bytes]:
+    """The fields of a record without which it can be read."""
+    names = [each.name.encode() for each in fields(known) if each.init and each.name.encode() in pairs]
+    return [name for name in names if not is_readable(partial(record_from, known, {name: pairs[name]}))]
+
+
+def _field_from(name: str, text: bytes, usual: Any) -> Any:
+    """One field of a record; ``usual`` is what it is where it is missing."""
+    if isinstance(usual, str):
+        return type(usual)(text.decode())
+    each = orjson.loads(text)
+    if isinstance(each, list):
+        each = tuple(each)
+    if isinstance(usual, tuple) and not usual:
+        is_right = isinstance(each, tuple) and all(isinstance(one, str) for one in each)
+    elif isinstance(usual, tuple):
+        is_right = isinstance(each, tuple) and len(each) == len(usual) and all(map(_is_figure, each))
+    elif usual is None:
+        is_right = each is None or all(map(_is_figure, each if isinstance(each, tuple) else (each,)))
+    else:
+        is_right = _is_like(each, usual)
+    if not is_right:
+        raise ValueError(f"no {name}: {text!r}")
+    return each
+
+
+def _is_figure(one: object) -> bool:
+    return isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
 
 
 def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:
@@ -136,17 +215,35 @@ def tree_fields(tree: HotnessTree, counts: Mapping[int, int]) -> dict[str, str]:
 
 
 def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
-    return HotnessTree({int(prefix, 16): int(value.split()[0]) for prefix, value in pairs.items()})
+    found = each_readable(pairs, hot_prefix_from)
+    return HotnessTree(dict(found.values()))
+
+
+def hot_prefix_from(prefix: str, value: bytes) -> tuple[int, int]:
+    """With its depth."""
+    return int(prefix, 16), count_from(value.split()[0])
+
+
+def replica_from(replica_id: str, text: bytes) -> ReplicaInfo:
+    lease = ReplicaInfo(replica_id, **orjson.loads(text))
+    times = (lease.expires_ms, lease.lease_ms)
+    texts = [*lease.info.items()]
+    if not all(_is_like(each, 0) for each in times) or not all(
+        isinstance(each, str) for pair in texts for each in pair
+    ):
+        raise ValueError(f"no lease: {text!r}")
+    return lease
 
 
 def lease_of(replica_id: str, text: bytes | None) -> ReplicaInfo | None:
-    """None where there is none."""
-    return None if text is None else ReplicaInfo(replica_id, **orjson.loads(text))
+    """None where there is none that can be read."""
+    found = {} if text is None else each_readable({replica_id.encode(): text}, replica_from)
+    return found.get(replica_id)
 
 
 def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
     """Every replica, retired ones included, by id."""
-    return tuple(ReplicaInfo(name.decode(), **orjson.loads(text)) for name, text in sorted(pairs.items()))
+    return tuple(each_readable(pairs, replica_from).values())
 
 
 def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:

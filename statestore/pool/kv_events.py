@@ -14,6 +14,7 @@ from statestore.leases import ReplicaInfo
 from statestore.pool import codec
 from statestore.pool.calls import Argument, Command
 from statestore.pool.changes import Change, Changes
+from statestore.pool.readable import reads
 from statestore.records import HASH_BYTES, InstanceRecord
 
 _CHANGES_PER_CALL = 200
@@ -27,6 +28,7 @@ READ_SO_FAR = ("sequence", "published_s", "booked_since_ms", "booked_stamp")
 class KvEventCalls(Changes):
     """A share of ``PoolStore``. A ``fence`` that is not the current claim's raises LeaseLostError."""
 
+    @reads
     async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
         """Renew a subscriber's lease, or end it with 0; returns all whose lease runs, sorted."""
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
@@ -42,6 +44,7 @@ class KvEventCalls(Changes):
             await self._make(Change((("HDEL", key, *ended),)))
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
+    @reads
     async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
         """Of every known instance."""
         names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
@@ -49,6 +52,7 @@ class KvEventCalls(Changes):
         replies = await self._calls.together(commands)
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
+    @reads
     async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
         """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
         instance is unknown."""
@@ -66,11 +70,13 @@ class KvEventCalls(Changes):
         read = ((instances, instance_id, spec), (key, "fence", b"%d" % known.fence if known.fence else None))
         return taken if await self._make(Change((claim,), read)) else None  # None: another was faster
 
+    @reads
     async def release_kv_events(self, instance_id: str, fence: int) -> None:
         """Give it back: another one continues from the same state. Harmless if already lost."""
         key = self._keys.kv_events(instance_id)
         await self._make(Change((("HSET", key, "owner", ""),), ((key, "fence", b"%d" % fence),)))
 
+    @reads
     async def mark_kv_events(
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
@@ -90,6 +96,7 @@ class KvEventCalls(Changes):
             raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
         return made
 
+    @reads
     async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
         """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
         names: dict[bytes, bytes] = {}
@@ -100,6 +107,7 @@ class KvEventCalls(Changes):
                 _enter(names, msgpack.unpackb(packed))
         return names
 
+    @reads
     async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
         """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
         many of the stored blocks had been booked. Does not change the instance's version."""

@@ -12,18 +12,26 @@ from statestore.pool import codec
 from statestore.pool.calls import Command
 from statestore.pool.changes import Change, Changes
 from statestore.pool.codec import pairs_from
+from statestore.pool.readable import reads
 
 
 class Leases(Changes):
     """A share of ``PoolStore``."""
 
+    @reads
     async def acquire_lease(self, owner: str, lease_ms: int) -> Lease | None:
         """Become leader if no worker leads; renewing is ``renew_lease``. None if another worker leads."""
         key = self._keys.leader
 
         async def take() -> tuple[Lease | None, Change]:
+            if await self._calls.command("TYPE", key) not in (b"hash", b"none"):  # nobody could lead, and mend it
+                await self._make(Change((("DEL", key),)))
             known, now_ms = pairs_from(await self._calls.command("HGETALL", key)), await self._calls.now_ms()
-            taken = codec.record_from(Leadership(), known).taken(owner, lease_ms, now_ms)
+            # Where it cannot be read, nobody leads: the fence grows all the same, as the clock does.
+            stands = (
+                Leadership() if codec.unreadable_fields(Leadership(), known) else codec.record_from(Leadership(), known)
+            )
+            taken = stands.taken(owner, lease_ms, now_ms)
             if taken is None:
                 return None, Change()
             fields = codec.fields_of(taken)
@@ -32,19 +40,25 @@ class Leases(Changes):
 
         return await self._derive(take)
 
+    @reads
     async def renew_lease(self, lease: Lease, lease_ms: int) -> Lease:
         """Extend. Raises LeaseLostError if lost."""
         expires_ms = await self._calls.now_ms() + lease_ms
-        times: Command = ("HSET", self._keys.leader, "expires_ms", expires_ms, "lease_ms", lease_ms)
+        times: Command = (
+            *("HSET", self._keys.leader, "owner", lease.owner),
+            *("expires_ms", expires_ms, "lease_ms", lease_ms),
+        )
         await self._make(Change([times], fence=lease.fence))
         return replace(lease, expires_ms=expires_ms)
 
+    @reads
     async def release_lease(self, lease: Lease) -> None:
         """Step down; harmless if already lost. The fence stays, so that the next one is higher."""
         ended: Command = ("HDEL", self._keys.leader, "owner", "expires_ms", "lease_ms")
         with contextlib.suppress(LeaseLostError):
             await self._make(Change([ended], fence=lease.fence))
 
+    @reads
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         """Renew the replica's lease; False if the store did not know it (first beat, expiry, empty store):
         the replica then enters its live requests again."""
@@ -60,6 +74,7 @@ class Leases(Changes):
 
         return await self._derive(renew)
 
+    @reads
     async def retire(self, replica_id: str) -> None:
         """End the replica's lease on a clean exit. The entry stays, expired, until a reaper has finished the replica's
         requests and removes it."""
@@ -72,6 +87,7 @@ class Leases(Changes):
 
         await self._derive(end)
 
+    @reads
     async def expired_replicas(self) -> Mapping[str, bool]:
         """Replicas whose lease ran out; True for those that retired. A replica without a lease is given a first one
         when a request of it is entered, so no request is without."""

@@ -20,6 +20,7 @@ from statestore.pool.changes import Change
 from statestore.pool.codec import pairs_from
 from statestore.pool.kv_events import READ_SO_FAR
 from statestore.pool.publications import Publications
+from statestore.pool.readable import reads
 from statestore.pool.views import Views
 from statestore.records import described
 
@@ -38,32 +39,41 @@ class Members(Views, Publications):
         self._overrides: Mapping[str, Any] = {}
         self.order = QueueOrder.of(scheduling)
 
+    @reads
     async def membership(self) -> Membership:
         """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
-        found = await super().membership()
+        found = await self._membership(self._override_from)
         if found.overrides != self._overrides:
+            self.order = QueueOrder.of(with_overrides(self._configured, found.overrides))
             self._overrides = found.overrides
-            scheduling = with_overrides(self._configured, found.overrides)
-            self.order = QueueOrder.of(scheduling)
         return found
 
+    def _override_from(self, name: str, text: bytes) -> Any:
+        given = orjson.loads(text)
+        with_overrides(self._configured, {name: given})
+        return given
+
+    @reads
     async def put_instance(self, spec: InstanceSpec) -> None:
         """Add an instance, or update the description of a known one (its load, queue and state stay)."""
         await self._describe(
             spec.instance_id, lambda known: spec if known is None else replace(spec, state=known.state)
         )
 
+    @reads
     async def enter_all(self, specs: Iterable[InstanceSpec]) -> None:
         """Add instances to a pool that no other process knows."""
         added = {spec.instance_id: self._commands_of(None, spec) for spec in specs}
         commands = [command for each in added.values() for command in each]
         await self._make(Change(commands, instances={name: {} for name in added}, counted=True))
 
+    @reads
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
         """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state. False
         if the instance is unknown."""
         return await self._describe(instance_id, lambda known: known and replace(known, **changes), fence=fence)
 
+    @reads
     async def set_instance_state(
         self,
         instance_id: str,
@@ -85,6 +95,7 @@ class Members(Views, Publications):
         forgets_cache = state in EMPTY_CACHE and not keeps_cache
         return await self._describe(instance_id, changed, fence=fence, forgets_cache=forgets_cache)
 
+    @reads
     async def forget_cache(self, instance_id: str) -> bool:
         """Forget the KV metadata of an instance that emptied its cache; False if it is unknown."""
         return await self._describe(instance_id, lambda known: known, forgets_cache=True)
@@ -98,14 +109,14 @@ class Members(Views, Publications):
         forgets_cache: bool = False,
     ) -> bool:
         """Describe an instance as follows from how it is described; False where that is None. Its counts stay. One
-        whose description or counts are gone, by eviction or by hand, is added with an empty cache."""
-        instances, records = self._keys.instances, self._keys.instance_records
+        whose description or counts are gone or unreadable, by eviction or by hand, is added with an empty cache."""
+        name, instances, records = instance_id.encode(), self._keys.instances, self._keys.instance_records
         events = self._keys.kv_events(instance_id)
 
         async def describe() -> tuple[bool, Change]:
             reads = (("HGET", instances, instance_id), ("HGET", records, instance_id), ("HGET", events, "fence"))
             text, record, claim = await self._calls.together(reads)
-            known = None if text is None or record is None else codec.spec_from(instance_id, text)
+            known = None if text is None or record is None else codec.specs_from({name: text}).get(instance_id)
             spec, forgets = change(known), known is None or forgets_cache
             if spec is None or (spec == known and not forgets):
                 return spec is not None, Change(fence=fence)
@@ -140,6 +151,7 @@ class Members(Views, Publications):
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
         return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 
+    @reads
     async def remove_instance(self, instance_id: str) -> bool:
         """Forget an instance; False if it still has queued or running requests, or is unknown."""
         keys = self._keys
@@ -162,6 +174,7 @@ class Members(Views, Publications):
             self._reader.forget(instance_id)
         return removed
 
+    @reads
     async def note_instance(self, instance_id: str, text: str | None, *, fence: int) -> None:
         """Say what is wrong with an instance, for people; None: nothing any more. The epoch stays: no replica places by
         it."""
@@ -172,16 +185,19 @@ class Members(Views, Publications):
             command = ("HSET", key, instance_id, orjson.dumps(asdict(Note(text, await self._calls.now_ms()))))
         await self._make(Change([command], fence=fence))
 
+    @reads
     async def notes(self) -> Mapping[str, Note]:
         """What is wrong with instances, by id."""
         return codec.notes_from(pairs_from(await self._calls.command("HGETALL", self._keys.instance_notes)))
 
+    @reads
     async def add_name(self, name: str, kind: str) -> None:
         """Serve a further model name: "" for another name of the pool's model, ``lora`` for an adapter that instances
         have without listing it. The epoch grows, so that every replica knows it soon."""
         keys, text = self._keys, kind.encode() or codec.ALIAS
         await self._make(Change((("HSET", keys.names, name, text), ("HINCRBY", keys.meta, "epoch", 1))))
 
+    @reads
     async def remove_name(self, name: str) -> bool:
         """The reverse; False where it was not added."""
         keys = self._keys
@@ -204,6 +220,7 @@ class Members(Views, Publications):
         commands += (*self._logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
         await self._make(Change(commands))
 
+    @reads
     async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
         """The last changes, the latest first."""
         return await self._last_logged(self._keys.settings_history, SettingsChange, limit)

@@ -17,6 +17,7 @@ from scheduling.ways import Side
 from scheduling.weights import Form, Weights
 from statestore.pool.calls import Argument, Calls
 from statestore.pool.codec import queue_head_from
+from statestore.pool.readable import UNREADABLE, count_from, unreadable
 from statestore.records import HASH_BYTES, ToldLoads, pack_chain, told_of
 
 MAX_PLACEMENTS = 16
@@ -35,7 +36,10 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Turn[Placement,
 
     async def place(placements: Sequence[Placement]) -> Sequence[PlaceReply]:
         replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks))
-        return [_reply_from(reply) for reply in replies]
+        try:
+            return [_reply_from(reply) for reply in replies]
+        except UNREADABLE as error:
+            raise unreadable("place", error) from error
 
     return Turn(place, MAX_PLACEMENTS)
 
@@ -116,8 +120,8 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     loads = ToldLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
-        int(epoch),
-        int(tree_version),
+        count_from(epoch),
+        count_from(tree_version),
         now_ms,
         loads,
         instance_id.decode() or None,

@@ -18,28 +18,27 @@ from scheduling.chain import Chain
 from scheduling.granting import CommitReply, Grant
 from scheduling.placement import Observation
 from scheduling.queue_order import QueuePlan
-from scheduling.request import Counts, Request, RequestState
+from scheduling.request import Request
 from scheduling.settings import SchedulingSettings
 from statestore.answers import Release, Transition
 from statestore.keys import PoolKeys
 from statestore.pool import codec
-from statestore.pool.calls import Argument, Calls, Command
+from statestore.pool.calls import Argument, Calls
 from statestore.pool.changes import Change
 from statestore.pool.kv_events import KvEventCalls
 from statestore.pool.leases import Leases
+from statestore.pool.mending import Mending
 from statestore.pool.placing import placements_of
-from statestore.pool.queues import Queues
-from statestore.records import INSTANCE, listed_as, pack_chain
+from statestore.pool.readable import UNREADABLE, count_from, reads
+from statestore.records import pack_chain
 
 STORED_RESPONSES = 10_000
 """Of which the length is kept, see ``PoolStore.keep_response``."""
 MAX_RELEASES = 64
 """That share a script at most: it stops everything else."""
-_MAX_REPAIRS = 5
-_HELD = RequestState.HELD
 
 
-class PoolStore(Queues, Leases, KvEventCalls):
+class PoolStore(Mending, Leases, KvEventCalls):
     """Every method raises ``StoreUnavailableError`` when the store is out of reach.
 
     A write with a ``fence`` is the leader's: LeaseLostError when a newer leader exists or the lease has run out.
@@ -65,6 +64,7 @@ class PoolStore(Queues, Leases, KvEventCalls):
         """Stop waiting."""
         await self._waiting.close()
 
+    @reads
     async def now_ms(self) -> int:
         return await self._calls.now_ms()
 
@@ -74,14 +74,16 @@ class PoolStore(Queues, Leases, KvEventCalls):
         does."""
 
     # the life of a request ----------------------------------------------------------------------------
+    @reads
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         """Loads of the named instances and their hits of ``chain``."""
         reply = await self._run("observe_instances", pack_chain(chain.hashes), *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = reply
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
-        return Observation(int(epoch), int(tree_version), sequence, loads)
+        return Observation(count_from(epoch), count_from(tree_version), sequence, loads)
 
+    @reads
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
         """Carry a plan out, if the instance is of the plan's version; else reply the queue as it is now.
 
@@ -96,6 +98,7 @@ class PoolStore(Queues, Leases, KvEventCalls):
         queue, granted = (reply[0], reply[1:]) if reply else (None, ())
         return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
 
+    @reads
     async def release(self, releases: Sequence[Release], *, lease: bytes = b"") -> list[Transition]:
         """What each says, in their order, in few calls. Not done where nothing was left to release. With a ``lease``,
         only as long as their replica has this one."""
@@ -112,14 +115,24 @@ class PoolStore(Queues, Leases, KvEventCalls):
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
         """Have ``deliver`` called with grants of this replica's held requests as they happen, until the store is
         closed. Some may be lost with a connection; ``records`` is authoritative."""
-        self._calls.listen(self._keys.grants(replica_id), lambda text: deliver(codec.grant_from(text)))
 
+        def delivered(text: bytes) -> None:
+            try:
+                grant = codec.grant_from(text)
+            except UNREADABLE:  # no message of this fleet
+                return
+            deliver(grant)
+
+        self._calls.listen(self._keys.grants(replica_id), delivered)
+
+    @reads
     async def requests_of(self, replica_id: str) -> Sequence[Request]:
         """The replica's live requests, those first reserved first; not for the hot path."""
         # From lists of one moment: a request that moves meanwhile is in one of them.
         return (await self.snapshot()).requests_of(replica_id)
 
     # upkeep -------------------------------------------------------------------------------------------
+    @reads
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """Finish every request of an expired replica, and forget it; returns how many. Atomic for
         each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
@@ -134,41 +147,8 @@ class PoolStore(Queues, Leases, KvEventCalls):
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in told)
 
-    async def repair(self, *, fence: int) -> int:
-        """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
-        wrong. Correct ones are not written."""
-        await self._make(Change(fence=fence))
-        repaired = 0
-        for instance_id in await self._instance_ids():
-            for _ in range(_MAX_REPAIRS):
-                if (outcome := await self._repair(instance_id, fence)) is not None:
-                    repaired += outcome
-                    break
-        return repaired
-
-    async def _repair(self, instance_id: str, fence: int) -> bool | None:
-        """Whether it was wrong; None where it changed while it was added up."""
-        records, listed = self._keys.instance_records, (self._keys.queue(instance_id), self._keys.running(instance_id))
-        reads = [("HGET", records, instance_id), *(("ZRANGE", key, 0, -1) for key in listed)]
-        record, queue, running = await self._calls.together(reads)
-        if record is None:
-            return False
-        queued, ran = {entry.decode() for entry in queue}, {entry.decode() for entry in running}
-        found = await self.records([*(entry.rpartition(" ")[0] for entry in queued), *ran])
-        mine = [each for each in found.values() if each.instance_id == instance_id]
-        held = {entry: each for each in mine if each.state is _HELD and (entry := listed_as(each)) in queued}
-        sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}
-        # Entries whose request is gone, elsewhere, or not as listed.
-        strays: list[Command] = [("ZREM", listed[0], entry) for entry in queued - held.keys()]
-        strays += [("ZREM", listed[1], entry) for entry in ran - sent.keys()]
-        sums = Counts.sum([*held.values(), *sent.values()])._asdict()
-        if not strays and sums.items() <= INSTANCE.fields(record).items():
-            return False
-        read = ((records, instance_id, record),)
-        right = Change(strays, read, fence, instances={instance_id: sums}, counted=True)
-        return True if await self._make(right) else None
-
     # stored responses ---------------------------------------------------------------------------------
+    @reads
     async def keep_response(self, response_id: str, tokens: int) -> None:
         """Remember how long the conversation is that an instance stored under this id. The last ones are kept, at least
         ``STORED_RESPONSES``, and twice as many at most."""
@@ -177,6 +157,7 @@ class PoolStore(Queues, Leases, KvEventCalls):
         if made is not None and made[-1] >= STORED_RESPONSES:
             await self._make(Change((("RENAME", new, old),)))
 
+    @reads
     async def response_tokens(self, response_id: str) -> int:
         """What was kept of it; 0 for an unknown one."""
         keys = (self._keys.responses_new, self._keys.responses_old)

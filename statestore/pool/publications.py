@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,7 +17,8 @@ from statestore.pool import codec
 from statestore.pool.calls import Command
 from statestore.pool.changes import Change, Changes
 from statestore.pool.codec import pairs_from
-from statestore.records import unpack_chain
+from statestore.pool.readable import UNREADABLE, count_from, reads
+from statestore.records import HASH_BYTES, unpack_chain
 
 SCALING_LOG = 1000
 """Lines of the log of scaling that are kept."""
@@ -27,21 +29,29 @@ Entry = TypeVar("Entry")
 class Publications(Changes):
     """A share of ``PoolStore``."""
 
+    @reads
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
         """The arrival log after entry ``after`` ('0' = from its start), oldest first."""
         arrivals = []
         for entry_id, flat in await self._entries(self._keys.arrivals, after, limit):
-            values = pairs_from(flat)
-            arrivals.append(Arrival(entry_id.decode(), int(values[b"at"]), unpack_chain(values[b"head"])))
+            with contextlib.suppress(*UNREADABLE):  # no entry of this fleet: it leaves the log by itself
+                values = pairs_from(flat)
+                arrivals.append(Arrival(entry_id.decode(), count_from(values[b"at"]), unpack_chain(values[b"head"])))
         return arrivals
 
+    @reads
     async def samples(self, after: str, limit: int) -> Sequence[Sample]:
         """Samples of first tokens and prompt lengths, after entry ``after`` ('0' = from the start of the log)."""
-        return [codec.sample_from(*entry) for entry in await self._entries(self._keys.samples, after, limit)]
+        samples = []
+        for entry in await self._entries(self._keys.samples, after, limit):
+            with contextlib.suppress(*UNREADABLE):
+                samples.append(codec.sample_from(*entry))
+        return samples
 
     async def _entries(self, log: bytes, after: str, limit: int) -> Any:
         return await self._calls.command("XRANGE", log, f"({after}", "+", "COUNT", limit)
 
+    @reads
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
         """Replace the hotness tree (with its counters, for people); returns the tree version, which grows when the
         set of hot prefixes changes."""
@@ -51,6 +61,7 @@ class Publications(Changes):
         await self._publish(keys.hotness_tree, codec.tree_fields(tree, counts), grows, fence=fence)
         return int(await self._calls.command("HGET", keys.meta, "tree_version"))
 
+    @reads
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
         """Publish what was learned: of the pool, and the prefill rates of instances."""
         rates = {instance_id: {"tokens_per_s": rate} for instance_id, rate in tokens_per_s.items()}
@@ -61,15 +72,18 @@ class Publications(Changes):
         commands: list[Command] = [("DEL", key), *(("HSET", key, *each) for each in fields.items()), *more]
         await self._make(Change(commands, **about))
 
+    @reads
     async def scaling(self) -> ScaleRecord:
         """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
         return codec.record_from(ScaleRecord(), pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
 
+    @reads
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         """Replace the record, and add a line to the log, which keeps the last ones."""
         logged = self._logged(self._keys.scaling_log, entry, SCALING_LOG)
         await self._publish(self._keys.scaling, codec.fields_of(record), *logged, fence=fence)
 
+    @reads
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         """The last lines of the log, the latest first."""
         return await self._last_logged(self._keys.scaling_log, ScaleEntry, limit)
@@ -81,12 +95,17 @@ class Publications(Changes):
     async def _last_logged(self, log: bytes, kind: type[Entry], limit: int) -> list[Entry]:
         """The latest first."""
         lines = await self._calls.command("LRANGE", log, 0, limit - 1) if limit > 0 else ()
-        return [kind(**orjson.loads(line)) for line in lines]
+        entries = []
+        for line in lines:
+            with contextlib.suppress(*UNREADABLE):
+                entries.append(kind(**orjson.loads(line)))
+        return entries
 
+    @reads
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
         """The hashes that each instance was last given, at most ``limit`` of each; empty for an unknown one."""
         blocks: dict[str, Sequence[int]] = {}
         for name in instance_ids:  # one by one: the store serves requests in between
             newest = await self._calls.command("ZREVRANGE", self._keys.kv(name), 0, limit - 1)
-            blocks[name] = unpack_chain(b"".join(newest))
+            blocks[name] = unpack_chain(b"".join(block for block in newest if len(block) == HASH_BYTES))
         return blocks

@@ -20,6 +20,7 @@ from statestore.pool import codec
 from statestore.pool.calls import Calls, Command
 from statestore.pool.changes import Change
 from statestore.pool.members import Members
+from statestore.pool.readable import reads
 from statestore.records import HASH_BYTES, REQUEST_TEXTS, InstanceRecord, listed_as, placed_of, request_from, told_of
 
 _MAX_WANTED = 1024
@@ -35,6 +36,7 @@ class Queues(Members):
         self._waiting = calls.another()
         """For the one call that blocks its connection."""
 
+    @reads
     async def loads(self) -> Mapping[str, InstanceLoad]:
         """Loads of every known instance by id, without hits; for sweeps."""
         now_ms = await self._calls.now_ms()
@@ -49,6 +51,7 @@ class Queues(Members):
         found = [each for each in zip(instance_ids, records, strict=True) if each[1] is not None]
         return {name: self._reader.load(name, record, now_ms) for name, record in found}
 
+    @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         """The head of an instance's queue, to be planned; None if the instance is unknown."""
         head = ("ZRANGE", self._keys.queue(instance_id), 0, PLAN_LIMIT - 1, "WITHSCORES")
@@ -57,6 +60,7 @@ class Queues(Members):
             return None
         return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, listed))
 
+    @reads
     async def queue(self, instance_id: str, limit: int = MOVE_LIMIT) -> HotQueue | None:
         """The head of the instance's queue, up to ``limit`` requests in order, and, read after it, the loads of their
         next best instances; None if unknown."""
@@ -70,6 +74,7 @@ class Queues(Members):
         alternatives = await self._loads_of(others) if others else {}
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
 
+    @reads
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         """Instances that placements found overloaded since the last call, oldest first; waits up to
         ``timeout_s`` for one. Each is handed out once."""
@@ -89,6 +94,7 @@ class Queues(Members):
         taken += made[1][::2] if made else ()
         return [member.decode() for member in taken]
 
+    @reads
     async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
         """Move a held request from its instance to another one's queue. It is counted by the hits there, where its
         chain is known, else with its full prompt. The source becomes its next best instance."""
@@ -135,6 +141,7 @@ class Queues(Members):
         stamps = await self._calls.command("ZMSCORE", kv, *blocks) if blocks else ()
         return next((place for place, stamp in enumerate(stamps) if stamp is None), len(stamps))
 
+    @reads
     async def adopt(self, requests: Sequence[Request]) -> int:
         """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many. Atomic for
         each request. Their chains are unknown, so they keep the tokens that they were placed with."""

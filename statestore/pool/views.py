@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import orjson
 
 from scheduling.instance import InstanceLoad
 from scheduling.learned import Learned
@@ -19,6 +17,7 @@ from statestore.pool import codec
 from statestore.pool.calls import Calls, Command
 from statestore.pool.changes import Changes
 from statestore.pool.codec import LoadReader, pairs_from
+from statestore.pool.readable import count_from, each_readable, readable_texts, reads
 from statestore.records import REQUEST_TEXTS, request_from
 
 _MAX_CHANGES = 8
@@ -36,27 +35,29 @@ class Views(Changes):
         super().__init__(keys, calls)
         self._reader = LoadReader()
 
+    @reads
     async def now_ms(self) -> int:
         """The store's time."""
         return await self._calls.now_ms()
 
-    async def membership(self) -> Membership:
-        """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
+    async def _membership(self, override_from: Callable[[str, bytes], Any]) -> Membership:
+        """The whole rarely-changing part."""
         keys = self._keys
         hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.names, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
         *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
         meta, tree, learned, overrides, names, specs = map(pairs_from, found)
         return Membership(
-            int(meta.get(b"epoch", b"0")),
-            int(meta.get(b"tree_version", b"0")),
+            count_from(meta.get(b"epoch", b"0")),
+            count_from(meta.get(b"tree_version", b"0")),
             codec.specs_from({name: specs[name] for name in specs.keys() & records}),
             codec.tree_from(tree),
             codec.record_from(Learned(), learned),
-            {name.decode(): orjson.loads(text) for name, text in overrides.items()},
+            each_readable(overrides, override_from),
             codec.names_from(names),
         )
 
+    @reads
     async def snapshot(self) -> PoolSnapshot:
         """Everything, for admin and inspect. Its cost grows with the number of live requests."""
         keys = self._keys
@@ -71,16 +72,17 @@ class Views(Changes):
         else:
             raise StoreUnavailableError("the pool's members change faster than they can be read: try again")
         held, sent = (itertools.chain.from_iterable(listed[first::2]) for first in (0, 1))
-        names = [entry.decode() for entry in sent] + [entry.decode().rpartition(" ")[0] for entry in held]
+        names = [*readable_texts(sent), *(entry.rpartition(" ")[0] for entry in readable_texts(held))]
         requests = (await self.records(names)).values()
         return PoolSnapshot(
             *overview,
-            int(meta.get(b"epoch", b"0")),
-            int(meta.get(b"tree_version", b"0")),
+            count_from(meta.get(b"epoch", b"0")),
+            count_from(meta.get(b"tree_version", b"0")),
             codec.specs_from(specs),
             tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
         )
 
+    @reads
     async def overview(self) -> PoolOverview:
         """Loads, replicas and leader, for metrics and live displays."""
         return PoolOverview(*(await self._overview())[0])
@@ -100,18 +102,19 @@ class Views(Changes):
             self._loads_from(records, now_ms),
             tuple(each for each in codec.replicas_from(replicas) if each.expires_ms != RETIRED),
             codec.record_from(Leadership(), leader).lease(now_ms),
-            {reason.decode(): int(count) for reason, count in migrations.items()},
+            each_readable(migrations, lambda _, count: count_from(count)),
             codec.notes_from(notes),
         )
         return overview, meta, replies[len(hashes) :]
 
     def _loads_from(self, records: Sequence[bytes], now_ms: int) -> dict[str, InstanceLoad]:
         """By id in id order."""
-        known, load = pairs_from(records), self._reader.load
-        return {name.decode(): load(name.decode(), known[name], now_ms) for name in sorted(known)}
+        load = self._reader.load
+        return each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
 
+    @reads
     async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
-        """Records of the named requests that still exist."""
+        """Records of the named requests that still exist, and can be read."""
         found: dict[str, Request] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
             page = request_ids[first : first + _RECORDS_PER_CALL]

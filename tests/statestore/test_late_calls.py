@@ -98,6 +98,7 @@ CHANGES: dict[str, Change] = {
     "retire": lambda pool, _: pool.retire("one"),
     "reap": lambda pool, lease: pool.reap("dead", fence=lease.fence),
     "repair": _drift,
+    "mend": lambda pool, lease: pool.mend(fence=lease.fence),
     "publish_tree": lambda pool, lease: pool.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence),
     "publish_learned": lambda pool, lease: pool.publish_learned(Learned(), {"a": 5.0}, fence=lease.fence),
     "record_scaling": lambda pool, lease: pool.record_scaling(
@@ -146,6 +147,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
         "dualmap:{default}:kv_events:a", mapping={"fence": 4_000_000_000_000, "owner": "x", "status": "partial"}
     )
     client.zadd("dualmap:{default}:running:c", {"stray": 1})
+    client.hset("dualmap:{default}:instances:notes", "a", b"unreadable")
     return lease
 
 

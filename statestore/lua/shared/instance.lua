@@ -4,11 +4,12 @@
 -- Those that this script has read.
 local instances = {}
 
--- Nil where there is no such instance.
+-- Nil where there is no such instance that can be read: the leader mends it (statestore/pool/mending.py).
 local function read_instance(id)
   local text = not instances[id] and redis.call('HGET', keys.instance_records, id)
-  if text then
-    instances[id] = cjson.decode(text)
+  local is_readable, found = pcall(cjson.decode, text)
+  if is_readable and type(found) == 'table' then
+    instances[id] = found
     instances[id].id, instances[id].text = id, text
   end
   return instances[id]

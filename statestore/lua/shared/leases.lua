@@ -1,8 +1,8 @@
 -- Whether a lease with this end and this length is valid now. One with more than twice its length left was taken before
 -- the clock was set back (statestore/leases.py).
 local function lease_runs(expires_ms, lease_ms, now_ms)
-  local left_ms = tonumber(expires_ms or 0) - now_ms
-  return left_ms > 0 and left_ms <= 2 * tonumber(lease_ms or 0)
+  local left_ms = (tonumber(expires_ms or 0) or 0) - now_ms
+  return left_ms > 0 and left_ms <= 2 * (tonumber(lease_ms or 0) or 0)
 end
 
 -- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has

@@ -1,0 +1,243 @@
+"""What is wrong in the store: counts that drifted, and what cannot be read, as somebody changed it by hand.
+
+An entry that cannot be read is taken out, so that whoever knows it enters it again: a worker or a replica a member, the
+leader what it learned and its tree. What would not come again is written: counters of the pool, the record of an
+instance that is described, and a lease, until it is known whether its replica lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Final
+
+import orjson
+
+from scheduling.instance import InstanceSpec, Role
+from scheduling.learned import Learned
+from scheduling.request import Counts, RequestState
+from scheduling.scale_record import ScaleRecord
+from statestore.kv_events import KvEventRecord
+from statestore.leases import Leadership, ReplicaInfo
+from statestore.pool import codec
+from statestore.pool.calls import Command
+from statestore.pool.changes import Change
+from statestore.pool.codec import pairs_from
+from statestore.pool.queues import Queues
+from statestore.pool.readable import count_from, is_readable, readable_texts, reads
+from statestore.records import (
+    INSTANCE,
+    REQUEST_TEXTS,
+    InstanceRecord,
+    described,
+    listed_as,
+    request_from,
+)
+
+log = logging.getLogger(__name__)
+
+_MAX_REPAIRS: Final = 5
+_SHOWN_BYTES: Final = 80
+_HELD = RequestState.HELD
+_RECORDS: Final[Mapping[str, Learned | ScaleRecord | Leadership]] = {
+    "learned": Learned(),
+    "scaling": ScaleRecord(),
+    "leader": Leadership(),
+}
+"""Keys whose fields are those of a record."""
+_COUNTERS: Final = (b"epoch", b"tree_version", b"observations")
+_BOOKINGS: Final = (b"booked_since_ms", b"booked_stamp")
+_TYPES: Final = {
+    **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
+    **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "scaling", "migrations"), b"hash"),
+    **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
+    **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
+    **dict.fromkeys(("arrivals", "samples"), b"stream"),
+    "rebalance_wanted": b"zset",
+}
+_TYPES_OF_INSTANCES: Final = {
+    **dict.fromkeys(("queue", "running", "kv"), b"zset"),
+    "kv_events": b"hash",
+    "kv_names": b"list",
+}
+
+
+class Mending(Queues):
+    """A share of ``PoolStore``."""
+
+    @reads
+    async def mend(self, *, fence: int) -> int:
+        """Mend what cannot be read, except requests and entries of queues, which ``repair`` looks at; returns how much
+        that was."""
+        mended = await self._mend_types(fence)
+        keys = self._keys
+        entries: Mapping[str, Callable[[str, bytes], object]] = {
+            "names": codec.name_from,
+            "instance_notes": codec.note_from,
+            "hotness_tree": codec.hot_prefix_from,
+            "migrations": lambda _, text: count_from(text),
+            "subscribers": codec.replica_from,
+            "settings": self._override_from,
+            "instances": codec.spec_from,
+        }
+        for name, parse in entries.items():
+            found = await self._all_of(getattr(keys, name))
+            wrong = {each: text for each, text in found.items() if not is_readable(partial(_entry, each, text, parse))}
+            mended += await self._replace(getattr(keys, name), wrong, None, fence)
+        for name, usual in _RECORDS.items():
+            found = await self._all_of(getattr(keys, name))
+            wrong = {each: found[each] for each in codec.unreadable_fields(usual, found)}
+            mended += await self._replace(getattr(keys, name), wrong, None, fence)
+        mended += await self._mend_counters(fence) + await self._mend_leases(fence)
+        return mended + await self._mend_instances(fence)
+
+    async def _all_of(self, key: bytes) -> dict[bytes, bytes]:
+        return pairs_from(await self._calls.command("HGETALL", key))
+
+    async def _replace(self, key: bytes, wrong: Mapping[bytes, bytes], right: bytes | None, fence: int) -> int:
+        """Write this in the place of each field, or take it out, if it still stands as it was read; an empty one may
+        not be there."""
+        for name, text in wrong.items():
+            log.error(
+                "unreadable state mended key=%s field=%s text=%r now=%s",
+                key.decode(),
+                name.decode(errors="backslashreplace"),
+                text[:_SHOWN_BYTES],
+                None if right is None else right.decode(),
+            )
+            command = ("HDEL", key, name) if right is None else ("HSET", key, name, right)
+            stands = ((key, name.decode(), text),) if text and is_readable(name.decode) else ()
+            await self._make(Change((command,), stands, fence))
+        return len(wrong)
+
+    async def _mend_types(self, fence: int) -> int:
+        """Delete keys of another type than this fleet writes: nothing in them is the fleet's."""
+        keys, mended = self._keys, 0
+        wanted: dict[bytes, bytes] = {getattr(keys, name): kind for name, kind in _TYPES.items()}
+        wanted |= {keys.least_loaded(role): b"zset" for role in Role}
+        kinds = await self._calls.together([("TYPE", key) for key in wanted])
+        listed = dict(zip(wanted, kinds, strict=True))[keys.instances] == b"hash"
+        members = await self._calls.command("HKEYS", keys.instances) if listed else ()
+        of_members = {
+            getattr(keys, name)(member.decode(errors="replace")): kind
+            for member in members
+            for name, kind in _TYPES_OF_INSTANCES.items()
+        }
+        if of_members:
+            kinds += await self._calls.together([("TYPE", key) for key in of_members])
+        for (key, right), kind in zip((wanted | of_members).items(), kinds, strict=True):
+            if kind not in (b"none", right):
+                log.error("unreadable state mended key=%s: it was a %s, and is deleted", key.decode(), kind.decode())
+                await self._make(Change((("DEL", key),), fence=fence))
+                mended += 1
+        return mended
+
+    async def _mend_counters(self, fence: int) -> int:
+        """A counter continues from the clock: ahead of all that was counted to before."""
+        key = self._keys.meta
+        found, now = await self._all_of(key), b"%d" % await self._calls.now_ms()
+        kept = {name: text for name, text in found.items() if name in _COUNTERS}
+        wrong = {name: text for name, text in kept.items() if not is_readable(partial(count_from, text))}
+        return await self._replace(key, wrong, now, fence)
+
+    async def _mend_leases(self, fence: int) -> int:
+        """A replica that lives renews its lease; the requests of a dead one are finished once this one has run out."""
+        key, mended = self._keys.replicas, 0
+        found, now_ms = await self._all_of(key), await self._calls.now_ms()
+        for name, text in found.items():
+            if not is_readable(partial(_entry, name, text, codec.replica_from)):
+                met = codec.text_of(ReplicaInfo.met("", now_ms)) if is_readable(name.decode) else None
+                mended += await self._replace(key, {name: text}, met, fence)
+        return mended
+
+    async def _mend_instances(self, fence: int) -> int:
+        """Records of described instances, whose counts are added up again, and how far KV events were read."""
+        keys, mended = self._keys, 0
+        specs, records = await self._calls.together([("HGETALL", keys.instances), ("HGETALL", keys.instance_records)])
+        known, found = codec.specs_from(pairs_from(specs)), pairs_from(records)
+        for instance_id, spec in known.items():
+            # Both are entered and removed together: a description without a record has lost it.
+            text = found.get(instance_id.encode(), b"")
+            right = _mended_record(spec, text)
+            if right is not None:
+                mended += await self._replace(keys.instance_records, {instance_id.encode(): text}, right, fence)
+                await self._repair(instance_id, fence)
+                if not text:  # members are those that have both
+                    await self._make(Change((("HINCRBY", keys.meta, "epoch", 1),), fence=fence))
+            key = keys.kv_events(instance_id)
+            events = await self._all_of(key)
+            wrong = {name: events[name] for name in codec.unreadable_fields(KvEventRecord(instance_id), events)}
+            for name in _BOOKINGS:
+                if name in events and not is_readable(partial(count_from, events[name])):
+                    wrong[name] = events[name]
+            mended += await self._replace(key, wrong, None, fence)
+        return mended
+
+    @reads
+    async def repair(self, *, fence: int) -> int:
+        """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
+        wrong. Correct ones are not written."""
+        await self._make(Change(fence=fence))
+        repaired = 0
+        for instance_id in await self._instance_ids():
+            for _ in range(_MAX_REPAIRS):
+                if (outcome := await self._repair(instance_id, fence)) is not None:
+                    repaired += outcome
+                    break
+        return repaired
+
+    async def _repair(self, instance_id: str, fence: int) -> bool | None:
+        """Whether it was wrong; None where it changed while it was added up."""
+        records, listed = self._keys.instance_records, (self._keys.queue(instance_id), self._keys.running(instance_id))
+        reads = [("HGET", records, instance_id), *(("ZRANGE", key, 0, -1) for key in listed)]
+        record, queue, running = await self._calls.together(reads)
+        if record is None:
+            return False
+        queued, ran = readable_texts(queue), readable_texts(running)
+        names = [*(entry.rpartition(" ")[0] for entry in queued), *ran]
+        found = await self.records(names)
+        mine = [each for each in found.values() if each.instance_id == instance_id]
+        held = {entry: each for each in mine if each.state is _HELD and (entry := listed_as(each)) in queued}
+        sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}
+        # Entries whose request is gone, elsewhere, unreadable, or not as listed.
+        strays: list[Command] = [("ZREM", listed[0], entry) for entry in {*queue} - {*map(str.encode, held)}]
+        strays += [("ZREM", listed[1], entry) for entry in {*running} - {*map(str.encode, sent)}]
+        damaged = await self._unreadable_requests([name for name in names if name not in found])
+        strays += [("DEL", key) for key in damaged]
+        sums = Counts.sum([*held.values(), *sent.values()])._asdict()
+        if not strays and sums.items() <= INSTANCE.fields(record).items():
+            return False
+        read = [(records, instance_id, record), *((key, "placed", placed) for key, placed in damaged.items())]
+        right = Change(strays, read, fence, instances={instance_id: sums}, counted=True)
+        return True if await self._make(right) else None
+
+    async def _unreadable_requests(self, names: Sequence[str]) -> dict[bytes, bytes | None]:
+        """Keys of requests whose record stands and cannot be read, and what it is."""
+        keys = [self._keys.request(name) for name in names]
+        texts = await self._calls.together([("HMGET", key, *REQUEST_TEXTS) for key in keys]) if keys else ()
+        found = zip(keys, names, texts, strict=True)
+        return {key: each[0] for key, name, each in found if any(each) and request_from(name, each) is None}
+
+
+def _entry(name: bytes, text: bytes, parse: Callable[[str, bytes], object]) -> object:
+    return parse(name.decode(), text)
+
+
+def _mended_record(spec: InstanceSpec, text: bytes) -> bytes | None:
+    """The record as it should be, where it is wrong: as the instance is described, and with what can be read of it."""
+    usual = InstanceRecord(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)
+    try:
+        told = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        told = None
+    told = told if isinstance(told, dict) else {}
+    fixed, wrong = described(spec), False
+    for each in fields(InstanceRecord):
+        given, right = told.get(each.name), fixed.get(each.name)
+        if given == right if each.name in fixed else codec.is_count(given, positive=each.name == "tokens_per_s"):
+            setattr(usual, each.name, given)
+        else:
+            wrong = True
+    return INSTANCE.pack([getattr(usual, name) for name in INSTANCE.names]) if wrong else None

@@ -1,0 +1,74 @@
+"""What a store keeps is not always what this fleet wrote: people and scripts change keys by hand.
+
+What cannot be read is an error of the store, whatever Python calls it, so that every caller does what it does without a
+store. Of a collection, an entry that cannot be read counts as missing: the others stay in use until the leader has
+mended it (``statestore.pool.mending``).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import wraps
+from typing import Any, Final, ParamSpec, TypeVar
+
+from statestore.errors import UnreadableStateError
+
+Parameters = ParamSpec("Parameters")
+Answer = TypeVar("Answer")
+Entry = TypeVar("Entry")
+Call = Callable[Parameters, Coroutine[Any, Any, Answer]]
+
+UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, struct.error)
+"""What parsing raises where a text is not what it should be."""
+LARGEST_COUNT: Final = 2**53
+"""Beyond it a count is no longer exact in a script, and far beyond what a fleet counts to."""
+
+
+def unreadable(what: str, error: Exception) -> UnreadableStateError:
+    return UnreadableStateError(f"what the store keeps cannot be read ({what}): {error!r}")
+
+
+def reads(call: Call[Parameters, Answer]) -> Call[Parameters, Answer]:
+    """A call whose replies may not be readable: that is an ``UnreadableStateError``."""
+
+    @wraps(call)
+    async def read(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
+        try:
+            return await call(*arguments, **named)
+        except UNREADABLE as error:
+            raise unreadable(call.__name__, error) from error
+
+    return read
+
+
+def is_readable(parse: Callable[[], object]) -> bool:
+    try:
+        parse()
+    except UNREADABLE:
+        return False
+    return True
+
+
+def each_readable(texts: Mapping[bytes, bytes], parse: Callable[[str, bytes], Entry]) -> dict[str, Entry]:
+    """By name, in order, the entries that can be read."""
+    found: dict[str, Entry] = {}
+    for name, text in sorted(texts.items()):
+        try:
+            found[name.decode()] = parse(name.decode(), text)
+        except UNREADABLE:
+            continue
+    return found
+
+
+def readable_texts(entries: Iterable[bytes]) -> list[str]:
+    """Of a list's entries, those that are texts."""
+    return [*each_readable(dict.fromkeys(entries, b""), lambda name, _: name)]
+
+
+def count_from(text: bytes) -> int:
+    """Raises ValueError where it is none that this fleet would write."""
+    count = int(text)
+    if not 0 <= count < LARGEST_COUNT:
+        raise ValueError(f"{count} is no count")
+    return count

@@ -1,0 +1,18 @@
+"""What cannot be read in the store is mended and counted."""
+
+from __future__ import annotations
+
+from statestore.pool.changes import Change
+from workers.mender import Mender
+
+
+async def test_unreadable_state_is_mended_and_counted_once(pool, fence, metrics, add_instance, value) -> None:
+    await add_instance("a")
+    await pool._make(Change([("HSET", pool._keys.names, "adapter", b"\xff")]))
+    mender = Mender(pool, fence, metrics=metrics)
+
+    await mender.tick()
+    await mender.tick()
+
+    assert (await pool.membership()).names == {}
+    assert value("dualmap_worker_mended_total") == 1
