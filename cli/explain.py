@@ -57,7 +57,7 @@ def listed(stories: Sequence[dict[str, Any]]) -> RenderableType:
         return "No replica remembers a request: none was sent yet, or none within reach of the replicas' memory."
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("received (UTC)", "request", "instance", "why"):
-        table.add_column(heading, no_wrap=heading != "why")
+        table.add_column(heading, overflow="fold")
     for heading in ("prompt", "cached", "held", "first token", "done"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)

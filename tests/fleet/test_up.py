@@ -37,7 +37,7 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
 
 
 def test_what_it_prints_to_look_into_the_fleet_works_as_written(tmp_path: Path) -> None:
-    here = {**os.environ, "TMPDIR": str(tmp_path)}
+    here = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
     with running_fleet(tmp_path, SMALL) as fleet:
         answer = fleet.post("/v1/chat/completions", {"model": fleet.model, "messages": HELLO, "max_tokens": 1})
         lines = re.findall(r"^  (\S*(?:dualmap|cli\.main|python\S* -m cli\.main) \w.*?)   ", fleet.output, re.MULTILINE)

@@ -105,7 +105,7 @@ def test_a_pool_without_instances_has_those_that_would_be_emulated() -> None:
     fleet = options(pools=(PoolSettings(),)).fleet
 
     assert len(fleet) == 8
-    assert {(spec.kv_capacity_tokens, spec.max_queued_requests) for spec in fleet} == {(777_000, 1024)}
+    assert {(spec.kv_capacity_tokens, spec.max_queued_requests) for spec in fleet} == {(777_000, 1_000_000)}
 
 
 def test_a_pool_that_cannot_be_simulated_is_named() -> None:

@@ -73,7 +73,6 @@ async def test_ctrl_c_gives_a_report_of_what_there_is(
         (("--time-scale", "-1"), "--time-scale must be more than 0"),
         (("--url", "localhost:8000"), "--url must start with http"),
         (("--skip", "10"), "leaves nothing of 10 requests"),
-        (("--url", "http://127.0.0.1:1"), "cannot connect"),
     ],
 )
 async def test_wrong_options_are_named_with_exit_code_2(trace_file: Path, words: tuple[str, ...], message: str) -> None:
@@ -81,3 +80,10 @@ async def test_wrong_options_are_named_with_exit_code_2(trace_file: Path, words:
     _out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert message in err.decode()
+
+
+async def test_an_endpoint_that_does_not_answer_is_no_wrong_option(trace_file: Path) -> None:
+    process = await start_replay("--trace", str(trace_file), "--quiet", "--url", "http://127.0.0.1:1")
+    _out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "cannot connect" in err.decode()
