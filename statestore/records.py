@@ -160,6 +160,7 @@ def listed_as(request: Request) -> str:
 
 
 _REQUEST_FIGURES = tuple(name for record in (PLACED, TOLD) for name in record.names if name not in _TEXTS)
+_REQUEST_WORDS = tuple(name for record in (PLACED, TOLD) for name in record.names if name in _TEXTS)
 _told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
@@ -171,6 +172,7 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
     try:
         found = PLACED.fields(placed) | TOLD.fields(told)
         math.fsum(found[name] for name in _REQUEST_FIGURES)  # raises where one is no figure
+        "".join(found[name] for name in _REQUEST_WORDS)  # raises where one is no text
         found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
         found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
         return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from statestore.leases import ReplicaInfo
 from statestore.pool import codec
 from statestore.pool.calls import Argument, Command
 from statestore.pool.changes import Change, Changes
-from statestore.pool.readable import reads
+from statestore.pool.readable import UNREADABLE, reads
 from statestore.records import HASH_BYTES, InstanceRecord
 
 _CHANGES_PER_CALL = 200
@@ -104,7 +105,8 @@ class KvEventCalls(Changes):
         while changes := await self._calls.command("LRANGE", key, read, read + _CHANGES_PER_CALL - 1):
             read += len(changes)
             for packed in changes:
-                _enter(names, msgpack.unpackb(packed))
+                with contextlib.suppress(*UNREADABLE):  # left out: what it names are unknown blocks
+                    _enter(names, msgpack.unpackb(packed))
         return names
 
     @reads

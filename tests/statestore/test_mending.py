@@ -7,14 +7,17 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import orjson
 import pytest
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceState, Role
 from scheduling.learned import Learned
 from scheduling.scale_record import ScaleEntry, ScaleRecord
+from statestore.answers import Release
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
+from statestore.kv_events import KvChange
 from statestore.leases import Lease
 from statestore.pool import PoolStore
 from statestore.pool.changes import Change
@@ -167,6 +170,35 @@ async def test_a_damaged_figure_within_a_text_is_mended(filled: PoolStore, wrong
                     await is_read(filled, read)
                 await heal(filled)
                 await assert_whole(filled, f"{key} {figure!r} is {wrong!r}")
+
+
+@pytest.mark.parametrize("record", ["placed", "told"])
+@pytest.mark.parametrize("wrong", [None, 7, [1]], ids=["null", "figure", "list"])
+async def test_a_request_with_a_damaged_word_or_figure_counts_nowhere_or_is_whole(
+    filled: PoolStore, record: str, wrong: object
+) -> None:
+    lease = await leads(filled)
+    key = KEYS.request("held")
+    for word in orjson.loads((await fields_of(filled, key))[record.encode()]):
+        text = (await fields_of(filled, key))[record.encode()]
+        await write(filled, "HSET", key, record, orjson.dumps(orjson.loads(text) | {word: wrong}))
+        for known in (await filled.records(["held"])).values():
+            await filled.migrate(known, "b" if known.instance_id == "a" else "a", reason="drain", fence=lease.fence)
+        await heal(filled)
+        await assert_whole(filled, f"{word} of {record} is {wrong}")
+        await filled.release([Release("held")])
+        await filled.place(placement("held", "a", replica_id="one"))
+
+
+async def test_names_of_kv_events_that_cannot_be_read_are_left_out(filled: PoolStore) -> None:
+    claim = await filled.claim_kv_events("a", "worker")
+    assert claim is not None
+    for number, text in enumerate((b"", b"rubbish", b"\xff\x00", b"[1]", b"\x07")):
+        await write(filled, "RPUSH", KEYS.kv_names("a"), text)
+        change = KvChange(number + 1, 1.0, names={b"n%d" % number: b"known"})
+        await filled.apply_kv_events("a", claim.fence, change)
+
+    assert await filled.kv_names("a") == {b"n%d" % number: b"known" for number in range(5)}
 
 
 async def test_entries_of_lists_that_are_none_are_left_out(filled: PoolStore) -> None:
