@@ -320,7 +320,7 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replay = subprocess.Popen(
         [
-            sys.executable, "-m", "cli.main", "replay", "--trace", "toolagent", "--limit", "1500", "--rate", "4.6",
+            sys.executable, "-m", "cli.main", "replay", "--trace", "toolagent", "--limit", "1500", "--rate", "4",
             "--max-input-tokens", "20480", "--time-scale", "2", "--url", watched.endpoint,
         ],
         stdout=subprocess.DEVNULL,
@@ -330,6 +330,8 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
             size, still = {"width": 1280, "height": 1080}, "reduce"
             page = opened(browser, watched, viewport=size, color_scheme=scheme, reduced_motion=still)
             page.wait_for_timeout(25_000)
+            busy = page.locator("#instances .bar:not(.kv) small:not(:empty)")
+            until(lambda busy=busy: busy.count() >= 3, "most instances have work ahead")  # type: ignore[misc]
             page.screenshot(path=folder / f"live-page-{scheme}.png", full_page=True)
             if scheme == "dark":
                 page.locator("#requests tbody tr", has_text="completed").nth(6).click()

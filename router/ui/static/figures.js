@@ -13,7 +13,7 @@ export function showFigures(place, history, now, pool) {
   const on_time = share(timed.on_time, timed.on_time + timed.late);
   const bad = recent.failed + recent.refused;
   const held = column(now.loads, 5), running = column(now.loads, 6);
-  const ttft = (counts, part) => quantile(counts.ttft_buckets, pool.ttft_bounds_s, part);
+  const ttft = (counts, part) => split(quantile(counts.ttft_buckets, pool.ttft_bounds_s, part), part, counts, pool.slo_s);
   const tpot = (counts, part) => quantile(counts.tpot_buckets, pool.tpot_bounds_s, part);
   const p50 = ttft(firsts, 0.5), p99 = ttft(firsts, 0.99);
   const figures = [
@@ -56,11 +56,18 @@ function quantile(buckets, bounds, part) {
   for (let index = 0; index < bounds.length; index++) {
     if (below + buckets[index] >= wanted) {
       const from = index ? bounds[index - 1] : 0;
-      return { value: from + ((bounds[index] - from) * (wanted - below)) / buckets[index], above: false };
+      return { value: from + ((bounds[index] - from) * (wanted - below)) / buckets[index], from, to: bounds[index], above: false };
     }
     below += buckets[index];
   }
   return { value: bounds[bounds.length - 1], above: true };
+}
+
+// Which side of the SLO a quantile is on is known better than where it lies in its bucket.
+function split(found, part, { on_time, late }, slo_s) {
+  if (found === null || found.above || slo_s <= found.from || slo_s >= found.to) return found;
+  const is_on_time = part <= on_time / Math.max(on_time + late, 1);
+  return { ...found, value: is_on_time ? Math.min(found.value, slo_s) : Math.max(found.value, slo_s) };
 }
 
 // What was counted between two readings.

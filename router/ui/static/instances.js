@@ -82,7 +82,7 @@ function fillRow(row, load, pool, trouble, now_s) {
   row.style.setProperty("--c", colour(load.id));
   row.dataset.state = load.state;
   row.dataset.wrong = trouble?.severity ?? "";
-  name.children[2].textContent = load.state !== "ready" ? load.state : trouble ? trouble.what.replace(load.id, "").trim()
+  name.children[2].textContent = load.state !== "ready" ? load.state : trouble ? trouble.what.replace(load.id, "").replace(" is ", "").trim()
     : load.stalled_s >= 3 ? `stalled ${seconds(load.stalled_s)}` : "";
   const fit = Math.min(1, full_s / Math.max(load.ahead_s, 1e-9));
   [load.sent_s, load.held_s, load.deferred_s].forEach((part_s, index) => {

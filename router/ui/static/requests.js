@@ -145,6 +145,7 @@ export class Requests {
     const wanted = [...ids].sort(byName), text = wanted.join("\n");
     if (text === this.offered || document.activeElement === this.select) return;
     this.offered = text;
+    this.panel.style.setProperty("--names", `${Math.min(32, Math.max(8, ...wanted.map((id) => id.length))) * 7.9 + 40}px`);
     const chosen = this.select.value;
     if (chosen && !wanted.includes(chosen)) wanted.push(chosen);
     this.select.replaceChildren(new Option("every instance", ""), ...wanted.map((id) => new Option(id, id)));
