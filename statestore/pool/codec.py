@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
+PAIR = 2
 CONFIRMED_STAMP = 2**52
 """In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
 next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
@@ -174,8 +175,10 @@ def fields_of(record: Any) -> dict[str, str]:
 def record_from(known: Record, pairs: Mapping[bytes, bytes]) -> Record:
     """The reverse; ``known`` has what is missing."""
     told: dict[str, Any] = {}
-    for name in (each.name for each in fields(known) if each.init and each.name.encode() in pairs):
-        told[name] = _field_from(name, pairs[name.encode()], getattr(known, name))
+    for each in fields(known):
+        if each.init and each.name.encode() in pairs:
+            several = "tuple" in str(each.type)
+            told[each.name] = _field_from(each.name, pairs[each.name.encode()], getattr(known, each.name), several)
     return replace(known, **told)
 
 
@@ -185,8 +188,9 @@ def unreadable_fields(known: DataclassInstance, pairs: Mapping[bytes, bytes]) ->
     return [name for name in names if not is_readable(partial(record_from, known, {name: pairs[name]}))]
 
 
-def _field_from(name: str, text: bytes, usual: Any) -> Any:
-    """One field of a record; ``usual`` is what it is where it is missing."""
+def _field_from(name: str, text: bytes, usual: Any, several: bool) -> Any:
+    """One field of a record; ``usual`` is what it is where it is missing. Where that is None, it is a figure, or a pair
+    of figures where it is ``several``."""
     if isinstance(usual, str):
         return type(usual)(text.decode())
     each = orjson.loads(text)
@@ -197,7 +201,11 @@ def _field_from(name: str, text: bytes, usual: Any) -> Any:
     elif isinstance(usual, tuple):
         is_right = isinstance(each, tuple) and len(each) == len(usual) and all(map(_is_figure, each))
     elif usual is None:
-        is_right = each is None or all(map(_is_figure, each if isinstance(each, tuple) else (each,)))
+        is_right = each is None or (
+            isinstance(each, tuple) and len(each) == PAIR and all(map(_is_figure, each))
+            if several
+            else _is_figure(each)
+        )
     else:
         is_right = _is_like(each, usual)
     if not is_right:

@@ -37,6 +37,7 @@ DAMAGE = {
     "huge": b"9" * 40,
     "binary": b"\xff\xfe\x00\x01",
     "another object": b'{"a":1}',
+    "a list": b"[1]",
     "null": b"null",
 }
 Read = Callable[[PoolStore], Awaitable[object]]
@@ -88,7 +89,7 @@ async def _fill(pool: PoolStore, lease: Lease) -> None:
     await pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
     await pool.note_instance("a", "a word", fence=lease.fence)
     await pool.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence)
-    await pool.publish_learned(Learned(), {"a": 5000.0}, fence=lease.fence)
+    await pool.publish_learned(Learned(transfer=(0.1, 0.001), tpot_s=0.01), {"a": 5000.0}, fence=lease.fence)
     await pool.record_scaling(ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "more"), fence=lease.fence)
 
 
@@ -136,6 +137,9 @@ async def assert_whole(pool: PoolStore, damage: str) -> None:
     assert members.keys() == MEMBERS.keys(), damage
     assert all(spec.state is InstanceState.READY for spec in members.values()), damage
     await assert_sums_hold(pool)
+    learned = (await pool.membership()).learned
+    assert learned.tpot_s is None or isinstance(learned.tpot_s, float | int), damage
+    assert learned.transfer is None or len(learned.transfer) == 2, damage
     assert await pool.mend(fence=(await leads(pool)).fence) == 0, damage
 
 
