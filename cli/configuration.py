@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from cli.settings import Settings
+from statestore.url import without_password
 
 ENVIRONMENT_PREFIX = "DUALMAP_"
 CONFIG_VARIABLE = "DUALMAP_CONFIG"
@@ -271,7 +272,7 @@ def _shown(name: str, value: object) -> str:
     """The wrong value, unless it is large or may hold a secret (a key, or a URL with a password)."""
     if isinstance(value, (dict, list, tuple)) or _SECRET.search(name) or "@" in str(value):
         return ""
-    return f", not {str(value)[:80]!r}"
+    return f", not {without_password(str(value))[:80]!r}"
 
 
 def _origin(path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> str | None:

@@ -32,7 +32,10 @@ _VALUES = {
     "sentinel_ssl": ("true", "false"),
 }
 _OPTION_NAME = re.compile(r"[a-z_]{1,32}")
-_SECRET_OPTION = re.compile(r"(?<=[?&])([^=&]*(?:user|pass)[^=&]*=)[^&]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"(?<=[?&])((?!ssl_)[^=&#]*(?:user|pass|token|key|secret|sig|auth|cred)[^=&#]*=)[^&#]*", re.IGNORECASE
+)
+"""Names files alone where it begins with ``ssl_``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def parse_store_url(url: str) -> StoreUrl:
 
 
 def without_password(url: str) -> str:
-    """A store URL as it may be shown: users and passwords hidden, those of its options too."""
+    """A URL as it may be shown: users and passwords hidden, and what its options hold of secrets."""
     credentials, at, rest = url.rpartition("@")
     shown = f"{credentials.partition('://')[0]}://***:***@{rest}" if at else url
     return _SECRET_OPTION.sub(r"\1***", shown)

@@ -170,6 +170,11 @@ def test_secrets_stay_out_of_complaints() -> None:
     message = complaint("--router.admin_key", "[hunter2", "--store.prefix", "redis://user:hunter2@host")
     assert "hunter2" not in message
 
+    message = complaint(
+        "--store.url", "redis://h:1/0?password=hunter2", "--router.advertise_url", "http://h:1/?key=hunter2"
+    )
+    assert "hunter2" not in message
+
 
 def test_a_file_that_is_missing_or_no_mapping_is_refused(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("- router\n")

@@ -97,6 +97,9 @@ def test_a_password_that_breaks_its_url_is_not_repeated(url: str) -> None:
         ("redis://h?password=hunter2", "redis://h?password=***"),
         ("unix://fleet:hunter2@/run/store.sock?db=1", "unix://***:***@/run/store.sock?db=1"),
         ("memory://", "memory://"),
+        ("rediss://h?ssl_keyfile=/run/key.pem", "rediss://h?ssl_keyfile=/run/key.pem"),
+        ("https://hooks/x?channel=ops&access_token=hunter2#hunt", "https://hooks/x?channel=ops&access_token=***#hunt"),
+        ("http://h:1/?api_key=hunter2&Sig=hunter3", "http://h:1/?api_key=***&Sig=***"),
     ],
 )  # fmt: skip
 def test_a_url_is_shown_without_its_passwords(url: str, shown: str) -> None:
