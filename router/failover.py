@@ -258,7 +258,7 @@ class FailoverPool:
         try:
             await self._calls.until_quiet()
             if lost_members(found, known):
-                await restore_members(self._primary, known.instances.values())
+                await restore_members(self._primary, known.instances.values(), known)
             live: Sequence[Request] = ()
             if self._beat is not None:
                 await self._primary.heartbeat(*self._beat)

@@ -26,11 +26,14 @@ class Recovered:
     adopted: int
 
 
-async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec]) -> int:
-    """Enter members that the store does not know; the known stay as they are. Returns how many."""
+async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec], former: Membership | None = None) -> int:
+    """Enter members that the store does not know, and what else was given to the running fleet by a ``former``
+    membership; what is known stays as it is. Returns how many members."""
     known = (await pool.membership()).instances
     missing = [spec for spec in members if spec.instance_id not in known]
     await asyncio.gather(*map(pool.put_instance, missing))
+    if former is not None:
+        await pool.restore_changes(former.names, former.overrides)
     return len(missing)
 
 

@@ -98,9 +98,10 @@ class Replica:
         """Fill a store that has no members with those last seen there, else with the configured ones."""
         if (await self._pool.store.membership()).instances:
             return
-        last_seen = tuple(self._pool.view.last_members.values())
+        last_seen = self._pool.view.last_seen
         configured = [instance.spec() for instance in self._settings.instances]
-        await restore_members(self._pool.store, last_seen or configured)
+        members = last_seen.instances.values() if last_seen is not None else configured
+        await restore_members(self._pool.store, members, last_seen)
 
     async def keep_lease(self) -> None:
         """Renew the lease a few times per lease, and restore what the store may have lost, until that succeeds.

@@ -9,7 +9,6 @@ from typing import Any
 
 from router.metrics import StoreCall, measured
 from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec
 from scheduling.learned import Learned
 from scheduling.model_names import merged_models
 from scheduling.view import ClusterView
@@ -67,7 +66,7 @@ class ViewKeeper:
         self.view = empty_view()
         self.learned = Learned()
         """By the leader; the prior until the store says otherwise."""
-        self.last_members: Mapping[str, InstanceSpec] = {}
+        self.last_seen: Membership | None = None
         """The last membership that was not empty: what a store that came back empty is given again."""
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
@@ -106,7 +105,7 @@ class ViewKeeper:
         listed = merged_models(spec.models for spec in membership.instances.values())
         self.tell_names(membership.names, listed)
         if membership.instances:
-            self.last_members = membership.instances
+            self.last_seen = membership
         self._seen(self.view)
 
     def _loaded(self, task: asyncio.Task[None]) -> None:

@@ -339,12 +339,15 @@ class HealthChecker:
         return not is_lost(spec.instance_id, waiting, load, lost, self._thresholds)
 
     def _note_contact(self) -> None:
-        """Some check succeeds: this worker is not cut off, or not any more."""
+        """Where most checks succeed, this worker is not cut off any more. Where nobody serves, it cannot be known."""
         serving = self._records.keys() & self._serving
         if self._cut_off and not most_fail(self._records[name] for name in serving):
             self._cut_off = False
             self._metrics.health_cut_off.labels(self._pool.name).set(0)
-            log.warning("the checks of most instances succeed again pool=%s", self._pool.name)
+            if serving:
+                log.warning("the checks of most instances succeed again pool=%s", self._pool.name)
+            else:
+                log.warning("no instance is in service any more pool=%s", self._pool.name)
 
     async def _return(self, spec: InstanceSpec, record: HealthRecord) -> None:
         """An instance that was down is ready again, with its KV metadata if it is certain that its engine ran on."""

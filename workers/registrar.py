@@ -27,6 +27,9 @@ class Known:
 
     epoch: int = 0
     instances: Mapping[str, InstanceSpec] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Model names and settings that were given to the running fleet."""
 
 
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
@@ -130,11 +133,19 @@ class Registrar:
                 "store lost its members pool=%s epoch=%d restoring=%d", self._pool.name, now.epoch, len(missing)
             )
         self._owed |= {spec.instance_id: spec for spec in missing}
-        self._known = Known(now.epoch, {**now.instances, **self._owed})
-        if self._owed:
+        former = self._known or Known()
+        grew = now.epoch > former.epoch  # as it does where a name or a setting is taken back
+        names, overrides = ({}, {}) if grew else (former.names, former.overrides)
+        self._known = Known(
+            now.epoch, {**now.instances, **self._owed}, {**names, **now.names}, {**overrides, **now.overrides}
+        )
+        if self._owed or not (names.keys() <= now.names.keys() and overrides.keys() <= now.overrides.keys()):
             await self._enter_owed("start" if starting else "restored")
+            restored = await self._pool.restore_changes(names, overrides)
+            if restored:
+                log.warning("store lost names or settings pool=%s restored=%d", self._pool.name, restored)
             now = await self._pool.membership()
-            self._known = Known(now.epoch, now.instances)
+            self._known = Known(now.epoch, now.instances, now.names, now.overrides)
 
     def _tell_kept_capacities(self, now: Membership) -> None:
         for instance, kept_tokens in kept_capacities(self._configured, now.instances):

@@ -221,6 +221,19 @@ class Members(Views, Publications):
         await self._make(Change(commands))
 
     @reads
+    async def restore_changes(self, names: Mapping[str, str], overrides: Mapping[str, Any]) -> int:
+        """Enter model names and settings that were given to the running fleet, where the store has lost them. What it
+        has stays. Returns how many were entered."""
+        found = await self.membership()
+        lost_names = {name: kind for name, kind in names.items() if name not in found.names}
+        lost = {name: given for name, given in overrides.items() if name not in found.overrides}
+        for name, kind in lost_names.items():
+            await self.add_name(name, kind)
+        if lost:
+            await self.change_settings(lost, by="restored")
+        return len(lost_names) + len(lost)
+
+    @reads
     async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
         """The last changes, the latest first."""
         return await self._last_logged(self._keys.settings_history, SettingsChange, limit)

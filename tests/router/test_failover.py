@@ -283,6 +283,9 @@ async def test_a_store_that_comes_back_empty_is_filled_again(replica: Replica, s
 async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_call(
     replica: Replica, server: EmbeddedValkey
 ) -> None:
+    await replica.pool.add_name("adapter", "lora")
+    await replica.pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
+    await replica.pool.membership()
     await replica.place("r")
     again = start_again(stop(server))
     try:
@@ -290,9 +293,11 @@ async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_ca
         seen = await replica.pool.observe(["a", "b"], CHAIN)
         await until(lambda: not replica.degraded)
         view = await replica.pool.snapshot()
+        found = await replica.pool.membership()
     finally:
         again.stop()
 
+    assert (found.names, found.overrides) == ({"adapter": "lora"}, {"max_deferred_s": 9.0})
     assert list(seen.loads) == ["a", "b"], "the call was served from the last view"
     assert [request.request_id for request in view.requests] == ["r"]
     assert set(view.instances) == {"a", "b"}

@@ -88,6 +88,7 @@ CHANGES: dict[str, Change] = {
     "note_instance": lambda pool, lease: pool.note_instance("a", "late", fence=lease.fence),
     "add_name": lambda pool, _: pool.add_name("late", ""),
     "remove_name": lambda pool, _: pool.remove_name("known"),
+    "restore_changes": lambda pool, _: pool.restore_changes({"late": "lora"}, {"max_deferred_s": 9.0}),
     "change_settings": lambda pool, _: pool.change_settings({"max_deferred_s": 9.0}, by="late"),
     "migrate": _migrate,
     "adopt": lambda pool, _: _adopt(pool),

@@ -735,6 +735,21 @@ async def test_where_no_router_is_alive_the_checks_alone_decide(unreachable, che
     assert [await state_of(name) for name in "abc"] == [InstanceState.DOWN] * 3
 
 
+async def test_instances_that_are_all_down_in_the_end_are_not_said_to_be_well(
+    unreachable, pool, check, state_of, value, caplog
+) -> None:
+    await beat(pool)
+    await check(4)
+    await beat(pool, lost="a b c")
+
+    await check(4)
+
+    assert [await state_of(name) for name in "abc"] == [InstanceState.DOWN] * 3
+    assert value("dualmap_worker_health_cut_off", pool="default") == 0
+    assert "succeed again" not in caplog.text
+    assert "no instance is in service any more" in caplog.text
+
+
 async def test_one_of_many_goes_down_whatever_routers_say(add_instance, servers, pool, check, state_of) -> None:
     await beat(pool)
     for name in "abc":

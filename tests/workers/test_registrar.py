@@ -162,6 +162,13 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     await pool.set_instance_state("added", InstanceState.READY)
     await pool.set_instance_state("b", InstanceState.DRAINING)
     await pool.remove_instance("a")
+    # and with names and a setting that were given to it, one of which was taken back
+    await pool.add_name("chat", "")
+    await pool.add_name("adapter", "lora")
+    await pool.add_name("gone", "")
+    await pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
+    await registrar.tick()
+    await pool.remove_name("gone")
     await registrar.tick()
 
     # when the store loses everything
@@ -169,8 +176,11 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     registrar._pool = emptied
     await registrar.tick()
 
-    states = {name: spec.state for name, spec in (await emptied.membership()).instances.items()}
+    found = await emptied.membership()
+    states = {name: spec.state for name, spec in found.instances.items()}
     assert states == {"added": InstanceState.READY, "b": InstanceState.DRAINING}
+    assert found.names == {"chat": "", "adapter": "lora"}
+    assert found.overrides == {"max_deferred_s": 9.0}
     assert value("dualmap_worker_registrations_total", cause="restored") == 2
 
 
