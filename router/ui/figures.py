@@ -62,7 +62,6 @@ def pool_figures(
                 replica.info.get("requests", ""),
                 replica.info.get("host", ""),
                 replica.info.get("version", ""),
-                replica.info.get("tokens", ""),
             ]
             for replica in sorted(overview.replicas, key=lambda replica: replica.replica_id)
         ],

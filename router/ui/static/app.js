@@ -16,7 +16,7 @@ const $ = (id) => document.getElementById(id);
 
 // What is known: `hello` as it came, the topology of each pool, the figures of now, the last ones that the store had, and
 // those of the last minutes.
-const known = { hello: null, topology: {}, now: {}, last: {}, history: {}, problems: [], at_s: 0, pool: null, lost: null };
+const known = { hello: null, topology: {}, now: {}, last: {}, history: {}, problems: [], at_s: 0, pool: null };
 
 const story = new Story($("story"), known, authorized);
 const rings = new Rings($("rings"), $("center"), $("keys"), $("hot"));
