@@ -98,14 +98,21 @@ class EventSplitter:
 class EventEditor:
     """Passes a stream on by complete events, each of them as ``edit`` returns it.
 
-    Comments pass at once. Events that are longer than the limit pass in parts, as they are, and so does the part of an
-    event with which a stream ends: behind what ``release`` returns, which is what ``edit`` has kept back.
+    Comments pass at once, as ``comment`` returns them. Events that are longer than the limit pass in parts, as they
+    are, and so does the part of an event with which a stream ends: behind what ``release`` returns, which is what
+    ``edit`` has kept back.
     """
 
     def __init__(
-        self, edit: Callable[[bytes], bytes], limit_bytes: int, *, release: Callable[[], bytes] = lambda: b""
+        self,
+        edit: Callable[[bytes], bytes],
+        limit_bytes: int,
+        *,
+        comment: Callable[[bytes], bytes] = lambda data: data,
+        release: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._edit = edit
+        self._comment = comment
         self._release = release
         self._splitter = EventSplitter(limit_bytes, whole_ends=True)
         self._in_long_event = False
@@ -129,16 +136,22 @@ class EventEditor:
         """What is passed on of the next bytes; may be empty."""
         made = []
         for event in self._splitter.feed(data):
-            skipped = len(event) if self._in_long_event else _comment_bytes(event)
-            made.append(event[:skipped])
+            if self._in_long_event:
+                made.append(event)
+                self._in_long_event = False
+                continue
+            skipped = _comment_bytes(event)
+            if skipped:
+                made.append(self._comment(event[:skipped]))
             if skipped < len(event):
                 made.append(self._edit(event[skipped:]))
-            self._in_long_event = False
         if rest := self._splitter.rest:
             passable = self._passable(rest)
+            passing = self._splitter.take(passable)
             if self._in_long_event:
-                made.append(self._release())
-            made.append(self._splitter.take(passable))
+                made += self._release(), passing
+            elif passing:
+                made.append(self._comment(passing))
         return b"".join(made)
 
     def _passable(self, rest: bytes) -> int:

@@ -16,6 +16,8 @@ from router.http.sse import EventEditor, comments_of, event_object
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
 _FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+_MAX_BEHIND_BYTES: Final = 64
+"""Of comments that wait behind the event with the finish reason: more mean that the next event does not come soon."""
 _MAX_HELD_BYTES: Final = 64 << 10
 """Of an incomplete event; a longer one is not the usage event, and passes in parts."""
 
@@ -37,24 +39,26 @@ class UsageRemover:
     """Passes a stream's bytes on by complete events, except the usage event.
 
     vLLM puts ``system_fingerprint`` into its last event, and that is the usage event of a stream that was asked for it:
-    it goes back to the event with the finish reason, which waits for that. An instance that counts usage beside a
-    choice does so unasked, and its stream passes as it is.
+    it goes back to the event with the finish reason, which waits for that, and so does a comment behind it. An instance
+    that counts usage beside a choice does so unasked, and its stream passes as it is.
 
     Bytes that end an event and have neither "usage" nor a finish reason cost a few searches; everything else is parsed
     by event.
     """
 
     def __init__(self) -> None:
-        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES, release=self._release)
+        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES, comment=self._passed, release=self._release)
         self._last = b""
         """The event with the finish reason, while the next one is awaited."""
+        self._behind = b""
+        """Comments that came after it."""
         self.sends_unasked = False
         """The instance sends usage that nobody asked for."""
 
     @property
     def held(self) -> bytes:
-        """A whole event that was not passed on yet."""
-        return self._last
+        """A whole event that was not passed on yet, and comments."""
+        return self._last + self._behind
 
     def end(self) -> bytes:
         """The client's part of what was not passed on yet, of a stream that is over."""
@@ -75,24 +79,31 @@ class UsageRemover:
 
     def _release(self) -> bytes:
         """What waits for the next event, which does not come whole, or not at all."""
-        last, self._last = self._last, b""
-        return last
+        waiting, self._last, self._behind = self._last + self._behind, b"", b""
+        return waiting
+
+    def _passed(self, comment: bytes) -> bytes:
+        """What is passed on when a comment comes."""
+        if not self._last:
+            return comment
+        self._behind += comment
+        return self._release() if len(self._behind) > _MAX_BEHIND_BYTES else b""
 
     def _edited(self, event: bytes) -> bytes:
-        last = self._release()
+        last, behind, waiting = self._last, self._behind, self._release()
         is_last = not self.sends_unasked and any(mark in event for mark in _FINISHED)
         value = event_object(event) if is_last or _USAGE in event else None
         if value is None or self.sends_unasked:
-            return last + event
+            return waiting + event
         choices, has_usage = value.get("choices"), isinstance(value.get("usage"), dict)
         if choices == [] and has_usage:
-            return _with_fingerprint(last, value.get("system_fingerprint")) + comments_of(event)
+            return _with_fingerprint(last, value.get("system_fingerprint")) + behind + comments_of(event)
         if choices and has_usage:
             self.sends_unasked = True
         elif is_last:
             self._last = event
-            return last
-        return last + event
+            return waiting
+        return waiting + event
 
 
 def _is_plain(data: bytes) -> bool:

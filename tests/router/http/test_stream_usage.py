@@ -95,3 +95,21 @@ def test_what_does_not_come_as_a_whole_event_stays_behind_the_event_with_the_fin
     remover = UsageRemover()
     passed = [remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)]
     assert b"".join(passed) + remover.end() == stream
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1 << 20])
+def test_comments_and_empty_lines_stay_where_they_are(cut: int) -> None:
+    stream = b"".join(event + between for event in (TOKEN, LAST, DONE) for between in (b":\n\n", b"\n"))
+    remover = UsageRemover()
+    passed = [remover.feed([stream[at : at + cut]]) for at in range(0, len(stream), cut)]
+    assert b"".join(passed) + remover.end() == stream
+
+
+def test_a_comment_does_not_part_the_fingerprint_from_its_event_unless_nothing_else_comes() -> None:
+    usage, ping = USAGE.replace(b"{", b'{"system_fingerprint":"f",', 1), b": ping - 2026-01-01 00:00:00.000000\n\n"
+    remover = UsageRemover()
+    assert remover.feed([LAST]) == remover.feed([ping]) == b""
+    assert remover.feed([usage, DONE]) == LAST.replace(b"}\n\n", b',"system_fingerprint":"f"}\n\n') + ping + DONE
+    remover = UsageRemover()
+    assert remover.feed([LAST]) == remover.feed([ping]) == b""
+    assert remover.feed([ping]) == LAST + ping + ping, "the usage does not come soon"
