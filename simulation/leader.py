@@ -24,7 +24,8 @@ from statestore.led import LedPool
 
 REASON = "rebalance"
 IDLE = "idle"
-_FOR_EVER_MS = 1 << 60
+_FOR_EVER_MS = 1 << 50
+"""Long, and yet a figure that the store takes for one."""
 
 
 class Leader:

@@ -18,7 +18,7 @@ from simulation.roles import roles_for
 from simulation.router_queue import RouterQueueRule
 
 # "No limit", as a number that sums of tokens and requests never reach.
-UNLIMITED = 1 << 60
+UNLIMITED = 1 << 50
 
 
 class Dispatch(StrEnum):

@@ -74,11 +74,13 @@ def test_bookings_that_are_never_reported_end() -> None:
 def test_reports_make_the_expected_hits_come_true_where_caches_turn_over() -> None:
     engine = find_preset("qwen2.5-7b-910b4").engine
     small = replace(engine, kv_capacity_tokens=engine.kv_capacity_tokens // 4)
-    trace = TraceSource("agents", requests=150, seed=1).load(0.4)
-    # What waits for minutes meets another cache than it was placed by, whatever was known then.
-    settings = SchedulingSettings(max_deferred_s=30.0)
 
-    estimate, events = (simulate(trace, Scenario(settings, small, 4, kv_events=reported)) for reported in (False, True))
+    for seed in (1, 2, 3):
+        # Below overload: what waits for minutes meets another cache than it was placed by, whatever was known then.
+        trace = TraceSource("agents", requests=150, seed=seed).load(0.15)
+        estimate, events = (
+            simulate(trace, Scenario(SchedulingSettings(), small, 4, kv_events=reported)) for reported in (False, True)
+        )
 
-    assert abs(events.expected_hit_rate - events.hit_rate) <= abs(estimate.expected_hit_rate - estimate.hit_rate)
-    assert events.hit_rate > 0
+        assert abs(events.expected_hit_rate - events.hit_rate) < abs(estimate.expected_hit_rate - estimate.hit_rate)
+        assert events.hit_rate > 0
