@@ -62,8 +62,10 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     return spec
 
 
-_DESCRIPTION: dict[str, Any] = {each.name: each.default for each in fields(InstanceSpec)[1:]}
-"""By name of the field, what it usually is."""
+_DESCRIPTION: dict[str, Any] = {each.name: each.default for each in fields(InstanceSpec)[1:]} | {
+    "max_queued_requests": 0
+}
+"""What each field usually is, by its name. An instance that may hold nothing has no room in its queue."""
 
 
 def _is_like(each: object, usual: object) -> bool:

@@ -10,6 +10,7 @@ from statestore.answers import Note
 from statestore.errors import LeaseLostError
 from statestore.kv_events import KvViewStatus
 from statestore.pool import PoolStore
+from statestore.settings import InstanceSettings
 from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 
 
@@ -220,3 +221,20 @@ async def test_what_is_wrong_with_an_instance_is_noted_without_a_new_epoch(pool:
     await pool.remove_instance("a")
     assert await pool.notes() == {}
     assert (await pool.membership()).epoch == before + 1
+
+
+async def test_an_instance_may_have_the_least_and_the_most_that_settings_allow(pool: PoolStore) -> None:
+    given = {
+        "least": {
+            "prefill_tokens_per_s": 1e-9,
+            "kv_capacity_tokens": 1,
+            "max_running_requests": 1,
+            "max_queued_requests": 0,
+        },
+        "most": {"prefill_tokens_per_s": 1e9, "kv_capacity_tokens": 10**12, "max_queued_requests": 10**6},
+    }
+    specs = {name: InstanceSettings(id=name, url="http://a", **figures).spec() for name, figures in given.items()}
+    for spec in specs.values():
+        await pool.put_instance(spec)
+
+    assert (await pool.membership()).instances == specs
