@@ -42,8 +42,7 @@ end
 -- not known does.
 local function serves_name(id)
   local description = ask.told.model ~= '' and redis.call('HGET', keys.instances, id)
-  local is_readable, described = pcall(cjson.decode, description)
-  local models = is_readable and type(described) == 'table' and described.models
+  local models = (decoded(description) or {}).models
   return type(models) ~= 'table' or models[ask.told.model] ~= nil
 end
 

@@ -38,7 +38,10 @@ end
 -- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
 -- where something was left.
 local function finish(id, note, seen, _, replica_id, attempt)
-  local request = read_request(id, 'told')
+  local request, is_damaged = read_request(id, 'told')
+  if is_damaged then
+    redis.call('DEL', keys.request .. id) -- what it counted is repaired
+  end
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))
     or (lease ~= '' and redis.call('HGET', keys.replicas, replica_id) ~= lease) then

@@ -255,6 +255,21 @@ async def test_an_instance_whose_record_is_gone_gets_another_with_what_runs_ther
     assert load.pending_tokens > 0
 
 
+@pytest.mark.parametrize("field", ["placed", "told"])
+async def test_nothing_is_left_of_a_damaged_request_that_is_over(filled: PoolStore, field: str) -> None:
+    for damage in DAMAGE.values():
+        await filled.place(placement("over", "b"))
+        await write(filled, "HSET", KEYS.request("over"), field, damage)
+        await write(filled, "DEL", KEYS.running("b"))
+
+        (told,) = await filled.release([Release("over", replica_id="one")])
+
+        assert not told.done
+        assert await filled._calls.command("EXISTS", KEYS.request("over")) == 0
+    await heal(filled)
+    await assert_whole(filled, "requests")
+
+
 async def test_a_counter_that_cannot_be_read_continues_ahead_of_all_that_was_counted(
     filled: PoolStore, clock: Any
 ) -> None:

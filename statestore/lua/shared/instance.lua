@@ -7,8 +7,8 @@ local instances = {}
 -- Nil where there is no such instance that can be read: the leader mends it (statestore/pool/mending.py).
 local function read_instance(id)
   local text = not instances[id] and redis.call('HGET', keys.instance_records, id)
-  local is_readable, found = pcall(cjson.decode, text)
-  if is_readable and type(found) == 'table' then
+  local found = decoded(text)
+  if found then
     instances[id] = found
     instances[id].id, instances[id].text = id, text
   end

@@ -1,15 +1,16 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
 -- replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
 
--- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request that can be read.
+-- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request, and then whether
+-- there is one that cannot be read.
 local function read_request(id, ...)
   local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', ...))
-  local is_readable, request = pcall(cjson.decode, placed)
-  if not is_readable or type(request) ~= 'table' then
-    return nil
-  else
-    request.id, request.told = id, told and cjson.decode(told)
+  local request = decoded(placed)
+  local known = decoded(told) or {}
+  if not request or type(request.instance_id) ~= 'string' or (... and type(known.replica_id) ~= 'string') then
+    return nil, placed or told
   end
+  request.id, request.told = id, known
   return request
 end
 
