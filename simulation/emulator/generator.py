@@ -22,7 +22,7 @@ from simulation.emulator.kv_legs import KvLegs
 from simulation.emulator.metrics import InstanceMetrics
 from simulation.emulator.replies import Ended, Reply, StreamReply
 from simulation.engine import Engine
-from simulation.engine_types import EngineRequest, Event, EventKind
+from simulation.engine_types import EngineRequest, EngineStatistics, Event, EventKind
 from simulation.kv_pool import KvPool
 from simulation.settings import EmulatorSettings
 
@@ -166,12 +166,19 @@ class Generator:
         model, ranks, statistics = (
             self._settings.served_model,
             self._settings.data_parallel_size,
-            self._engine.statistics,
+            self._statistics,
         )
         started_s = time.time()
         self.metrics = InstanceMetrics(
             model, self.config, statistics, started_s=started_s, rank=self._rank, ranks=ranks
         )
+
+    def _statistics(self) -> EngineStatistics:
+        """The engine's figures of this moment: it may decode for minutes between two visible events."""
+        if not self._dead:
+            self._pump()
+            self._arm()
+        return self._engine.statistics()
 
     # the clock ----------------------------------------------------------------------------------------------
     def _arm(self) -> None:

@@ -482,3 +482,19 @@ async def test_ranks_are_engines_of_their_own_behind_one_port(start_emulator: An
     samples = [line for line in page.splitlines() if line.startswith("vllm:prompt_tokens_total")]
     assert [line.rpartition(" ")[2] for line in samples] == ["2048.0", "2048.0"]
     assert page.count("# HELP vllm:prompt_tokens_total") == 1
+
+
+async def test_metrics_show_the_progress_of_an_answer_that_does_not_stream(http: httpx.AsyncClient) -> None:
+    async def generated() -> float:
+        page = (await http.get("/metrics")).text
+        lines = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    answer = asyncio.create_task(http.post("/v1/chat/completions", json=chat(max_tokens=20_000, ignore_eos=True)))
+    async with asyncio.timeout(30):
+        while (first := await generated()) < 2:
+            pass
+        while await generated() < first + 2:
+            pass
+    assert not answer.done()
+    answer.cancel()
