@@ -137,13 +137,16 @@ class Exchange:
             self._last_progress_s = self._connection.loop.time()
             self._receive = Exchange._hold_error
         elif self._is_event_stream(head):
-            self._event_stream = True
-            self._splitter = EventSplitter(MAX_HELD_BYTES)
-            self._receive = Exchange._hold_event
+            self._receive_events()
         elif self._awaits_output or (self._is_object and may_be_no_answer(*_type_and_encoding(head))):
             self._receive = Exchange._hold_plain
         else:
             self._receive = Exchange._begin_plain
+
+    def _receive_events(self) -> None:
+        self._event_stream = True
+        self._splitter = EventSplitter(MAX_HELD_BYTES)
+        self._receive = Exchange._hold_event
 
     def _is_event_stream(self, head: AnswerHead) -> bool:
         """Whether it is one that can be read: a compressed one passes as any other bytes."""
@@ -253,7 +256,13 @@ class Exchange:
         """An answer that does not stream, until it is whole."""
         may_show_its_kind = self._held_bytes < _START_BYTES and not self._awaits_output
         self._hold(wire, pieces)
-        if self._held_bytes > MAX_HELD_BYTES or (may_show_its_kind and starts_events(self.held_body())):
+        if may_show_its_kind and starts_events(self.held_body()):
+            held, self._held, self._held_bytes = self._held, [], 0
+            self._receive_events()
+            for held_wire, held_pieces in held:
+                self._receive(self, held_wire, held_pieces)
+            return None
+        if self._held_bytes > MAX_HELD_BYTES:
             if (failure := self._failure_of_held()) is not None:
                 self._connection.abort()
                 return self._fail_by_body(failure, None)

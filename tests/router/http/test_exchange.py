@@ -137,18 +137,25 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, kit,
         for at in range(0, len(TOKEN), cut):
             await talk.chunk(TOKEN[at : at + cut])
         await go.wait()
+        if b"include_usage" in talk.body:
+            await talk.chunk(USAGE)
         await talk.chunk(DONE)
         await talk.send(b"0\r\n\r\n")
 
     lifecycle, _, client = await fleet(script)
+    go.set()
+    for _ in range(2):
+        client.chat(stream=True)
+        assert (await client.answer()).body == TOKEN + DONE, "what the router asks for is removed as from any other"
+    go.clear()
     client.chat(stream=True, asks_usage=True)
     assert (await client.head()).status == 200
     received = b""
     while received != TOKEN:
         received += await client.chunk()
     go.set()
-    assert await client.chunk() == DONE
-    assert lifecycle.placed_request.failures == []
+    assert [await client.chunk(), await client.chunk()] == [USAGE, DONE]
+    assert all(not placed.failures for placed in lifecycle.placed_requests)
 
 
 # ends --------------------------------------------------------------------------------------------------------
