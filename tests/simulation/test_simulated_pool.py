@@ -43,7 +43,7 @@ def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> No
     assert pool.members.instances["a"].max_running_requests == 7
     pool.publish_tree(HotnessTree({5: 2}), {5: 9}, fence=fence)
     assert pool.members.tree.hot == {5: 2}
-    learned = replace(Learned(), answer_tokens=77.0)
+    learned = replace(Learned(), answer_tokens=(77.0,) * len(Learned().answer_tokens))
     pool.publish_learned(learned, {}, fence=fence)
     assert pool.members.learned == learned
     pool.remove_instance("a")

@@ -24,7 +24,7 @@ from workers.settings import WorkerSettings
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
 JOBS = {
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
-    "settings",
+    "settings", "mender",
 }  # fmt: skip
 
 
