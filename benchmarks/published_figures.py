@@ -45,8 +45,8 @@ WIDTH, ROW, NAMES, GAP = 800, 27, 170, 36
 
 def core_run(trace: str, order: str, seed: int) -> tuple[str, ...]:
     return (
-        "simulate", "--trace", trace, "--rate", ",".join(map(str, CORE_RATES[trace])), "--instances", "8", "--requests", "1500",
-        "--skip", "300", "--max-input-tokens", "20480", "--policy", ",".join(CORE_POLICIES), "--seed", str(seed),
+        "simulate", "--trace", trace, "--rate", ",".join(map(str, CORE_RATES[trace])), "--instances", "8", "--requests", "1000",
+        "--skip", "200", "--max-input-tokens", "20480", "--policy", ",".join(CORE_POLICIES), "--seed", str(seed),
         "--scheduling.queue_order", order,
     )  # fmt: skip
 
