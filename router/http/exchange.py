@@ -125,7 +125,8 @@ class Exchange:
         self._chunks = False
         """Chunks towards the client are made here."""
         self._last_wire = b""
-        self._last_pieces: deque[bytes] = deque()
+        self._last_reads: deque[tuple[int, list[bytes]]] = deque()
+        """The last pieces of the body, by read, with their bytes."""
         self._last_bytes = 0
 
     # the connection's side -----------------------------------------------------------------------------------
@@ -316,12 +317,12 @@ class Exchange:
 
     def _keep_last(self, pieces: list[bytes]) -> None:
         """Keep the last pieces of the body, in which its end is searched."""
-        last = self._last_pieces
-        for piece in pieces:
-            last.append(piece)
-            self._last_bytes += len(piece)
-        while last and self._last_bytes - len(last[0]) >= TAIL_BYTES:
-            self._last_bytes -= len(last.popleft())
+        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        last = self._last_reads
+        last.append((size, pieces))
+        self._last_bytes = kept = self._last_bytes + size
+        while kept - last[0][0] >= TAIL_BYTES:
+            self._last_bytes = kept = kept - last.popleft()[0]
 
     def held_body(self) -> bytes:
         return b"".join(piece for _, pieces in self._held for piece in pieces)
@@ -504,7 +505,7 @@ class Exchange:
         return b""
 
     def _tail(self) -> list[bytes]:
-        return list(self._last_pieces)
+        return [piece for _, pieces in self._last_reads for piece in pieces]
 
     def _settle(self, result: ExchangeResult) -> None:
         if not self.done.done():
