@@ -1,6 +1,6 @@
 """The simulated figures of the README and of the core comparison: their runs, their tables and the picture.
 
-python benchmarks/published_figures.py             # run all of it: about ten minutes on two cores
+python benchmarks/published_figures.py             # run all of it: about five minutes on two cores
 python benchmarks/published_figures.py --from      # write tables and picture again from docs/research/results
 """
 

@@ -123,7 +123,7 @@ def instances_table(instances: list[dict[str, Any]]) -> Table:
 
 
 def troubles(instances: list[dict[str, Any]]) -> list[str]:
-    """What is wrong with instances, a line for each of those."""
+    """The troubles of instances, a line for each of them."""
     listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
     return [f"{each['id']} ({each['state']}): {each['trouble']}" for each in listed if each.get("trouble")]
 

@@ -1,7 +1,7 @@
 """Whether the other replicas can be reached at the addresses that they advertise.
 
 Nothing that a request needs depends on it: replicas share what matters through the store. ``explain`` and the live page
-ask peers, and a layerwise decoder asks the replica of its request, so an address that nobody can resolve is said here
+ask peers, and a layerwise decoder asks the replica of its request, so an address that cannot be resolved is said here
 before it is missed.
 """
 

@@ -115,7 +115,7 @@ class PortMetrics:
             await self._client.aclose()
 
     async def _read(self, client: httpx.AsyncClient, url: str) -> None:
-        """The counts of whoever answers: without a port of its own, a replica shares its address too."""
+        """The counts of the replica that answers: without a port of its own, a replica shares its address too."""
         try:
             told = orjson.loads((await client.get(url + COUNTS_PATH)).content)
             said = {name: dict(told[name]) for name in ("counts", "migrations")}

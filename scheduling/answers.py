@@ -1,6 +1,6 @@
 """The meaning of an instance's status for the request and for the instance: pure rules.
 
-The client's own errors judge nobody. A status that may be either's fault is *disputed*: the request is tried on
+The client's own errors judge no instance. A status that may be either's fault is *disputed*: the request is tried on
 another instance, and what that one answers decides. If all that were tried say the same, it is the answer.
 """
 
@@ -43,7 +43,7 @@ def judge_status(status: int, *, names_pause: bool = False) -> Verdict:
 
 
 def is_server_fault(status: int) -> bool:
-    """Whether the status is an error of the server, whoever reads it: not one of the client's request."""
+    """Whether the status is an error of the server in any case: not one of the client's request."""
     return status >= 500 and status not in _NOT_IMPLEMENTED
 
 

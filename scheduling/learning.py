@@ -50,7 +50,7 @@ class FirstToken:
     """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
     migrated, or deferred."""
     unseen: int = 0
-    """Prefills whose end nobody saw since ``former_ms``: of answers that do not stream. The time between has a part in
+    """Prefills without a seen end since ``former_ms``: of answers that do not stream. The time between has a part in
     it that is theirs, so it says nothing of the rate."""
 
     @property

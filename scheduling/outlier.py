@@ -62,7 +62,7 @@ def most_ejected(in_service: int, rule: OutlierRule) -> int:
 
 @dataclass(slots=True)
 class OutcomeWindow:
-    """Outcomes of late by instance, in two halves of the window: counting costs a request one addition.
+    """Recent outcomes by instance, in two halves of the window: counting costs a request one addition.
 
     Times are the caller's monotonic seconds.
     """

@@ -339,7 +339,7 @@ class HealthChecker:
         return not is_lost(spec.instance_id, waiting, load, lost, self._thresholds)
 
     def _note_contact(self) -> None:
-        """Where most checks succeed, this worker is not cut off any more. Where nobody serves, it cannot be known."""
+        """Where most checks succeed, this worker is not cut off any more. Where none serves, it cannot be known."""
         serving = self._records.keys() & self._serving
         if self._cut_off and not most_fail(self._records[name] for name in serving):
             self._cut_off = False

@@ -68,7 +68,7 @@ class Waiting:
     """How long requests have waited for an instance since it was seen to finish a prefill.
 
     The time while none runs does not count, and takes back as much: so clients that give up and come again do not hide
-    an engine that hangs, and one that was cancelled an hour ago accuses nobody.
+    an engine that hangs, and one that was cancelled an hour ago accuses no instance.
     """
 
     waited_s: float

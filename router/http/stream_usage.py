@@ -53,7 +53,7 @@ class UsageRemover:
         self._behind = b""
         """Comments that came after it."""
         self.sends_unasked = False
-        """The instance sends usage that nobody asked for."""
+        """The instance sends usage without being asked for it."""
 
     @property
     def held(self) -> bytes:

@@ -22,7 +22,7 @@ from statestore.leases import RETIRED
 
 STALLED_S: Final = 10.0
 FAULTS: Final = 3
-"""Lately, before an instance is said to fail: one or two are tried elsewhere and harm nobody."""
+"""Lately, before an instance is said to fail: one or two are tried elsewhere and do no harm."""
 LATE_SHARE: Final = 0.1
 FEWEST_FIRST_TOKENS: Final = 10
 """Before a share of late ones is said."""

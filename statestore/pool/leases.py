@@ -24,10 +24,10 @@ class Leases(Changes):
         key = self._keys.leader
 
         async def take() -> tuple[Lease | None, Change]:
-            if await self._calls.command("TYPE", key) not in (b"hash", b"none"):  # nobody could lead, and mend it
+            if await self._calls.command("TYPE", key) not in (b"hash", b"none"):  # no worker could lead, and mend it
                 await self._make(Change((("DEL", key),)))
             known, now_ms = pairs_from(await self._calls.command("HGETALL", key)), await self._calls.now_ms()
-            # Where it cannot be read, nobody leads: the fence grows all the same, as the clock does.
+            # Where it cannot be read, no worker leads: the fence grows all the same, as the clock does.
             stands = (
                 Leadership() if codec.unreadable_fields(Leadership(), known) else codec.record_from(Leadership(), known)
             )
