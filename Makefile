@@ -23,4 +23,4 @@ site:
 	scripts/with site mkdocs build --strict --quiet
 
 image: # make image EXTRAS=tokens,tracing
-	docker build --build-arg EXTRAS=$(EXTRAS) -t dualmap-fleet .
+	docker build --build-arg EXTRAS=$(EXTRAS) --build-arg VERSION=$$(scripts/with release hatchling version) -t dualmap-fleet .

@@ -202,9 +202,9 @@ def overview() -> str:
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from statestore.extras import package_version
 
-    return version("dualmap-fleet")
+    return package_version()
 
 
 if __name__ == "__main__":

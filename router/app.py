@@ -33,10 +33,11 @@ from router.http.paths import ABORT_PATH, likely_meant
 from router.listeners import is_loopback
 from router.metaserver import PATH as METASERVER
 from router.port_metrics import COUNTS_PATH as METRIC_COUNTS
-from router.runtime import Runtime, package_version
+from router.runtime import Runtime
 from router.settings import RouterSettings
 from router.ui.routes import add_ui
 from statestore.errors import StoreError
+from statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from router.runtime import Runtime
 from scheduling.instance import InstanceState
+from statestore.extras import package_version
 
 
 def health_report(runtime: Runtime) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
     status = "draining" if context.draining else "starting" if not runtime.joined else "ok"
     report: dict[str, Any] = {
         "status": "degraded" if status == "ok" and degraded else status,
+        "version": package_version(),
         "replica_id": context.replica_id,
         "requests": len(context.live),
         "outbox": runtime.outbox_releases,

@@ -8,7 +8,6 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 from router.breakers import CircuitBreakers
 from router.context import LiveRequests, ReplicaContext
@@ -48,6 +47,7 @@ from scheduling.queue_order import QueueOrder
 from scheduling.settings import SchedulingSettings
 from statestore.clock import Clock, RealClock
 from statestore.connect import Store
+from statestore.extras import package_version
 from statestore.settings import PoolSettings
 from statestore.trust import InstanceTrust
 
@@ -56,13 +56,6 @@ def make_replica_id() -> str:
     """An id that no other replica has, and that shows where the replica runs."""
     host = "".join(char if char.isalnum() or char in "-_." else "-" for char in socket.gethostname())[:64]
     return f"{host}-{secrets.token_hex(3)}"
-
-
-def package_version() -> str:
-    try:
-        return version("dualmap-fleet")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class Runtime:

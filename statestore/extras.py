@@ -1,4 +1,4 @@
-"""Extras of this package: optional dependencies that a deployment installs only where it uses them.
+"""This package as it is installed: its version, and its extras, which a deployment installs only where it uses them.
 
 The package is published on no index, so an extra cannot be installed by the package's name. Its packages can.
 """
@@ -8,10 +8,18 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 
 DISTRIBUTION = "dualmap-fleet"
+
+
+def package_version() -> str:
+    """The version that this package was built as, by the tag of its commit; ``unknown`` where it is not installed."""
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def packages_of(extra: str) -> list[str]:

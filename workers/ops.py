@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from statestore.extras import package_version
 from workers.metrics import WorkerMetrics
 from workers.status import WorkerStatus
 
@@ -28,6 +29,7 @@ def create_app(worker_id: str, status: WorkerStatus, metrics: WorkerMetrics) -> 
         leads = {pool.pool.name: {"leader": True, "fence": lease.fence} for pool in pools if (lease := pool.lease)}
         return {
             "status": "starting" if not pools else "ok" if error is None else "degraded",
+            "version": package_version(),
             "worker_id": worker_id,
             "store": error or "ok",
             "pools": {pool.pool.name: leads.get(pool.pool.name, {"leader": False}) for pool in pools},

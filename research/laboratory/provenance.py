@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from statestore.extras import package_version
 
 _GIT_TIMEOUT_S = 10
 _LEFT_OUT = {"--out", "--cache", "--workers"}
@@ -51,10 +52,7 @@ def _commit() -> str:
         commit = _git("rev-parse", "--short=10", "HEAD").strip()
         return commit + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
     except (OSError, subprocess.SubprocessError):
-        try:
-            return version("dualmap-fleet")
-        except PackageNotFoundError:
-            return "unknown"
+        return package_version()
 
 
 def _git(*words: str) -> str:

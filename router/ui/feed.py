@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
-from router.runtime import Runtime, package_version
+from router.runtime import Runtime
 from router.traffic import FleetTraffic, TrafficCounts
 from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
 from router.ui.happenings import Reading, happenings
@@ -28,6 +28,7 @@ from scheduling.hotness import MIN_KEY_BLOCKS
 from scheduling.scale_record import ScaleEntry
 from statestore.answers import PoolOverview
 from statestore.errors import StoreError
+from statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

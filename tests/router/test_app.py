@@ -9,9 +9,10 @@ import pytest
 from router.app import create_app
 from router.http.paths import is_own
 from router.outcome import Outcome
-from router.runtime import Runtime, package_version
+from router.runtime import Runtime
 from router.settings import RouterSettings
 from statestore.errors import StoreUnavailableError
+from statestore.extras import package_version
 from statestore.settings import PoolSettings
 
 
@@ -88,6 +89,8 @@ async def test_a_replica_answers_what_platforms_ask_of_vllm(start_runtime: Any, 
     client = client_of(runtime)
 
     assert (await client.get("/version")).json() == {"version": package_version()}
+    assert (await client.get("/health")).json()["version"] == package_version()
+    assert (await client.get("/openapi.json")).json()["info"]["version"] == package_version()
     assert (await client.get("/load")).json() == {"server_load": 0}
     placed = await runtime.lifecycle.place(tools.request())
     assert (await client.get("/load")).json() == {"server_load": 1}
