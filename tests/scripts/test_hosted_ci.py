@@ -1,9 +1,10 @@
-"""Hosted CI and pre-commit run the same checks as scripts/test."""
+"""Hosted CI and pre-commit run the same checks as scripts/test, and CI tries what is released."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -11,18 +12,56 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKS = re.findall(r'^    "\$venv/bin/(.+)"?$', (ROOT / "scripts" / "test").read_text("utf-8"), re.MULTILINE)
 
 
-def test_hosted_ci_runs_scripts_test_on_every_supported_python_and_builds_wheel_and_image() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
-    commands = "\n".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+def workflow(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / ".github" / "workflows" / name).read_text("utf-8"))["jobs"]
+    return found
+
+
+def commands(jobs: dict[str, Any]) -> list[str]:
+    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+
+
+def test_hosted_ci_runs_every_check_on_every_supported_python_and_tries_what_is_released() -> None:
+    jobs = workflow("ci.yml")
 
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    for command in ("scripts/test", "python -m build", "docker build"):
-        assert command in commands
+    assert {"scripts/test", "scripts/test-lowest", "scripts/check-release --image"} <= set(commands(jobs))
+
+
+def test_the_lowest_dependencies_are_tried_on_the_lowest_python() -> None:
+    lowest = re.findall(r'^requires-python = ">=(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    [python] = [
+        step["with"] for step in workflow("ci.yml")["lowest"]["steps"] if "setup-python" in step.get("uses", "")
+    ]
+
+    assert [python["python-version"]] == lowest
+
+
+def test_a_release_publishes_what_was_tried_under_its_tag_and_nothing_before() -> None:
+    jobs = workflow("release.yml")
+    published = [name for name, job in jobs.items() if name != "build"]
+
+    assert 'scripts/check-release --image --tag "$GITHUB_REF_NAME"' in commands(jobs)
+    assert {name: jobs[name]["needs"] for name in published} == dict.fromkeys(published, "build")
+    assert not any("build" in command for name in published for command in commands({name: jobs[name]}))
+    assert jobs["package"]["permissions"] == {"id-token": "write"}, "trusted publishing keeps no secret"
+
+
+def test_what_builds_a_version_has_the_tags() -> None:
+    """Without them a checkout is a version below the first."""
+    builds = [
+        job
+        for name in ("ci.yml", "release.yml")
+        for job in workflow(name).values()
+        if any("check-release" in step.get("run", "") for step in job["steps"])
+    ]
+
+    assert [job["steps"][0]["with"]["fetch-depth"] for job in builds] == [0, 0]
 
 
 def test_hosted_ci_runs_the_tests_by_the_python_of_its_matrix() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8"))["jobs"]
-    [tests] = [step for step in jobs["test"]["steps"] if step.get("run") == "scripts/test"]
+    steps = workflow("ci.yml")["test"]["steps"]
+    [tests] = [step for step in steps if step.get("run") == "scripts/test"]
 
     assert tests["env"] == {"PYTHON": "python"}, "else scripts/test takes the newest Python of the runner"
 
