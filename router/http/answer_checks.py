@@ -28,6 +28,7 @@ TAIL_BYTES: Final = 4096
 """The end of an answer is searched in so many of its last bytes at least, however small the reads were."""
 
 _BLANKS: Final = b" \t\r\n"
+_JSON_STARTS: Final = (b"{", b"[")
 _BOM: Final = b"\xef\xbb\xbf"
 _TEXT_TYPES: Final = (b"text/", b"application/json", b"application/xhtml", b"application/xml")
 """An answer of these types, or of none, that does not begin as JSON is a page or a message of something else than an
@@ -39,24 +40,30 @@ _SHOWN_BYTES: Final = 200
 _LINE: Final = rb"(?:\A|(?<=[\r\n]))"
 _GAP: Final = rb"(?:\s|[\r\n]data:)*"
 """Between the tokens of an event's JSON, which may be in several lines."""
-_DONE: Final = _LINE + rb"data:\s*\[DONE\]"
+_DONE: Final = re.compile(_LINE + rb"data:\s*\[DONE\]")
+_DONE_ENDS: Final = tuple(end + done for end in (b"\n", b"\r") for done in (b"data: [DONE]", b"data:[DONE]"))
+_DONE_BYTES: Final = 32
+"""``_DONE_ENDS`` and the blanks behind it are not longer, as engines write them."""
 
 
-def _last_event(key: bytes, values: bytes, *, named: bool) -> re.Pattern[bytes]:
-    """Finds an event whose JSON has, under the key, a string that begins with one of the values, or which is ``named``
-    so."""
-    by_name = rb"|" + _LINE + rb"event:\s*" + values + rb"[\r\n]" if named else b""
-    return re.compile(rb'"%b"%b:%b"%b' % (key, _GAP, _GAP, values) + by_name + rb"|" + _DONE)
+def _last_event(key: bytes, values: bytes) -> re.Pattern[bytes]:
+    """Finds an event whose JSON has, under the key, a string that begins with one of the values. The pattern begins
+    with a literal, for which the search of a whole tail is fast."""
+    return re.compile(rb'"%b"%b:%b"%b' % (key, _GAP, _GAP, values))
 
 
+def _named_event(values: bytes) -> re.Pattern[bytes]:
+    return re.compile(_LINE + rb"event:\s*" + values + rb"[\r\n]")
+
+
+_MESSAGE_ENDS: Final = rb"(?:message_stop|error)\b"
+_RESPONSE_ENDS: Final = rb"(?:response\.(?:completed|incomplete|failed|cancelled)|error)\b"
 _LAST_EVENTS: Final = {
-    **dict.fromkeys(COMPLETIONS_PATHS, _last_event(b"finish_reason", b"", named=False)),
-    MESSAGES_PATH: _last_event(b"type", rb"(?:message_stop|error)\b", named=True),
-    RESPONSES_PATH: _last_event(
-        b"type", rb"(?:response\.(?:completed|incomplete|failed|cancelled)|error)\b", named=True
-    ),
+    **dict.fromkeys(COMPLETIONS_PATHS, (_last_event(b"finish_reason", b""),)),
+    MESSAGES_PATH: (_last_event(b"type", _MESSAGE_ENDS), _named_event(_MESSAGE_ENDS)),
+    RESPONSES_PATH: (_last_event(b"type", _RESPONSE_ENDS), _named_event(_RESPONSE_ENDS)),
 }
-"""What an event near the end of a whole stream contains, by path."""
+"""What an event near the end of a whole stream contains, by path, if the stream has no ``[DONE]``."""
 _ERROR_EVENT: Final = re.compile(
     _LINE + rb'(?:data:%b\{%b"(?:error"|type"%b:%b"error")|event:\s*error)' % (_GAP, _GAP, _GAP, _GAP)
 )
@@ -64,27 +71,29 @@ _ERROR_EVENT: Final = re.compile(
 
 def may_be_no_answer(content_type: bytes, content_encoding: bytes) -> bool:
     """Whether a body of this type can be read here, and could be something else than an answer."""
-    encoded = content_encoding.strip().lower() not in (b"", b"identity")
-    return not encoded and (not content_type or content_type.lower().startswith(_TEXT_TYPES))
+    if content_encoding and content_encoding.strip().lower() not in (b"", b"identity"):
+        return False
+    return not content_type or content_type.lower().startswith(_TEXT_TYPES)
 
 
 def starts_events(body: bytes) -> bool:
     """Whether it begins as an event stream, whatever its type says."""
-    return _EVENTS_START.match(_text(body)) is not None
+    return body[:1] not in _JSON_STARTS and _EVENTS_START.match(_text(body)) is not None
 
 
 def _text(body: bytes) -> bytes:
     return body.removeprefix(_BOM).lstrip(_BLANKS)
 
 
-def failure_of_object(content_type: bytes, body: bytes, content_encoding: bytes = b"") -> InstanceFailure | None:
-    """The failure that an answer of success shows, of whose body this is the start, or the whole of it."""
-    start = _text(body)
+def failure_of_object(body: bytes, *, readable: bool = True) -> InstanceFailure | None:
+    """The failure that an answer of success shows, of whose body this is the start, or the whole of it. It is
+    ``readable`` where it ``may_be_no_answer``."""
+    start = body if body[:1] in _JSON_STARTS else _text(body)
     if not start:
         return InstanceFailure(FailureKind.NO_ANSWER, "an empty answer")
-    if not may_be_no_answer(content_type, content_encoding) or starts_events(start):
+    if not readable or starts_events(start):
         return None
-    if start[:1] not in (b"{", b"["):
+    if start[:1] not in _JSON_STARTS:
         return InstanceFailure(FailureKind.NO_ANSWER, f"an answer that is not JSON: {_shown(start)}")
     if _ERROR_START.match(start) is not None:
         failure = InstanceFailure(FailureKind.STATUS, _shown(start), _status_of(start))
@@ -99,11 +108,15 @@ TRUNCATED: Final = InstanceFailure(FailureKind.TRUNCATED, "the stream ended befo
 def ends_whole(path: str, pieces: Sequence[bytes]) -> bool:
     """Whether the last ``pieces`` of a stream end its answer. True where that cannot be told: on other paths, and where
     the last event is longer than what is left of it."""
-    last = _LAST_EVENTS.get(path)
-    if last is None:
+    last_events = _LAST_EVENTS.get(path)
+    if last_events is None:
         return True
     tail = b"".join(pieces)
-    if last.search(tail) is not None or _ERROR_EVENT.search(tail) is not None:
+    if tail[-_DONE_BYTES:].rstrip(_BLANKS).endswith(_DONE_ENDS):  # nearly all streams: nothing more is searched
+        return True
+    if any(event.search(tail) is not None for event in last_events):
+        return True
+    if _DONE.search(tail) is not None or _ERROR_EVENT.search(tail) is not None:
         return True
     if tail.lstrip(_BLANKS).startswith(b"{"):  # JSON, whatever its type says
         return True

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -59,6 +58,9 @@ from scheduling.answers import Verdict, judge_status
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
+
+_STREAM_TYPE: Final = b"text/event-stream"
+_STREAM_TYPE_BYTES: Final = len(_STREAM_TYPE)
 
 _START_BYTES: Final = 64
 """An answer shows within so many bytes that it is an event stream, whatever its type says."""
@@ -106,7 +108,11 @@ class Exchange:
         self._progressed = False
         self._head: AnswerHead | None = None
         self._failing_status = False
+        self._readable = True
+        """The answer is of a type that can be read here, and is not compressed; see ``may_be_no_answer``."""
         self._event_stream = False
+        self._is_object = False
+        """The answer is to be JSON: it is sent when it is whole, as another instance can answer until then."""
         self._splitter: EventSplitter | None = None
         self._only_comments = True
         """No event of the stream has come."""
@@ -125,21 +131,26 @@ class Exchange:
         self._chunks = False
         """Chunks towards the client are made here."""
         self._last_wire = b""
-        self._last_reads: deque[tuple[int, list[bytes]]] = deque()
-        """The last pieces of the body, by read, with their bytes."""
+        self._earlier_pieces: list[bytes] = []
+        self._last_pieces: list[bytes] = []
+        """The last pieces of the body, behind the earlier ones. These make way once the last ones are ``TAIL_BYTES``
+        long, so that both together are never shorter, and a piece costs nothing but its place in a list."""
         self._last_bytes = 0
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
         self._head = head
         self._progressed = True
+        content_type, encoding = head.index.get(b"content-type", b""), head.index.get(b"content-encoding", b"")
+        self._readable = may_be_no_answer(content_type, encoding)
+        self._is_object = head.status < 300 and self._downstream.path in OBJECT_PATHS
         if is_retried(head.status):
             self._failing_status = True
             self._last_progress_s = self._connection.loop.time()
             self._receive = Exchange._hold_error
-        elif self._is_event_stream(head):
+        elif self._readable and content_type[:_STREAM_TYPE_BYTES].lower() == _STREAM_TYPE:
             self._receive_events()
-        elif self._awaits_output or (self._is_object and may_be_no_answer(*_type_and_encoding(head))):
+        elif self._awaits_output or (self._is_object and self._readable):
             self._receive = Exchange._hold_plain
         else:
             self._receive = Exchange._begin_plain
@@ -148,17 +159,6 @@ class Exchange:
         self._event_stream = True
         self._splitter = EventSplitter(MAX_HELD_BYTES)
         self._receive = Exchange._hold_event
-
-    def _is_event_stream(self, head: AnswerHead) -> bool:
-        """Whether it is one that can be read: a compressed one passes as any other bytes."""
-        content_type, encoding = _type_and_encoding(head)
-        return content_type.lower().startswith(b"text/event-stream") and may_be_no_answer(content_type, encoding)
-
-    @property
-    def _is_object(self) -> bool:
-        """Whether the answer is to be JSON: it is sent when it is whole, as another instance can answer until then."""
-        head = self._head
-        return head is not None and head.status < 300 and self._downstream.path in OBJECT_PATHS
 
     @property
     def _is_disputed(self) -> bool:
@@ -279,8 +279,7 @@ class Exchange:
             failure = failure_of_whole(body) if whole else GIVEN_BACK if gives_back(body) else None
             if failure is not None:
                 return failure
-        content_type, encoding = _type_and_encoding(head)
-        return failure_of_object(content_type, body, encoding) if self._is_object else None
+        return failure_of_object(body, readable=self._readable) if self._is_object else None
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
@@ -308,24 +307,20 @@ class Exchange:
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._last_wire = wire
-        self._keep_last(pieces)
+        self._last_pieces += pieces
+        self._last_bytes += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
+        if self._last_bytes >= TAIL_BYTES:
+            self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
 
     # steps ---------------------------------------------------------------------------------------------------
     def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
         self._held.append((wire, pieces))
         self._held_bytes += len(wire)
 
-    def _keep_last(self, pieces: list[bytes]) -> None:
-        """Keep the last pieces of the body, in which its end is searched."""
-        size = len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
-        last = self._last_reads
-        last.append((size, pieces))
-        self._last_bytes = kept = self._last_bytes + size
-        while kept - last[0][0] >= TAIL_BYTES:
-            self._last_bytes = kept = kept - last.popleft()[0]
-
     def held_body(self) -> bytes:
-        return b"".join(piece for _, pieces in self._held for piece in pieces)
+        if len(self._held) == 1:
+            return b"".join(self._held[0][1])
+        return b"".join([piece for _, pieces in self._held for piece in pieces])
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
         """Events that are complete now; None when one is too long to be read, which shows that the prefill is over."""
@@ -352,7 +347,7 @@ class Exchange:
         for wire, pieces in held:
             parts.append(wire if self._reframe is None else self._reframe(pieces))
             self._last_wire = wire
-            self._keep_last(pieces)
+            self._last_pieces += pieces
         self._held_bytes = 0
         if downstream.committed:
             downstream.write(b"".join(parts))
@@ -413,10 +408,9 @@ class Exchange:
     @property
     def _keeps_usage(self) -> bool:
         """Whether the usage of the instance's streams is to stay: it comes unasked, or could not be removed."""
-        assert self._head is not None
         if self._usage is not None:
             return self._usage.sends_unasked
-        return not self._event_stream and not may_be_no_answer(*_type_and_encoding(self._head))
+        return not self._event_stream and not self._readable
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
@@ -478,7 +472,7 @@ class Exchange:
             elif self._last_wire.endswith(b"\r\n"):  # between chunks
                 self._last_wire = as_chunk(b"".join(pieces))
                 self._downstream.write(self._last_wire)
-            self._keep_last(pieces)
+            self._last_pieces += pieces
         self._fail(TRUNCATED)
 
     def _break_off(self, error: RouterError) -> None:
@@ -505,7 +499,8 @@ class Exchange:
         return b""
 
     def _tail(self) -> list[bytes]:
-        return [piece for _, pieces in self._last_reads for piece in pieces]
+        """The last pieces of the body, ``TAIL_BYTES`` or more."""
+        return self._earlier_pieces + self._last_pieces
 
     def _settle(self, result: ExchangeResult) -> None:
         if not self.done.done():
@@ -537,7 +532,3 @@ class Exchange:
             self._progressed = False
             self._last_progress_s = now_s
         return now_s - self._last_progress_s
-
-
-def _type_and_encoding(head: AnswerHead) -> tuple[bytes, bytes]:
-    return head.index.get(b"content-type", b""), head.index.get(b"content-encoding", b"")

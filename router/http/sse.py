@@ -35,6 +35,8 @@ _ERROR_EVENT: Final = re.compile(
     rb'data:\s*\{(?:\s|[\r\n]data:)*(?:"error"\s*:\s*\{|"type"\s*:\s*"(?:error|response\.failed)")'
     rb"|event: ?(?:error|response\.failed)[\r\n])"
 )
+_ERROR_WORDS: Final = (b'"error"', b"response.failed", b"event: error", b"event:error")
+"""An error event has one of them; they are searched many times faster than it."""
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
 _ABORT: Final = b'"abort"'
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
@@ -270,18 +272,22 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     usage = tail.rfind(b'"usage"')
     status = _error_in(tail) if streamed else None
     died = status is not None and _ENGINE_DEATH in tail
-    aborted = status is not None and _ERROR_EVENT.search(tail) is None
+    aborted = status is not None and _find_error(tail) is None
     if usage < 0:
         return Ending(None, None, status, None, died, aborted) if status is not None else NO_ENDING
     prompt, cached = _count(_PROMPT_TOKENS.search(tail, usage)), _count(_CACHED_TOKENS.search(tail, usage))
     output = _count(_OUTPUT_TOKENS.search(tail, usage))
     if prompt is not None:
-        prompt += sum(int(count) for count in _APART_TOKENS.findall(tail, usage))
+        prompt += sum([int(count) for count in _APART_TOKENS.findall(tail, usage)])
     return Ending(prompt, cached, status, output, died, aborted)
 
 
+def _find_error(tail: bytes) -> re.Match[bytes] | None:
+    return _ERROR_EVENT.search(tail) if any(word in tail for word in _ERROR_WORDS) else None
+
+
 def _error_in(tail: bytes) -> int | None:
-    found = _ERROR_EVENT.search(tail)
+    found = _find_error(tail)
     if found is not None:
         event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
         return error_status(event_object(event)) or 500

@@ -15,7 +15,9 @@ from router.http.sse import EventEditor, comments_of, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'
-_FINISHED: Final = (b'"finish_reason":"', b'"finish_reason": "')
+_STOPPED: Final = b'"finish_reason":"'
+_SPACED_STOP: Final = b'"finish_reason": "'
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _MAX_BEHIND_BYTES: Final = 64
 """Of comments that wait behind the event with the finish reason: more mean that the next event does not come soon."""
 _MAX_HELD_BYTES: Final = 64 << 10
@@ -48,6 +50,8 @@ class UsageRemover:
 
     def __init__(self) -> None:
         self._editor = EventEditor(self._edited, _MAX_HELD_BYTES, comment=self._passed, release=self._release)
+        self._idle = True
+        """The next byte begins an event, and none waits."""
         self._last = b""
         """The event with the finish reason, while the next one is awaited."""
         self._behind = b""
@@ -73,9 +77,14 @@ class UsageRemover:
     def feed(self, pieces: list[bytes]) -> bytes:
         """The client's part of the next bytes; may be empty."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._editor.idle and not self._last and (self.sends_unasked or _is_plain(data)):
+        if self._idle and (
+            self.sends_unasked
+            or (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
+        ):
             return data
-        return self._editor.feed(data)
+        passed_on = self._editor.feed(data)
+        self._idle = self._editor.idle and not self._last
+        return passed_on
 
     def _release(self) -> bytes:
         """What waits for the next event, which does not come whole, or not at all."""
@@ -91,7 +100,7 @@ class UsageRemover:
 
     def _edited(self, event: bytes) -> bytes:
         last, behind, waiting = self._last, self._behind, self._release()
-        is_last = not self.sends_unasked and any(mark in event for mark in _FINISHED)
+        is_last = not self.sends_unasked and (_STOPPED in event or _SPACED_STOP in event)
         value = event_object(event) if is_last or _USAGE in event else None
         if value is None or self.sends_unasked:
             return waiting + event
@@ -104,12 +113,6 @@ class UsageRemover:
             self._last = event
             return waiting
         return waiting + event
-
-
-def _is_plain(data: bytes) -> bool:
-    """Whether it ends an event, and none of its events needs a look."""
-    ends = data.endswith((b"\n\n", b"\r\n\r\n"))
-    return ends and _USAGE not in data and _FINISHED[0] not in data and _FINISHED[1] not in data
 
 
 def _with_fingerprint(event: bytes, fingerprint: object) -> bytes:
