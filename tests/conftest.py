@@ -8,10 +8,10 @@ import resource
 from collections.abc import Callable, Iterator
 
 import pytest
-import redis
 from hypothesis import HealthCheck, settings
 
 from statestore.embedded import EmbeddedValkey
+from tests.support.store_servers import StoreServers
 
 # A slow machine fails no property.
 settings.register_profile("dualmap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,18 +19,21 @@ settings.load_profile("dualmap")
 
 
 @pytest.fixture(scope="session")
-def valkey_server() -> Iterator[EmbeddedValkey]:
-    """A private server shared by the session; tests that stop or stall a server start their own."""
-    with EmbeddedValkey() as server:
-        yield server
+def servers() -> Iterator[StoreServers]:
+    """The store's servers of every kind, shared by the session; tests that stop or stall a server start their own."""
+    with StoreServers() as servers:
+        yield servers
 
 
 @pytest.fixture
-def valkey_url(valkey_server: EmbeddedValkey) -> str:
-    """URL of a real, empty Valkey server."""
-    with redis.Redis.from_url(valkey_server.url) as client:
-        client.flushall()
-    return valkey_server.url
+def valkey_server(servers: StoreServers) -> EmbeddedValkey:
+    return servers.running("valkey")
+
+
+@pytest.fixture
+def valkey_url(servers: StoreServers) -> str:
+    """The URL of a real, empty Valkey server."""
+    return servers.emptied("valkey")
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
-import redis
-from fakeredis import FakeServer, TcpFakeServer
 
 from scheduling.settings import SchedulingSettings
 from statestore.connect import Store
@@ -17,48 +14,30 @@ from statestore.pool import PoolStore
 from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock
+from tests.support.store_servers import SERVER_KINDS, StoreServers, binary_of
+
+
+@pytest.fixture(params=SERVER_KINDS)
+def server_kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def server_url(server_kind: str, servers: StoreServers) -> str:
+    """The URL of a real, empty server; a test that takes it is run on every kind."""
+    return servers.emptied(server_kind)
+
+
+@pytest.fixture
+def binary(server_kind: str) -> Path:
+    """The executable of a server, for tests of every kind that start Sentinels and nodes of a cluster."""
+    return binary_of(server_kind)
 
 
 @pytest.fixture
 def clock() -> HandClock:
     return HandClock()
-
-
-class BusyTcpFakeServer(TcpFakeServer):
-    request_queue_size = 64  # of connections that are not accepted yet
-
-
-@pytest.fixture(scope="session")
-def fakeredis_server() -> Iterator[TcpFakeServer]:
-    """fakeredis behind a real socket, so that the product's own connection and scripts meet it."""
-    server = BusyTcpFakeServer(("127.0.0.1", 0), server_type="valkey")
-    server.RequestHandlerClass = _keeping_connections(server.RequestHandlerClass)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
-
-
-def _keeping_connections(handler: type[Any]) -> type[Any]:
-    """The handler, answering an error and reading on: as it comes it closes the connection after every error."""
-
-    class KeepingHandler(handler):
-        def setup(self) -> None:
-            super().setup()
-            client = self.current_client
-            read_response = client.read_response
-
-            def read_or_error() -> Any:
-                try:
-                    return read_response()
-                except redis.ResponseError as error:
-                    return error
-
-            client.read_response = read_or_error
-
-    return KeepingHandler
 
 
 def redis_store(
@@ -77,20 +56,16 @@ def scheduling() -> SchedulingSettings:
     return SCHEDULING
 
 
-@pytest.fixture(params=["memory", "valkey", "fakeredis"])
+@pytest.fixture(params=["memory", *SERVER_KINDS])
 async def store(
-    request: pytest.FixtureRequest, clock: HandClock, scheduling: SchedulingSettings
+    request: pytest.FixtureRequest, servers: StoreServers, clock: HandClock, scheduling: SchedulingSettings
 ) -> AsyncIterator[Store]:
     """An open, empty store of each kind on the hand clock."""
+    opened: Store
     if request.param == "memory":
-        opened: Store = MemoryStore(scheduling, now_ms=clock)
-    elif request.param == "valkey":
-        opened = redis_store(request.getfixturevalue("valkey_url"), clock, scheduling=scheduling)
+        opened = MemoryStore(scheduling, now_ms=clock)
     else:
-        server = request.getfixturevalue("fakeredis_server")
-        server.fake_server = FakeServer(server_type="valkey")
-        url = f"redis://127.0.0.1:{server.server_address[1]}/0"
-        opened = redis_store(url, clock, scheduling=scheduling)
+        opened = redis_store(servers.emptied(request.param), clock, scheduling=scheduling)
     await opened.open()
     yield opened
     await opened.close()

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import redis
 
-from statestore.embedded import server_binary
-
 
 def free_port(first: int = 21_000) -> int:
     # Below the ephemeral range: a cluster's bus listens 10000 ports higher.
@@ -24,12 +22,12 @@ def free_port(first: int = 21_000) -> int:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
-    """A bare server process with these arguments, and a client to it."""
+def running(binary: Path, folder: Path, *arguments: str, port: int) -> Iterator[redis.Redis]:
+    """A bare process of a server's executable with these arguments, and a client to it."""
     log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(server_binary()), *arguments, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)],
+            [str(binary), *arguments, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)],
             stdout=output,
             stderr=output,
         )

@@ -48,19 +48,19 @@ async def complaint_about(url: str, connect_timeout_s: float = 60.0) -> StoreErr
 
 
 async def test_a_server_with_a_certificate_of_a_private_authority_is_a_store(
-    valkey_url: str, authority: Authority
+    server_url: str, authority: Authority
 ) -> None:
     async with (
-        tls_front(authority.server("127.0.0.1"), port_of(valkey_url)) as port,
+        tls_front(authority.server("127.0.0.1"), port_of(server_url)) as port,
         opened(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}") as store,
     ):
         assert await store.pool("default").now_ms() > 0
 
 
 async def test_an_unknown_authority_and_another_name_are_wrong_configurations(
-    valkey_url: str, authority: Authority
+    server_url: str, authority: Authority
 ) -> None:
-    async with tls_front(authority.server("store.internal"), port_of(valkey_url)) as port:
+    async with tls_front(authority.server("store.internal"), port_of(server_url)) as port:
         url = f"rediss://127.0.0.1:{port}/0"
         unknown = await complaint_about(url)
         misnamed = await complaint_about(f"{url}?ssl_ca_certs={authority.file}")
@@ -77,11 +77,11 @@ async def test_an_unknown_authority_and_another_name_are_wrong_configurations(
 
 
 async def test_a_server_that_wants_a_certificate_is_shown_one(
-    valkey_url: str, authority: Authority, tmp_path: Path
+    server_url: str, authority: Authority, tmp_path: Path
 ) -> None:
     own = authority.client_certificate(tmp_path / "fleet.pem")
     context = authority.server("127.0.0.1", wants_certificates=True)
-    async with tls_front(context, port_of(valkey_url)) as port:
+    async with tls_front(context, port_of(server_url)) as port:
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.file}"
         async with opened(f"{url}&ssl_certfile={own}") as store:
             assert await store.pool("default").now_ms() > 0
@@ -89,8 +89,8 @@ async def test_a_server_that_wants_a_certificate_is_shown_one(
         assert "ssl_certfile" in str(await complaint_about(url))
 
 
-async def test_a_url_without_tls_for_a_server_with_it_is_told_of_rediss(valkey_url: str, authority: Authority) -> None:
-    async with tls_front(authority.server("127.0.0.1"), port_of(valkey_url)) as port:
+async def test_a_url_without_tls_for_a_server_with_it_is_told_of_rediss(server_url: str, authority: Authority) -> None:
+    async with tls_front(authority.server("127.0.0.1"), port_of(server_url)) as port:
         error = await complaint_about(f"redis://127.0.0.1:{port}/0")
 
     assert isinstance(error, StoreUnavailableError)
@@ -111,8 +111,8 @@ async def test_a_server_that_resets_a_connection_without_tls_may_speak_it() -> N
     assert "reset by peer" in str(error) and "use rediss://" in str(error)
 
 
-async def test_a_url_with_tls_for_a_server_without_it_is_told_of_redis(valkey_url: str) -> None:
-    error = await complaint_about(f"rediss://127.0.0.1:{port_of(valkey_url)}/0", connect_timeout_s=0.2)
+async def test_a_url_with_tls_for_a_server_without_it_is_told_of_redis(server_url: str) -> None:
+    error = await complaint_about(f"rediss://127.0.0.1:{port_of(server_url)}/0", connect_timeout_s=0.2)
 
     assert isinstance(error, StoreUnavailableError)
     assert "if it speaks no TLS, use redis://" in str(error)
@@ -122,9 +122,9 @@ async def test_a_url_with_tls_for_a_server_without_it_is_told_of_redis(valkey_ur
     ("change", "what"), [(("/0", "/99"), "database"), (("redis://", "redis://nobody:wrong@"), "user or password")]
 )
 async def test_what_a_server_refuses_of_the_url_is_a_configuration_error(
-    valkey_url: str, change: tuple[str, str], what: str
+    server_url: str, change: tuple[str, str], what: str
 ) -> None:
-    error = await complaint_about(f"redis://127.0.0.1:{port_of(valkey_url)}/0".replace(*change))
+    error = await complaint_about(f"redis://127.0.0.1:{port_of(server_url)}/0".replace(*change))
 
     assert isinstance(error, StoreConfigurationError)
     assert f"refuses the {what} of store.url" in str(error)
@@ -148,27 +148,27 @@ async def test_a_wrong_password_for_a_unix_socket_is_a_configuration_error(tmp_p
     assert f"{tmp_path}/store.sock refuses the user or password of store.url" in str(error)
 
 
-async def test_a_user_who_may_not_name_connections_is_served(valkey_url: str) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
+async def test_a_user_who_may_not_name_connections_is_served(server_url: str) -> None:
+    with redis.Redis.from_url(server_url) as client:
         client.execute_command("ACL", "SETUSER", "plain", "on", ">secret", "+@all", "-client")
         try:
-            async with opened(f"redis://plain:secret@127.0.0.1:{port_of(valkey_url)}") as store:
+            async with opened(f"redis://plain:secret@127.0.0.1:{port_of(server_url)}") as store:
                 assert await store.pool("default").now_ms() > 0
         finally:
             client.execute_command("ACL", "DELUSER", "plain")
 
 
-async def test_connections_have_a_name_for_people(valkey_url: str) -> None:
-    async with opened(valkey_url):
-        with redis.Redis.from_url(valkey_url) as client:
+async def test_connections_have_a_name_for_people(server_url: str) -> None:
+    async with opened(server_url):
+        with redis.Redis.from_url(server_url) as client:
             assert "dualmap" in [each["name"] for each in client.client_list()]
 
 
-async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_do(valkey_url: str) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
+async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_do(server_url: str) -> None:
+    with redis.Redis.from_url(server_url) as client:
         former = client.config_get("maxclients")["maxclients"]
         client.config_set("maxclients", 1)
-        error = await complaint_about(valkey_url)
+        error = await complaint_about(server_url)
         client.config_set("maxclients", former)
 
     assert isinstance(error, StoreUnavailableError)

@@ -142,9 +142,9 @@ async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_anoth
 
 
 async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
-    valkey_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+    server_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, own_clock=clock)
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING, own_clock=clock)
     pool = store.pool("default")
     fence = await lead(pool)
     for name in ("a", "b"):
@@ -169,9 +169,9 @@ async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
 
 
 async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
-    valkey_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+    server_url: str, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING, own_clock=clock)
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING, own_clock=clock)
     pool = store.pool("default")
     fence = await lead(pool)
     await pool.put_instance(instance("a"))

@@ -82,15 +82,15 @@ async def live_through_everything(pool: PoolStore) -> None:
 
 
 @pytest.fixture
-async def lived_in(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
     monkeypatch.setattr(pool_store, "STORED_RESPONSES", 2)
     scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=scheduling)
+    store = RedisStore(StoreSettings(url=server_url), scheduling=scheduling)
     await store.open()
     await live_through_everything(store.pool("default"))
     await store.close()
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         yield client
 
 

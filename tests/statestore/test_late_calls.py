@@ -119,8 +119,8 @@ async def _adopt(pool: PoolStore) -> int:
 
 
 @pytest.fixture
-async def proxy(valkey_url: str) -> AsyncIterator[HoldingProxy]:
-    async with holding_proxy(urlsplit(valkey_url).port or 0) as made:
+async def proxy(server_url: str) -> AsyncIterator[HoldingProxy]:
+    async with holding_proxy(urlsplit(server_url).port or 0) as made:
         yield made
 
 
@@ -164,7 +164,7 @@ def test_every_call_of_a_pool_is_known_to_read_or_is_tried_late() -> None:
 
 
 async def test_only_scripts_change_what_the_server_has(
-    pool: PoolStore, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+    pool: PoolStore, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: set[str] = set()
 
@@ -172,7 +172,7 @@ async def test_only_scripts_change_what_the_server_has(
         sent.add(str(command[0]))
         return wire.hiredis.pack_command(command)  # type: ignore[attr-defined, no-any-return]
 
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         monkeypatch.setattr(wire, "pack", pack)
         for call in sorted(CHANGES):
             client.flushdb()
@@ -189,9 +189,9 @@ async def test_only_scripts_change_what_the_server_has(
 
 @pytest.mark.parametrize("call", sorted(CHANGES))
 async def test_what_a_caller_gave_up_changes_nothing_when_it_is_delivered(
-    call: str, pool: PoolStore, proxy: HoldingProxy, valkey_url: str
+    call: str, pool: PoolStore, proxy: HoldingProxy, server_url: str
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         lease = await _filled(pool, client)
         if call == "remove_instance":
             client.delete("dualmap:{default}:running:c")
@@ -229,9 +229,9 @@ async def test_a_call_that_is_held_for_less_than_its_time_is_carried_out(pool: P
 
 @pytest.mark.parametrize("call", ["place", "heartbeat"])
 async def test_a_call_after_one_that_was_given_up_is_carried_out(
-    call: str, pool: PoolStore, proxy: HoldingProxy, valkey_url: str
+    call: str, pool: PoolStore, proxy: HoldingProxy, server_url: str
 ) -> None:
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         lease = await _filled(pool, client)
         proxy.mark = b"EVALSHA"
         with pytest.raises(StoreUnavailableError):

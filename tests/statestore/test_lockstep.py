@@ -8,7 +8,6 @@ sequences of calls are always the same, so that a run tells about the code and n
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 from collections import Counter, deque
@@ -32,7 +31,6 @@ from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights, features_of
-from statestore.embedded import EmbeddedValkey
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
@@ -68,6 +66,7 @@ CHAINS = (
 )
 SEED = int(os.environ.get("DUALMAP_LOCKSTEP_SEED", "1"))
 TIGHT = {"prefix_samples": 5, "max_deferred_s": 4.0}
+FIFO, BY_DEADLINE = SCHEDULING.model_copy(update=TIGHT), DEADLINE.model_copy(update=TIGHT)
 WANTED = {
     *PlaceStatus,
     "granted",
@@ -84,21 +83,19 @@ WANTED = {
 }
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
-prefixes = itertools.count()
 
 
 class Twins:
     """One pool in memory and one on a server, with one clock."""
 
-    def __init__(self, server: EmbeddedValkey, scheduling: SchedulingSettings) -> None:
+    def __init__(self, server_url: str, scheduling: SchedulingSettings) -> None:
         self.clock = HandClock()
         self.order = QueueOrder.of(scheduling)
-        prefix = f"twins{next(prefixes)}"
-        self.keys = PoolKeys(prefix, "default")
-        self.client: Any = redis_client.Redis.from_url(server.url)
-        in_memory = MemoryStore(scheduling, now_ms=self.clock, prefix=prefix)
+        self.keys = PoolKeys("dualmap", "default")
+        self.client: Any = redis_client.Redis.from_url(server_url)
+        in_memory = MemoryStore(scheduling, now_ms=self.clock)
         self.server, self.memory = in_memory.server, in_memory.pool("default")
-        settings = StoreSettings(url=server.url, prefix=prefix, command_timeout_s=10.0)
+        settings = StoreSettings(url=server_url, command_timeout_s=10.0)
         self.store = RedisStore(settings, scheduling=scheduling, own_clock=self.clock)
         self.redis = self.store.pool("default")
         self.granted: dict[str, list[Grant]] = {"memory": [], "redis": []}
@@ -542,14 +539,13 @@ class Traffic:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "scheduling",
-    [SCHEDULING.model_copy(update=TIGHT), DEADLINE.model_copy(update=TIGHT)],
-    ids=["fifo", "deadline"],
+    ("server_kind", "scheduling"),
+    [("valkey", FIFO), ("valkey", BY_DEADLINE), ("redis-6.2", BY_DEADLINE)],
+    ids=["valkey-fifo", "valkey-deadline", "redis-6.2-deadline"],
+    indirect=["server_kind"],
 )
-async def test_memory_and_valkey_agree_on_every_call(
-    valkey_server: EmbeddedValkey, scheduling: SchedulingSettings
-) -> None:
-    twins = Twins(valkey_server, scheduling)
+async def test_memory_and_a_server_agree_on_every_call(server_url: str, scheduling: SchedulingSettings) -> None:
+    twins = Twins(server_url, scheduling)
     await twins.open()
     try:
         traffic = Traffic(twins, scheduling, SEED)

@@ -122,8 +122,8 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
     assert {each.replica_id for each in (await together.overview()).replicas} == {"one", "two"}
 
 
-async def test_on_a_server_each_is_released_and_the_last_of_an_instance_is_told_its_queue(valkey_url: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+async def test_on_a_server_each_is_released_and_the_last_of_an_instance_is_told_its_queue(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
     for name in ("a", "b"):

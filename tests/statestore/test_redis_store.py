@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +18,19 @@ from statestore.redis import RedisStore
 from statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
 from tests.statestore.samples import SCHEDULING, assert_sums_hold, finish, grant, instance, lead, place, record
+from tests.statestore.scripted_server import scripted_server
 
 Allow = Callable[..., str]
 
 
 @pytest.fixture
-def allow(valkey_url: str) -> Iterator[Allow]:
+def allow(server_url: str) -> Iterator[Allow]:
     """URL of a user who may do no more than this."""
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
 
         def set_user(*rules: str) -> str:
             client.execute_command("ACL", "SETUSER", "fleet", "reset", "on", ">secret", *rules)
-            return valkey_url.replace("redis://", "redis://fleet:secret@")
+            return server_url.replace("redis://", "redis://fleet:secret@")
 
         yield set_user
         client.execute_command("ACL", "DELUSER", "fleet")
@@ -67,6 +69,27 @@ async def test_a_server_that_keeps_its_facts_to_itself_is_a_store_with_a_warning
     assert "is it Redis 6.2 or newer?" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("info", "refused"),
+    [
+        ("redis_version:5.0.14", True),
+        ("redis_version:6.0.16", True),
+        ("redis_version:6.2.0", False),
+        ("redis_version:10.1.0", False),
+        ("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.0", False),
+    ],
+)
+async def test_a_server_before_redis_6_2_is_refused(info: str, refused: bool) -> None:
+    async with scripted_server() as server:
+        server.answer = lambda command: b"$%d\r\n%b\r\n" % (len(info), info.encode())
+        store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{server.port}/0"), scheduling=SCHEDULING)
+        expected = pytest.raises(StoreConfigurationError, match="is too old") if refused else contextlib.nullcontext()
+
+        with expected:
+            await store.open()
+        await store.close()
+
+
 async def test_a_command_that_a_script_may_not_run_is_a_wrong_configuration(allow: Allow) -> None:
     store = RedisStore(StoreSettings(url=allow("~*", "&*", "+@all", "-hset")), scheduling=SCHEDULING)
     try:
@@ -77,11 +100,11 @@ async def test_a_command_that_a_script_may_not_run_is_a_wrong_configuration(allo
         await store.close()
 
 
-async def test_a_sentinel_is_no_store(tmp_path: Path) -> None:
+async def test_a_sentinel_is_no_store(tmp_path: Path, binary: Path) -> None:
     port = free_port()
     configuration = tmp_path / "sentinel.conf"
     configuration.write_text("sentinel monitor fleet 127.0.0.1 7777 1\n")
-    with running(tmp_path, str(configuration), "--sentinel", port=port):
+    with running(binary, tmp_path, str(configuration), "--sentinel", port=port):
         store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{port}/0"), scheduling=SCHEDULING)
         with pytest.raises(StoreConfigurationError, match=r"redis\+sentinel://HOST:PORT/MASTER"):
             await store.open()
@@ -89,11 +112,10 @@ async def test_a_sentinel_is_no_store(tmp_path: Path) -> None:
 
 
 async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, binary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(port + 10_000))
-    with running(tmp_path, *options, port=port):
+    with running(binary, tmp_path, "--cluster-enabled", "yes", port=port):
         store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{port}/0"), scheduling=SCHEDULING)
         await store.open()
         await store.close()
@@ -102,13 +124,13 @@ async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
 
 
 async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_same_connection(
-    allow: Allow, valkey_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    allow: Allow, server_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
     store = RedisStore(StoreSettings(url=allow("~*", "resetchannels", "+@all")), scheduling=SCHEDULING)
     await store.open()
     store.pool("default").on_grant("router-1", lambda grant: None)
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         channel = "dualmap:{default}:grants:router-1"
         await until(lambda: "polling alone" in caplog.text)
         connections = client.info("stats")["total_connections_received"]
@@ -120,14 +142,14 @@ async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_sa
     assert channel in caplog.text
 
 
-async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_other_waiting(valkey_url: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_other_waiting(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
     await pool.put_instance(instance("a", max_running_requests=1))
     for request_id in ("sent", "lost", "next"):
         await place(pool, request_id)
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         client.delete(PoolKeys("dualmap", "default").request("lost"))
 
     await grant(pool, (await finish(pool, "sent")).queue)
@@ -138,9 +160,9 @@ async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_ot
     await store.close()
 
 
-async def test_an_instance_that_others_change_all_the_time_is_given_up(valkey_url: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
-    other = redis.Redis.from_url(valkey_url)
+async def test_an_instance_that_others_change_all_the_time_is_given_up(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
+    other = redis.Redis.from_url(server_url)
     await store.open()
     try:
         pool = store.pool("default")

@@ -80,12 +80,12 @@ def test_the_modules_name_shared_scripts_that_exist() -> None:
     assert named <= {script.stem for script in room.glob("lua/shared/*.lua")}
 
 
-async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+async def test_scripts_the_server_forgot_are_loaded_again(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
     await pool.put_instance(instance("a"))
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         client.script_flush()
 
     placed = await place(pool, "r")
@@ -96,15 +96,15 @@ async def test_scripts_the_server_forgot_are_loaded_again(valkey_url: str) -> No
 
 
 @pytest.mark.parametrize("lost", ["instances", "instance_records"])
-async def test_instances_whose_key_was_evicted_begin_again_with_an_empty_cache(valkey_url: str, lost: str) -> None:
-    store = RedisStore(StoreSettings(url=valkey_url), scheduling=SCHEDULING)
+async def test_instances_whose_key_was_evicted_begin_again_with_an_empty_cache(server_url: str, lost: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
     small = instance("a", kv_capacity_tokens=400)
     await pool.put_instance(small)
     await place(pool, "former", chain=CHAIN)
     await finish(pool, "former")
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         client.delete(getattr(PoolKeys("dualmap", "default"), lost))
     assert (await pool.membership()).instances == {}
 

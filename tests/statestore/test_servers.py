@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import hiredis
 import pytest
@@ -15,7 +16,6 @@ import redis
 import trustme
 from redis.crc import key_slot
 
-from statestore.embedded import EmbeddedValkey
 from statestore.errors import StoreConfigurationError, StoreUnavailableError
 from statestore.keys import PoolKeys
 from statestore.redis import RedisStore
@@ -68,13 +68,13 @@ def test_a_url_without_a_server_is_a_wrong_configuration() -> None:
 
 
 @pytest.fixture
-async def sentinel_store(valkey_server: EmbeddedValkey, tmp_path: Path) -> AsyncIterator[RedisStore]:
-    master_port = int(valkey_server.url.rpartition(":")[2].partition("/")[0])
+async def sentinel_store(server_url: str, binary: Path, tmp_path: Path) -> AsyncIterator[RedisStore]:
+    master_port = urlsplit(server_url).port
     port = free_port()
     configuration = tmp_path / "sentinel.conf"
     configuration.write_text(f"sentinel monitor fleet 127.0.0.1 {master_port} 1\n")
-    with running(tmp_path, str(configuration), "--sentinel", port=port):
-        settings = StoreSettings(url=f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/fleet/0", prefix="sentinel-test")
+    with running(binary, tmp_path, str(configuration), "--sentinel", port=port):
+        settings = StoreSettings(url=f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/fleet/0")
         store = RedisStore(settings, scheduling=SCHEDULING)
         await store.open()
         yield store
@@ -95,13 +95,13 @@ async def test_a_master_no_sentinel_knows_is_a_wrong_configuration(sentinel_stor
         await RedisStore(StoreSettings(url=url), scheduling=SCHEDULING).open()
 
 
-async def test_sentinels_are_asked_with_their_own_user_and_password(tmp_path: Path) -> None:
+async def test_sentinels_are_asked_with_their_own_user_and_password(tmp_path: Path, binary: Path) -> None:
     port = free_port()
     configuration = tmp_path / "sentinel.conf"
     configuration.write_text(
         "sentinel monitor fleet 127.0.0.1 7777 1\nrequirepass guard\nuser fleet on >its-own +@all\n"
     )
-    with running(tmp_path, str(configuration), "--sentinel", port=port):
+    with running(binary, tmp_path, str(configuration), "--sentinel", port=port):
         url = f"redis+sentinel://:data@127.0.0.1:{port}/fleet"
         for options in ("?sentinel_password=guard", "?sentinel_username=fleet&sentinel_password=its-own"):
             assert await address(url + options) == ("127.0.0.1", 7777)
@@ -161,16 +161,16 @@ async def test_a_slot_without_an_owner_is_out_of_reach() -> None:
             await address(f"redis+cluster://127.0.0.1:{port}")
 
 
-async def test_a_server_that_is_in_no_cluster_is_a_wrong_configuration(valkey_url: str) -> None:
+async def test_a_server_that_is_in_no_cluster_is_a_wrong_configuration(server_url: str) -> None:
     with pytest.raises(StoreConfigurationError, match="cluster support disabled"):
-        await address(valkey_url.replace("redis:", "redis+cluster:"))
+        await address(server_url.replace("redis:", "redis+cluster:"))
 
 
-async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_path: Path) -> None:
+async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_path: Path, binary: Path) -> None:
     authority, port, front = Authority(tmp_path), free_port(), free_port(22_000)
-    options = ("--cluster-enabled", "yes", "--cluster-port", str(port + 10_000), "--cluster-announce-port", str(front))
-    with running(tmp_path, *options, port=port) as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    options = ("--cluster-enabled", "yes", "--cluster-announce-port", str(front))
+    with running(binary, tmp_path, *options, port=port) as client:
+        client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
         await until_ok([client])
         async with tls_front(authority.server("127.0.0.1"), port, own_port=front):
             url = f"rediss+cluster://127.0.0.1:{front}"
@@ -190,18 +190,14 @@ def test_the_slot_of_a_key_is_that_of_its_pool() -> None:
         assert key_slot(keys.meta) == key_slot(keys.kv("a"))
 
 
-async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: Path) -> None:
+async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: Path, binary: Path) -> None:
     with contextlib.ExitStack() as stack:
         nodes = []
         for name in ("left", "right"):
             folder = tmp_path / name
             folder.mkdir()
             port = free_port()
-            client = stack.enter_context(
-                running(
-                    folder, "--cluster-enabled", "yes", "--save", "", "--cluster-port", str(port + 10_000), port=port
-                )
-            )
+            client = stack.enter_context(running(binary, folder, "--cluster-enabled", "yes", "--save", "", port=port))
             nodes.append((client, port))
         await form_cluster(nodes)
         store = RedisStore(StoreSettings(url=f"redis+cluster://127.0.0.1:{nodes[0][1]}"), scheduling=SCHEDULING)
@@ -223,8 +219,8 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
 async def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
     """Two nodes, each with half of the slots, that know each other."""
     (left, _), (right, right_port) = nodes
-    left.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
-    right.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+    left.execute_command("CLUSTER", "ADDSLOTS", *range(8192))
+    right.execute_command("CLUSTER", "ADDSLOTS", *range(8192, 16_384))
     left.execute_command("CLUSTER", "MEET", "127.0.0.1", right_port)
     await until_ok([left, right])
 

@@ -28,11 +28,11 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_after_a_lost_connection_messages_come_again_without_a_caller(valkey_url: str) -> None:
-    subscriber = Subscriber(connections_to(urlsplit(valkey_url).port or 0))
+async def test_after_a_lost_connection_messages_come_again_without_a_caller(server_url: str) -> None:
+    subscriber = Subscriber(connections_to(urlsplit(server_url).port or 0))
     heard: asyncio.Queue[bytes] = asyncio.Queue()
     subscriber.listen(CHANNEL, heard.put_nowait)
-    with redis.Redis.from_url(valkey_url) as client:
+    with redis.Redis.from_url(server_url) as client:
         await until(lambda: client.publish(CHANNEL, MESSAGE))
         assert await asyncio.wait_for(heard.get(), 60) == MESSAGE
         while not heard.empty():

@@ -50,8 +50,8 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 @pytest.fixture
-def port(valkey_url: str) -> int:
-    return urlsplit(valkey_url).port or 0
+def port(server_url: str) -> int:
+    return urlsplit(server_url).port or 0
 
 
 async def test_replies_are_as_the_server_sent_them(connect: Connect, port: int) -> None:
@@ -328,9 +328,9 @@ async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: WireC
 
 @pytest.mark.parametrize("waiting", [2, 3])
 async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
-    valkey_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
+    server_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    calls = WireCalls(connections_to(int(valkey_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
+    calls = WireCalls(connections_to(int(server_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
     await calls.command("PING")
     monkeypatch.setattr("statestore.redis.wire.MAX_IN_FLIGHT", 3)
 
@@ -487,9 +487,9 @@ async def test_a_connection_that_ends_before_it_is_taken_over_is_lost(server: Sc
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_connections_are_taken_over_on_either_event_loop_with_tls_and_without(
-    run: Callable[[Coroutine[None, None, None]], None], valkey_url: str, tmp_path: Path
+    run: Callable[[Coroutine[None, None, None]], None], server_url: str, tmp_path: Path
 ) -> None:
-    authority, port = Authority(tmp_path), int(valkey_url.rpartition(":")[2].partition("/")[0])
+    authority, port = Authority(tmp_path), int(server_url.rpartition(":")[2].partition("/")[0])
     keys = PoolKeys("dualmap", "default")
 
     async def ping_by(url: str) -> None:
