@@ -28,8 +28,10 @@ def packages_of(extra: str) -> list[str]:
         declared = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return []
-    parts = (requirement.partition(";") for requirement in declared)
-    return [package.strip() for package, _, marker in parts if re.search(rf"extra == ['\"]{extra}['\"]", marker)]
+    # Another marker of a package stays, so that pip leaves it out where it cannot be installed.
+    pattern = re.compile(rf"(?P<package>[^;]+?)\s*;\s*(?:(?P<marker>.+) and )?extra == ['\"]{extra}['\"]")
+    found = filter(None, map(pattern.fullmatch, declared))
+    return ["; ".join(filter(None, match.group("package", "marker"))) for match in found]
 
 
 def how_to_install(extra: str) -> str:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from statestore import extras
 from statestore.extras import how_to_install, packages_of
@@ -29,7 +30,7 @@ def test_an_extra_is_installed_by_its_packages_since_no_index_has_the_project(ex
 
     assert python == sys.executable
     assert words[:3] == ["-m", "pip", "install"]
-    assert {word.lower() for word in words[3:]} == {package.lower() for package in OPTIONAL[extra]}
+    assert {*map(Requirement, words[3:])} == {*map(Requirement, OPTIONAL[extra])}
 
 
 def test_an_environment_without_pip_is_an_image_that_is_built_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
