@@ -214,5 +214,7 @@ def _output_limit(body: Mapping[str, Any]) -> int | None:
 
 def _count(body: Mapping[str, Any], name: str) -> int | None:
     """The count in a field of the body; None where it is absent, or no count."""
-    count = lax_int(body.get(name))
+    if (sent := body.get(name)) is None:
+        return None
+    count = lax_int(sent)
     return count if count is not None and 0 <= count <= _MAX_COUNT else None

@@ -21,6 +21,8 @@ _FLAGS: Final = {
 
 def lax_int(value: Any) -> int | None:
     """A whole number, or what counts as one."""
+    if value is None:
+        return None
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
@@ -32,6 +34,8 @@ def lax_int(value: Any) -> int | None:
 
 def lax_bool(value: Any) -> bool | None:
     """True or false, or what counts as one."""
-    if isinstance(value, int | float) and value in (0, 1):
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, (int, float)) and value in (0, 1):
         return bool(value)
     return _FLAGS.get(value.lower()) if isinstance(value, str) else None

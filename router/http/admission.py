@@ -42,8 +42,13 @@ OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
-_NOT_SPLIT: Final = ("echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params")
+_NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
+
+_ANSWERS: Final = ("n", "best_of")
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+_BEARS_ON_SPLIT: Final = _NOT_SPLIT.union(_ANSWERS, _LIMITS)
+"""A chat request that has none of them may be split."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
@@ -210,12 +215,17 @@ def inference_request_of(
 def may_split(path: str, body: Mapping[str, Any]) -> bool:
     """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
     than a token."""
-    if path not in COMPLETIONS_PATHS or any(map(body.get, _NOT_SPLIT)):
+    if path not in COMPLETIONS_PATHS:
         return False
-    if any(body.get(name) is not None and lax_int(body[name]) != 1 for name in ("n", "best_of")):
-        return False
-    if any(lax_int(body.get(name)) in (0, 1) for name in ("max_tokens", "max_completion_tokens")):
-        return False
+    if not _BEARS_ON_SPLIT.isdisjoint(body):
+        if any(map(body.get, _NOT_SPLIT)):
+            return False
+        for name in _ANSWERS:
+            if (answers := body.get(name)) is not None and lax_int(answers) != 1:
+                return False
+        for name in _LIMITS:
+            if (limit := body.get(name)) is not None and lax_int(limit) in (0, 1):
+                return False
     prompt = body.get("prompt")
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 

@@ -28,7 +28,7 @@ TAIL_BYTES: Final = 4096
 """The end of an answer is searched in so many of its last bytes at least, however small the reads were."""
 
 _BLANKS: Final = b" \t\r\n"
-_JSON_STARTS: Final = (b"{", b"[")
+JSON_STARTS: Final = (b"{", b"[")
 _BOM: Final = b"\xef\xbb\xbf"
 _TEXT_TYPES: Final = (b"text/", b"application/json", b"application/xhtml", b"application/xml")
 """An answer of these types, or of none, that does not begin as JSON is a page or a message of something else than an
@@ -78,7 +78,7 @@ def may_be_no_answer(content_type: bytes, content_encoding: bytes) -> bool:
 
 def starts_events(body: bytes) -> bool:
     """Whether it begins as an event stream, whatever its type says."""
-    return body[:1] not in _JSON_STARTS and _EVENTS_START.match(_text(body)) is not None
+    return body[:1] not in JSON_STARTS and _EVENTS_START.match(_text(body)) is not None
 
 
 def _text(body: bytes) -> bytes:
@@ -88,12 +88,14 @@ def _text(body: bytes) -> bytes:
 def failure_of_object(body: bytes, *, readable: bool = True) -> InstanceFailure | None:
     """The failure that an answer of success shows, of whose body this is the start, or the whole of it. It is
     ``readable`` where it ``may_be_no_answer``."""
-    start = body if body[:1] in _JSON_STARTS else _text(body)
+    start = body if body[:1] in JSON_STARTS else _text(body)
     if not start:
         return InstanceFailure(FailureKind.NO_ANSWER, "an empty answer")
-    if not readable or starts_events(start):
+    if not readable:
         return None
-    if start[:1] not in _JSON_STARTS:
+    if start[:1] not in JSON_STARTS:
+        if starts_events(start):
+            return None
         return InstanceFailure(FailureKind.NO_ANSWER, f"an answer that is not JSON: {_shown(start)}")
     if _ERROR_START.match(start) is not None:
         failure = InstanceFailure(FailureKind.STATUS, _shown(start), _status_of(start))

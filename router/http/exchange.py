@@ -19,6 +19,7 @@ from typing import Final
 
 from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
 from router.http.answer_checks import (
+    JSON_STARTS,
     OBJECT_PATHS,
     TAIL_BYTES,
     TRUNCATED,
@@ -255,9 +256,10 @@ class Exchange:
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that does not stream, until it is whole."""
-        may_show_its_kind = self._held_bytes < _START_BYTES and not self._awaits_output
+        starts_as_json = self._held_bytes == 0 and bool(pieces) and pieces[0][:1] in JSON_STARTS
+        may_be_events = not starts_as_json and self._held_bytes < _START_BYTES and not self._awaits_output
         self._hold(wire, pieces)
-        if may_show_its_kind and starts_events(self.held_body()):
+        if may_be_events and starts_events(self.held_body()):
             held, self._held, self._held_bytes = self._held, [], 0
             self._receive_events()
             for held_wire, held_pieces in held:
@@ -403,14 +405,10 @@ class Exchange:
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
         ending = read_ending(self._tail(), streamed=self._event_stream)
-        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=self._keeps_usage))
-
-    @property
-    def _keeps_usage(self) -> bool:
-        """Whether the usage of the instance's streams is to stay: it comes unasked, or could not be removed."""
-        if self._usage is not None:
-            return self._usage.sends_unasked
-        return not self._event_stream and not self._readable
+        # Usage is to stay in the instance's streams where it comes unasked, or could not be removed.
+        unread = not (self._event_stream or self._readable)
+        keeps_usage = unread if self._usage is None else self._usage.sends_unasked
+        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=keeps_usage))
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach

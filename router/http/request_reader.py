@@ -119,6 +119,7 @@ class RequestReader:
         self._fields: list[Header] = []
         """Of the head; then those of the trailer, which are not used."""
         self._fed_unseen = 0
+        """What was fed since the parser last handed over what it had: it keeps nothing of that."""
         self._head_done = False
         self._body: bytes | bytearray = b""
         """One buffer, as a piece may be as small as a byte; a body that comes in one piece is never copied."""
@@ -178,11 +179,6 @@ class RequestReader:
     def _too_large(self, request: Request) -> BodyTooLargeError:
         advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
-
-    def _handed_over(self) -> None:
-        """The parser keeps nothing of what was fed so far, except the end of the present feed."""
-        self._seen = True
-        self._fed_unseen = 0
 
     def _parse(self, data: bytes) -> bytes:
         """Feed the parser; returns what must be fed again."""
@@ -259,7 +255,7 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         self._check_fields("head", len(self._target))
-        self._handed_over()
+        self._seen, self._fed_unseen = True, 0
         self._head_done = True
         request = self._head()
         self._fields = []
@@ -275,15 +271,15 @@ class RequestReader:
             if not self._can_discard_body(request):
                 self._refuse(refusal)
             request.refusal = refusal
-        expects = (request.get(b"expect") or b"").lower() == b"100-continue"
-        # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
-        self.expects_continue = expects and request.refusal is None and not request.http_10
+        if (expected := request.get(b"expect")) is not None and expected.lower() == b"100-continue":
+            # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
+            self.expects_continue = request.refusal is None and not request.http_10
 
     def on_chunk_header(self) -> None:
         self._chunks += 1
 
     def on_body(self, piece: bytes) -> None:
-        self._handed_over()
+        self._seen, self._fed_unseen = True, 0
         request = self._request
         assert request is not None
         self._body_bytes += len(piece)
@@ -307,7 +303,7 @@ class RequestReader:
     def on_message_complete(self) -> None:
         if self._fields:
             self._check_fields("trailer", 0)
-        self._handed_over()
+        self._seen, self._fed_unseen = True, 0
         if self._upgrading:
             return
         request = self._request

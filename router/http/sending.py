@@ -110,8 +110,10 @@ class Sender:
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
+        if not _broke(result):
+            return result
         died_idle = connection.reused and connection.silent and connection.loop.time() - sent_s < IDLE_DEATH_S
-        if _broke(result) and died_idle:
+        if died_idle:
             try:
                 connection = await upstreams.connect(url)
             except ConnectError:

@@ -22,11 +22,11 @@ _AT_EVENT_END: Final = re.compile(EVENT_END.pattern + rb"\Z")
 _BOM: Final = b"\xef\xbb\xbf"
 _COMMENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))*")
 """Whole lines that are comments, or empty."""
-_PROMPT_TOKENS: Final = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
-_OUTPUT_TOKENS: Final = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
-_CACHED_TOKENS: Final = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)"\s*:\s*(\d{1,12})')
-_APART_TOKENS: Final = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})')
-"""Prompt tokens that Anthropic's API does not count among ``input_tokens``."""
+_TOKENS: Final = re.compile(
+    rb'"(prompt|input|completion|output|cached|cache_read_input|cache_creation_input)_tokens"\s*:\s*(\d{1,12})'
+)
+"""The counts of a usage, of any API. Anthropic's does not count what it names ``cache_…_input_tokens`` among its
+``input_tokens``."""
 _TAIL_BYTES: Final = 16 << 10
 
 # A key named so is structure, not content: quotes inside of a JSON string are escaped.
@@ -275,10 +275,19 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     aborted = status is not None and _find_error(tail) is None
     if usage < 0:
         return Ending(None, None, status, None, died, aborted) if status is not None else NO_ENDING
-    prompt, cached = _count(_PROMPT_TOKENS.search(tail, usage)), _count(_CACHED_TOKENS.search(tail, usage))
-    output = _count(_OUTPUT_TOKENS.search(tail, usage))
+    prompt = output = cached = None
+    apart = 0
+    for name, digits in _TOKENS.findall(tail, usage):
+        count = int(digits)
+        if name in (b"prompt", b"input"):
+            prompt = count if prompt is None else prompt
+        elif name in (b"completion", b"output"):
+            output = count if output is None else output
+        else:
+            apart += count if name != b"cached" else 0
+            cached = count if cached is None and name != b"cache_creation_input" else cached
     if prompt is not None:
-        prompt += sum([int(count) for count in _APART_TOKENS.findall(tail, usage)])
+        prompt += apart
     return Ending(prompt, cached, status, output, died, aborted)
 
 
@@ -292,10 +301,6 @@ def _error_in(tail: bytes) -> int | None:
         event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
         return error_status(event_object(event)) or 500
     return 500 if is_aborted(tail) else None
-
-
-def _count(found: re.Match[bytes] | None) -> int | None:
-    return int(found[1]) if found else None
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:
