@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -69,14 +69,17 @@ class CannedFleet:
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
-    def place(self, placement: Placement) -> PlaceReply:
+    async def place(self, placement: Placement) -> PlaceReply:
         first, last = placement.instances[0], placement.instances[-1]
         seen = {first: self.loads[first], last: self.loads[last]}
         hits = {name: load.hit_blocks for name, load in seen.items()}
         return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last, hits=hits)
 
-    def observe(self, instance_ids: tuple[str, ...], chain: Chain) -> Observation:
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         return Observation(1, 1, 1, self.loads)
+
+    async def refresh(self) -> None:
+        """The view stays as it is."""
 
 
 def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, float]]:

@@ -25,12 +25,12 @@ from scheduling.leader_jobs import sweep_queue
 from scheduling.placement import Observation, PlaceReply
 from scheduling.request import Request
 from scheduling.settings import SchedulingSettings, with_overrides
-from scheduling.steps import drive
+from scheduling.steps import at_once, drive
 from statestore.answers import Membership
 from statestore.clock import Clock, RealClock
 from statestore.connect import Store
 from statestore.errors import StoreError, StoreUnavailableError
-from statestore.memory import AtOnce, MemoryStore, wall_clock_ms
+from statestore.memory import MemoryStore, wall_clock_ms
 from statestore.pool import PoolStore
 
 FIRST_PROBE_S = 0.05
@@ -225,7 +225,7 @@ class FailoverPool:
         """The last known members and rates, and only this replica's live requests."""
         store = MemoryStore(with_overrides(self._scheduling, known.overrides), now_ms=self._now_ms)
         local = store.pool_of(self.name, known, self._rates())
-        AtOnce(local).adopt(self._live(self._now_ms()))
+        at_once(local.adopt(self._live(self._now_ms())))
         return local
 
     async def _return(self) -> None:

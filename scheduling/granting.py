@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable
+from typing import Protocol
 
 from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
 from scheduling.request import Request
-from scheduling.steps import Steps
+from scheduling.steps import Step, Steps
 from scheduling.values import value
 
 MAX_PLANS = 16
@@ -49,11 +49,23 @@ class CommitReply:
     """The queue as it is now: where the plan was stale, or there is more room."""
 
 
-def _commit(plan: QueuePlan, fleet: Any) -> Any:
-    return fleet.commit(plan)
+class GrantingPort(Protocol):
+    """What granting calls."""
+
+    def commit(self, plan: QueuePlan, /) -> Awaitable[CommitReply]: ...
 
 
-def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[int]:
+@value
+class Commit(Step[GrantingPort, CommitReply]):
+    """Carry a plan out."""
+
+    plan: QueuePlan
+
+    def on(self, port: GrantingPort) -> Awaitable[CommitReply]:
+        return port.commit(self.plan)
+
+
+def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[GrantingPort, int]:
     """Returns how many requests were dispatched. A planner that dies between two steps costs nothing."""
     granted = 0
     for _ in range(MAX_PLANS):
@@ -62,7 +74,7 @@ def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[int]:
         plan = plan_queue(queue, order)
         if not plan.steps:
             break
-        reply: CommitReply = yield partial(_commit, plan)
+        reply = yield from Commit(plan)
         granted += len(reply.grants)
         queue = reply.queue
     return granted

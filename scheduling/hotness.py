@@ -55,6 +55,17 @@ class HotnessRule:
     any rate, and a hot spot that moved is forgotten as soon."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One routed request as the hotness keeper reads it."""
+
+    entry_id: str
+    """Position in the pool's arrival log; pass the last one seen to read on."""
+    at_ms: int
+    head: tuple[int, ...]
+    """The first hashes of its chain (the store keeps a bounded number)."""
+
+
 FREQUENT_COUNT = 4
 """Prefixes seen at least this often in the window are indexed: only they can be hot once traffic flows."""
 

@@ -1,25 +1,24 @@
 """The leader's rounds, as steps that a worker or the simulator drives.
 
-The fleet of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``), awaited or, in the
-simulator, at once.
+The port of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from scheduling.evacuation import plan_evacuation
-from scheduling.granting import grant_queue
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from scheduling.granting import GrantingPort, grant_queue
+from scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
 from scheduling.idle_work import IdleWork
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from scheduling.learned import Learned
 from scheduling.learning import FleetLearner, Sample
 from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.rebalance import HotQueue, Move, plan_rebalance
+from scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
 from scheduling.request import Request
-from scheduling.steps import Steps
+from scheduling.steps import Step, Steps
 from scheduling.values import value
 
 READ_LIMIT = 4096
@@ -28,23 +27,97 @@ _RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States that an engine leaves as another one: what was learned of it alone is void."""
 
 
-class _Arrival(Protocol):
-    @property
-    def entry_id(self) -> str: ...
+class SweepingPort(GrantingPort, Protocol):
+    """What a sweep calls."""
 
-    @property
-    def at_ms(self) -> int: ...
-
-    @property
-    def head(self) -> tuple[int, ...]: ...
+    def queue_head(self, instance_id: str, /) -> Awaitable[QueueHead | None]: ...
 
 
-class _Migration(Protocol):
-    @property
-    def status(self) -> str: ...
+class MovingPort(GrantingPort, Protocol):
+    """What moves of held requests call."""
 
-    @property
-    def queue(self) -> QueueHead | None: ...
+    def queue(self, instance_id: str, /) -> Awaitable[HotQueue | None]: ...
+
+    def migrate(self, request: Request, target_id: str, /, *, reason: str) -> Awaitable[Migration]: ...
+
+
+class HotnessPort(Protocol):
+    """What the hotness keeper calls."""
+
+    def arrivals(self, after: str, limit: int, /) -> Awaitable[Sequence[Arrival]]: ...
+
+
+class LearningPort(Protocol):
+    """What the learner calls."""
+
+    def samples(self, after: str, limit: int, /) -> Awaitable[Sequence[Sample]]: ...
+
+    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], /) -> Awaitable[None]: ...
+
+
+@value
+class ReadQueueHead(Step[SweepingPort, QueueHead | None]):
+    """Read the head of an instance's queue, to plan it; None for an unknown instance."""
+
+    instance_id: str
+
+    def on(self, port: SweepingPort) -> Awaitable[QueueHead | None]:
+        return port.queue_head(self.instance_id)
+
+
+@value
+class ReadQueue(Step[MovingPort, HotQueue | None]):
+    """Read the requests that are held on an instance, and where else they could go; None for an unknown instance."""
+
+    instance_id: str
+
+    def on(self, port: MovingPort) -> Awaitable[HotQueue | None]:
+        return port.queue(self.instance_id)
+
+
+@value
+class Migrate(Step[MovingPort, Migration]):
+    """Move a held request to another instance's queue."""
+
+    request: Request
+    target_id: str
+    reason: str
+
+    def on(self, port: MovingPort) -> Awaitable[Migration]:
+        return port.migrate(self.request, self.target_id, reason=self.reason)
+
+
+@value
+class ReadArrivals(Step[HotnessPort, Sequence[Arrival]]):
+    """Read the arrival log behind one entry."""
+
+    after: str
+    limit: int
+
+    def on(self, port: HotnessPort) -> Awaitable[Sequence[Arrival]]:
+        return port.arrivals(self.after, self.limit)
+
+
+@value
+class ReadSamples(Step[LearningPort, Sequence[Sample]]):
+    """Read the sample log behind one entry."""
+
+    after: str
+    limit: int
+
+    def on(self, port: LearningPort) -> Awaitable[Sequence[Sample]]:
+        return port.samples(self.after, self.limit)
+
+
+@value
+class PublishLearned(Step[LearningPort, None]):
+    """Publish what was learned of the pool, and prefill rates of instances."""
+
+    learned: Learned
+    tokens_per_s: Mapping[str, float]
+
+    def on(self, port: LearningPort) -> Awaitable[None]:
+        return port.publish_learned(self.learned, self.tokens_per_s)
 
 
 @value
@@ -52,12 +125,12 @@ class Moved:
     """What became of one planned move."""
 
     move: Move
-    status: str
+    status: MigrateStatus
 
 
-def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[int]:
+def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[SweepingPort, int]:
     """Plan a queue, even if no transition made room there; returns how many requests were dispatched."""
-    queue: QueueHead | None = yield lambda fleet: fleet.queue_head(instance_id)
+    queue = yield from ReadQueueHead(instance_id)
     if queue is None or not queue.entries:
         return 0
     return (yield from grant_queue(queue, order))
@@ -65,7 +138,7 @@ def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[int]:
 
 def rebalance(
     instance_id: str, order: QueueOrder, *, reason: str, decode_stall_s: float, max_moves: int
-) -> Steps[tuple[Moved, ...]]:
+) -> Steps[MovingPort, tuple[Moved, ...]]:
     """One round for one overloaded instance."""
     return _move_held(instance_id, lambda queue: plan_rebalance(queue, decode_stall_s)[:max_moves], reason, order)
 
@@ -78,7 +151,7 @@ def evacuate(
     *,
     reason: str,
     decode_stall_s: float,
-) -> Steps[tuple[Moved, ...]]:
+) -> Steps[MovingPort, tuple[Moved, ...]]:
     """The held requests of an instance that left service move to instances that take requests."""
 
     def plan(queue: HotQueue) -> Sequence[Move]:
@@ -87,29 +160,27 @@ def evacuate(
     return _move_held(instance_id, plan, reason, order)
 
 
-def give_idle_work(instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str) -> Steps[tuple[Moved, ...]]:
+def give_idle_work(
+    instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str
+) -> Steps[MovingPort, tuple[Moved, ...]]:
     """What its own queue would make late moves to instances that are idle in this round."""
     return _move_held(instance_id, idle.plan, reason, order)
 
 
 def _move_held(
     instance_id: str, plan: Callable[[HotQueue], Sequence[Move]], reason: str, order: QueueOrder
-) -> Steps[tuple[Moved, ...]]:
+) -> Steps[MovingPort, tuple[Moved, ...]]:
     """Move what the plan says of the requests held on one instance, and grant what that leaves room for."""
-    queue: HotQueue | None = yield lambda fleet: fleet.queue(instance_id)
+    queue = yield from ReadQueue(instance_id)
     if queue is None or not queue.held:
         return ()
     requests = {request.request_id: request for request in queue.held}
     done: list[Moved] = []
     for move in plan(queue):
-        moved: _Migration = yield partial(_migrate, requests[move.request_id], move.target_id, reason)
+        moved = yield from Migrate(requests[move.request_id], move.target_id, reason)
         done.append(Moved(move, moved.status))
         yield from grant_queue(moved.queue, order)
     return tuple(done)
-
-
-def _migrate(request: Request, target_id: str, reason: str, fleet: Any) -> Any:
-    return fleet.migrate(request, target_id, reason=reason)
 
 
 class HotnessKeeper:
@@ -122,10 +193,10 @@ class HotnessKeeper:
         self.arrived = 0
         """Arrivals read so far."""
 
-    def tick(self, tree: HotnessTree, ready_instances: int) -> Steps[HotnessTree]:
+    def tick(self, tree: HotnessTree, ready_instances: int) -> Steps[HotnessPort, HotnessTree]:
         """Read what arrived since the last round; the tree as it is now. The caller publishes it."""
         while True:
-            arrivals: Sequence[_Arrival] = yield lambda fleet: fleet.arrivals(self._last_entry, READ_LIMIT)
+            arrivals = yield from ReadArrivals(self._last_entry, READ_LIMIT)
             self.arrived += len(arrivals)
             for arrival in arrivals:
                 self.window.add(arrival.at_ms, arrival.head)
@@ -146,16 +217,18 @@ class LearningKeeper:
         self._learner = learner
         self._last_entry = "0"
 
-    def tick(self, loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec], now_ms: int) -> Steps[int]:
+    def tick(
+        self, loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec], now_ms: int
+    ) -> Steps[LearningPort, int]:
         """Learn what was logged since the last round, and publish what changed by it or with time; returns how many
         samples there were."""
         serving = {name for name, load in loads.items() if load.state not in _RESTARTS}
         self._learner.forget_all_but(serving)
-        samples: Sequence[Sample] = yield lambda fleet: fleet.samples(self._last_entry, READ_LIMIT)
+        samples = yield from ReadSamples(self._last_entry, READ_LIMIT)
         if samples:
             self._last_entry = samples[-1].entry_id
         rates = self._learner.learn(samples, loads, instances, now_ms)
         learned = self._learner.learned
         if samples or rates:
-            yield lambda fleet: fleet.publish_learned(learned, rates)
+            yield from PublishLearned(learned, rates)
         return len(samples)

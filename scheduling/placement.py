@@ -7,11 +7,10 @@ do not weigh observe, then reserve what they chose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from functools import partial
-from operator import methodcaller
 from typing import Protocol
 
 from scheduling.chain import Chain
@@ -23,7 +22,7 @@ from scheduling.legs import Leg
 from scheduling.queue_order import QueueHead, QueueOrder
 from scheduling.request import Request
 from scheduling.split import SplitRule
-from scheduling.steps import Steps
+from scheduling.steps import Step, Steps
 from scheduling.values import record, value
 from scheduling.view import ClusterView
 from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
@@ -35,6 +34,8 @@ CHECKED_ROUNDS = 2
 arrivals cannot keep a request out of the fleet by changing the load between its steps."""
 
 _NONE: frozenset[str] = frozenset()
+_NOT_COMPARED = Form()
+"""The decider of a request that can be served in one way only."""
 
 
 class PlaceStatus(StrEnum):
@@ -136,8 +137,48 @@ class Observation:
     """By id, in the order asked; unknown instances are missing."""
 
 
+class PlacingPort(Protocol):
+    """What a search calls."""
+
+    def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
+
+    def refresh(self) -> Awaitable[None]:
+        """Read the members again, as the view may be old."""
+
+
+@value
+class Place(Step[PlacingPort, PlaceReply]):
+    """Weigh, choose and reserve."""
+
+    placement: Placement
+
+    def on(self, port: PlacingPort) -> Awaitable[PlaceReply]:
+        return port.place(self.placement)
+
+
+@value
+class Observe(Step[PlacingPort, Observation]):
+    """Read the loads of instances, and their hits of a chain."""
+
+    instance_ids: tuple[str, ...]
+    chain: Chain
+
+    def on(self, port: PlacingPort) -> Awaitable[Observation]:
+        return port.observe(self.instance_ids, self.chain)
+
+
+@value
+class Refresh(Step[PlacingPort, None]):
+    """Renew the view."""
+
+    def on(self, port: PlacingPort) -> Awaitable[None]:
+        return port.refresh()
+
+
 class Fleet(Protocol):
-    """What a search reads and calls; ``place`` and ``observe`` answer at once, or are awaited."""
+    """What a search reads."""
 
     @property
     def view(self) -> ClusterView: ...
@@ -163,6 +204,7 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.duplicate = duplicate
 
 
+@record
 class Placed:
     """A choice, the loads that it was made from, and what became of it.
 
@@ -170,15 +212,10 @@ class Placed:
     matter, and the request can be on its way by then.
     """
 
-    __slots__ = ("_decision", "candidates", "reply")
-
-    def __init__(
-        self, reply: PlaceReply, candidates: tuple[str, ...], decision: Decision | Callable[[], Decision]
-    ) -> None:
-        """``decision``: what it means, or how that is judged."""
-        self.reply = reply
-        self.candidates = candidates
-        self._decision = decision
+    reply: PlaceReply
+    candidates: tuple[str, ...]
+    _decision: Decision | Callable[[], Decision]
+    """What the choice means, or how that is judged."""
 
     @property
     def instance_id(self) -> str:
@@ -229,7 +266,7 @@ class Search:
     _trusts_prior: bool = False
     """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
-    def run(self) -> Steps[Placed]:
+    def run(self) -> Steps[PlacingPort, Placed]:
         """The placed request; its last round.
 
         Raises:
@@ -258,12 +295,12 @@ class Search:
                     self._trusts_prior = False
         raise SearchFailed(self.full)
 
-    def _round(self) -> Steps[Placed | None]:
+    def _round(self) -> Steps[PlacingPort, Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
         ways = self._ways()
         if self.policy.weighs:
             placement = self._placement(ways)
-            reply: PlaceReply = yield methodcaller("place", placement)
+            reply = yield from Place(placement)
             if reply.status in _NONE_CHOSEN:
                 return (yield from self._none_chosen(placement, reply))
             assert reply.instance_id is not None
@@ -275,21 +312,21 @@ class Search:
             return Placed(reply, way.instances, partial(judge, self.policy, way, *where, reply.ttft_s))
         self.trips += 1
         named, chain = named_in(ways), self.query.chain
-        seen: Observation = yield methodcaller("observe", named, chain)
+        seen = yield from Observe(named, chain)
         way, decision = choose_way(self.policy, ways, seen.sequence, seen.loads, self.decode_stall_s)
         placement = self._placement([way], self._most(decision))
-        reply = yield methodcaller("place", placement)
+        reply = yield from Place(placement)
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
         reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
         return Placed(reply, named, decision)
 
-    def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[Placed | None]:
+    def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[PlacingPort, Placed | None]:
         """None of the instances takes requests: refresh the members."""
         if reply.status is PlaceStatus.DUPLICATE:
             raise SearchFailed(duplicate=True)
         self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
-        yield methodcaller("refresh")
+        yield from Refresh()
         return None
 
     def _ways(self) -> list[Way]:
@@ -312,7 +349,7 @@ class Search:
         learned = self.fleet.learned
         weights = self.policy.weights(query, learned)
         if rule is None:
-            return Way(leg, query, instances, weights, Form(), view.roles)
+            return Way(leg, query, instances, weights, _NOT_COMPARED, view.roles)
         split = leg is Leg.PREFILL
         transfer_s = rule.transfer_s(learned, query.chain.prompt_tokens) if split else 0.0
         return Way(leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s)
@@ -377,13 +414,13 @@ class Search:
         ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.decode_stall_s))
         return ttft_s <= self.query.slo_s
 
-    def _widen(self) -> Steps[None]:
+    def _widen(self) -> Steps[PlacingPort, None]:
         """No instance can take the request: refresh the members, then try even those whose breaker is open."""
         if self.full:
             raise SearchFailed(self.full)
         if not self._refreshed:
             self._refreshed, self.gone = True, frozenset()
-            yield lambda fleet: fleet.refresh()
+            yield from Refresh()
         elif not self._ignores_breakers:
             self._ignores_breakers = True
         else:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 
 from scheduling.instance import InstanceLoad, InstanceState
+from scheduling.queue_order import QueueHead
 from scheduling.request import Request
 from scheduling.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
+from scheduling.values import value
 
 MOVE_LIMIT = 1024
 """Requests at the head of a queue that one round looks at: the bound of its cost. Those behind have their turn when the
@@ -45,6 +48,25 @@ class Move:
     target_id: str
     benefit_s: float
     """By how much its expected TTFT falls."""
+
+
+class MigrateStatus(StrEnum):
+    """What became of one move of a held request."""
+
+    MIGRATED = "migrated"
+    NOT_HELD = "not_held"
+    """Granted, finished or moved meanwhile: nothing changed."""
+    NOT_READY = "not_ready"
+    """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
+    QUEUE_FULL = "queue_full"
+
+
+@value
+class Migration:
+    """What became of a move, and the target's queue where that has room."""
+
+    status: MigrateStatus
+    queue: QueueHead | None = None
 
 
 def waited_s(request: Request, now_ms: int) -> float:

@@ -6,11 +6,10 @@ act states what it expects to find, so that carrying a decision out twice does n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import exp
-from typing import Any, Protocol
+from typing import Protocol
 
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leaving import plan_leaving
@@ -19,7 +18,7 @@ from scheduling.load_window import WINDOW_MS
 from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from scheduling.scale_settings import AutoscaleSettings
-from scheduling.steps import Steps
+from scheduling.steps import Step, Steps
 from scheduling.ttft import queueing_s
 from scheduling.values import value
 from scheduling.view import is_scheduled
@@ -53,6 +52,84 @@ class ActuatorReply:
 
     accepted: bool
     text: str = ""
+
+
+class ScalingPort(Protocol):
+    """What the scaling round calls."""
+
+    def now(self) -> Awaitable[FleetNow]: ...
+
+    def scaling(self) -> Awaitable[ScaleRecord]: ...
+
+    def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, /) -> Awaitable[None]: ...
+
+    def recent_blocks(self, instance_ids: Sequence[str], limit: int, /) -> Awaitable[Mapping[str, Sequence[int]]]: ...
+
+    def set_instance_state(
+        self, instance_id: str, state: InstanceState, /, *, expected: InstanceState
+    ) -> Awaitable[bool]: ...
+
+    def actuate(self, record: ScaleRecord, /) -> Awaitable[ActuatorReply | None]: ...
+
+
+@value
+class ReadFleet(Step[ScalingPort, FleetNow]):
+    """Read what the round looks at."""
+
+    def on(self, port: ScalingPort) -> Awaitable[FleetNow]:
+        return port.now()
+
+
+@value
+class ReadScaling(Step[ScalingPort, ScaleRecord]):
+    """Read the last decision."""
+
+    def on(self, port: ScalingPort) -> Awaitable[ScaleRecord]:
+        return port.scaling()
+
+
+@value
+class RecordScaling(Step[ScalingPort, None]):
+    """Record a decision, and add a line to the log of scaling."""
+
+    record: ScaleRecord
+    entry: ScaleEntry
+
+    def on(self, port: ScalingPort) -> Awaitable[None]:
+        return port.record_scaling(self.record, self.entry)
+
+
+@value
+class ReadRecentBlocks(Step[ScalingPort, Mapping[str, Sequence[int]]]):
+    """Read the blocks that each instance was last given."""
+
+    instance_ids: tuple[str, ...]
+    limit: int
+
+    def on(self, port: ScalingPort) -> Awaitable[Mapping[str, Sequence[int]]]:
+        return port.recent_blocks(self.instance_ids, self.limit)
+
+
+@value
+class SetInstanceState(Step[ScalingPort, bool]):
+    """Change an instance's state, if it is in the expected one."""
+
+    instance_id: str
+    state: InstanceState
+    expected: InstanceState
+
+    def on(self, port: ScalingPort) -> Awaitable[bool]:
+        return port.set_instance_state(self.instance_id, self.state, expected=self.expected)
+
+
+@value
+class Actuate(Step[ScalingPort, ActuatorReply | None]):
+    """Ask the actuator to carry a decision out; None while it works on its last call."""
+
+    record: ScaleRecord
+
+    def on(self, port: ScalingPort) -> Awaitable[ActuatorReply | None]:
+        return port.actuate(self.record)
 
 
 class Planner(Protocol):
@@ -114,11 +191,11 @@ class ScaleKeeper:
         if self.planner is None:
             self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.margin))
 
-    def tick(self) -> Steps[ScaleRecord]:
+    def tick(self) -> Steps[ScalingPort, ScaleRecord]:
         """One round. The record as it is after it."""
         if self.record is None:
             self.record = yield from self._first_record()
-        now: FleetNow = yield lambda fleet: fleet.now()
+        now = yield from ReadFleet()
         figures = self._figures(now)
         assert self.planner is not None
         self.planner.observe(figures)
@@ -131,8 +208,8 @@ class ScaleKeeper:
         return self.record
 
     # looking -----------------------------------------------------------------------------------------------------
-    def _first_record(self) -> Steps[ScaleRecord]:
-        record: ScaleRecord = yield lambda fleet: fleet.scaling()
+    def _first_record(self) -> Steps[ScalingPort, ScaleRecord]:
+        record = yield from ReadScaling()
         spares = tuple(sorted({*record.spares, *self.configured_spares}))
         return replace(record, spares=spares)
 
@@ -188,7 +265,7 @@ class ScaleKeeper:
             wanted < figures.size or self.settings.actuator != "standby" or bool(self._spares(now, record))
         )
 
-    def _decide(self, now: FleetNow, figures: FleetFigures) -> Steps[None]:
+    def _decide(self, now: FleetNow, figures: FleetFigures) -> Steps[ScalingPort, None]:
         former, plan = self.record, self.plan
         assert former is not None
         starting: tuple[str, ...] = ()
@@ -220,20 +297,20 @@ class ScaleKeeper:
         who += f"; drains {', '.join(record.leaving)}" if record.leaving else ""
         return f"{record.size} -> {record.wanted}: {record.reason}{who}"
 
-    def _leaving(self, now: FleetNow, count: int) -> Steps[tuple[str, ...]]:
+    def _leaving(self, now: FleetNow, count: int) -> Steps[ScalingPort, tuple[str, ...]]:
         serving = {name: now.loads[name] for name, spec in now.instances.items() if is_scheduled(spec)}
-        blocks: Mapping[str, Sequence[int]] = yield lambda fleet: fleet.recent_blocks(tuple(serving), RECENT_BLOCKS)
+        blocks = yield from ReadRecentBlocks(tuple(serving), RECENT_BLOCKS)
         return plan_leaving(serving, blocks, self.block_tokens, count)
 
     # acting ------------------------------------------------------------------------------------------------------
-    def _continue(self, now: FleetNow, record: ScaleRecord) -> Steps[None]:
+    def _continue(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         """Carry the open decision on, as far as that is possible now."""
         if record.wanted > record.size:
             yield from self._grow(now, record)
         else:
             yield from self._shrink(now, record)
 
-    def _grow(self, now: FleetNow, record: ScaleRecord) -> Steps[None]:
+    def _grow(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         states = {name: now.instances[name].state for name in record.starting if name in now.instances}
         for name, state in states.items():
             if state is _S.STANDBY:
@@ -254,7 +331,7 @@ class ScaleKeeper:
         elif self.plan.wanted > record.wanted and now.now_ms > record.at_ms:
             yield from self._supersede(now, record)
 
-    def _supersede(self, now: FleetNow, record: ScaleRecord) -> Steps[None]:
+    def _supersede(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         """The load grew meanwhile: what is starting goes on, a further decision adds to it."""
         starting = sum(self._is_starting(now, name) for name in now.instances)
         size = starting + sum(is_scheduled(spec) for spec in now.instances.values())
@@ -264,7 +341,7 @@ class ScaleKeeper:
 
     def _give_up(
         self, now: FleetNow, record: ScaleRecord, states: Mapping[str, InstanceState], waited_s: float
-    ) -> Steps[None]:
+    ) -> Steps[ScalingPort, None]:
         late = [name for name in record.starting if states.get(name) is not _S.READY]
         for name in late:
             self._failed[name] = now.now_ms
@@ -276,9 +353,9 @@ class ScaleKeeper:
         told = f"{', '.join(late)} not ready after {waited_s:.0f} s" if late else f"{missing} did not come"
         yield from self._close(now, record, DecisionStatus.FAILED, f"{told} ({waited_s:.0f} s)" if not late else told)
 
-    def _ask(self, now: FleetNow, record: ScaleRecord) -> Steps[ScaleRecord]:
+    def _ask(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, ScaleRecord]:
         """Call the actuator, unless its last answer is not in yet."""
-        reply: ActuatorReply | None = yield lambda fleet: fleet.actuate(record)
+        reply = yield from Actuate(record)
         if reply is None:
             return record
         record = replace(record, asked=record.asked + 1, accepted=int(reply.accepted))
@@ -289,7 +366,7 @@ class ScaleKeeper:
             yield from self._close(now, record, DecisionStatus.FAILED, told)
         return self.record or record
 
-    def _shrink(self, now: FleetNow, record: ScaleRecord) -> Steps[None]:
+    def _shrink(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         states = {name: now.instances[name].state for name in record.leaving if name in now.instances}
         busy = [name for name, state in states.items() if state in (_S.READY, _S.DRAINING)]
         ready = sum(is_scheduled(spec) for spec in now.instances.values())
@@ -312,7 +389,9 @@ class ScaleKeeper:
         waited_s = (now.now_ms - record.at_ms) / 1000 * self.time_scale
         yield from self._close(now, record, DecisionStatus.DONE, f"drained after {waited_s:.0f} s")
 
-    def _take_back(self, now: FleetNow, record: ScaleRecord, states: Mapping[str, InstanceState]) -> Steps[None]:
+    def _take_back(
+        self, now: FleetNow, record: ScaleRecord, states: Mapping[str, InstanceState]
+    ) -> Steps[ScalingPort, None]:
         for name, state in states.items():
             if state is _S.DRAINING:
                 yield from self._move(name, state, _E.RESUME)
@@ -320,17 +399,15 @@ class ScaleKeeper:
         record = replace(record, spares=tuple(sorted({*record.spares, *parked})))
         yield from self._close(now, record, DecisionStatus.WITHDRAWN, f"load returned: {self.plan.reason}")
 
-    def _move(self, name: str, state: InstanceState, event: InstanceEvent) -> Steps[None]:
-        yield partial(_set_state, name, next_state(state, event), state)
+    def _move(self, name: str, state: InstanceState, event: InstanceEvent) -> Steps[ScalingPort, None]:
+        yield from SetInstanceState(name, next_state(state, event), state)
 
-    def _close(self, now: FleetNow, record: ScaleRecord, status: DecisionStatus, outcome: str) -> Steps[None]:
+    def _close(
+        self, now: FleetNow, record: ScaleRecord, status: DecisionStatus, outcome: str
+    ) -> Steps[ScalingPort, None]:
         yield from self._write(now, record.closed(status, outcome), status.value, outcome)
 
-    def _write(self, now: FleetNow, record: ScaleRecord, event: str, text: str) -> Steps[None]:
+    def _write(self, now: FleetNow, record: ScaleRecord, event: str, text: str) -> Steps[ScalingPort, None]:
         entry = ScaleEntry(now.now_ms, record.decision_id, event, text)
-        yield lambda fleet: fleet.record_scaling(record, entry)
+        yield from RecordScaling(record, entry)
         self.record = record
-
-
-def _set_state(name: str, state: InstanceState, expected: InstanceState, fleet: Any) -> Any:
-    return fleet.set_instance_state(name, state, expected=expected)

@@ -3,43 +3,69 @@
 A decision over several steps is a generator: it yields a step, is sent the answer, and returns its result. It does no
 I/O and never waits, so the same search is driven with awaits by a router, in virtual time by the simulator, and by hand
 in a test.
+
+A step is a frozen value that names one call of a port and holds its arguments. Its type says which port has the call
+and what that answers, so ``reply = yield from Place(placement)`` is a ``PlaceReply`` to the type checker, and driving
+steps on a port that lacks one of their calls is a type error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Coroutine, Generator
+from typing import Any, Generic, TypeAlias, TypeVar
 
+Port = TypeVar("Port", contravariant=True)
+Answer = TypeVar("Answer", covariant=True)
+P = TypeVar("P")
 R = TypeVar("R")
 
-Step = Callable[[Any], Any]
-"""Takes the driver's fleet, calls one method of it, and returns the result: an answer, or an awaitable of one."""
-Steps = Generator[Step, Any, R]
+
+class Step(Generic[Port, Answer]):
+    """One call of a ``Port``; a subclass has the arguments as its fields."""
+
+    __slots__ = ()
+
+    def on(self, port: Port) -> Awaitable[Answer]:
+        """Call the port."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Generator[Step[Port, Any], Any, Answer]:
+        """Hand this step to the driver, and return the answer that the driver sends back."""
+        answer: Answer = yield self
+        return answer
 
 
-def drive_now(steps: Steps[R], fleet: object) -> R:
-    """Carry the steps out on a fleet that answers at once."""
+Steps: TypeAlias = Generator[Step[P, Any], Any, R]
+"""A decision whose steps call ``P``, and whose result is ``R``."""
+
+
+async def drive(steps: Steps[P, R], port: P) -> R:
+    """Carry the steps out on the port; its errors are raised in the search."""
     try:
         step = next(steps)
         while True:
-            step = steps.send(step(fleet))
-    except StopIteration as done:
-        result: R = done.value
-        return result
-
-
-async def drive(steps: Steps[R], fleet: object) -> R:
-    """Carry the steps out on a fleet whose answers are awaited; its errors are raised in the search."""
-    try:
-        step = next(steps)
-        while True:
-            answer: Awaitable[Any] = step(fleet)
             try:
-                told = await answer
+                answer = await step.on(port)
             except Exception as error:
                 step = steps.throw(error)
             else:
-                step = steps.send(told)
+                step = steps.send(answer)
     except StopIteration as done:
         result: R = done.value
         return result
+
+
+def drive_now(steps: Steps[P, R], port: P) -> R:
+    """Carry the steps out on a port whose calls never wait."""
+    return at_once(drive(steps, port))
+
+
+def at_once(call: Coroutine[Any, Any, R]) -> R:
+    """The result of a coroutine that never waits, without an event loop. Raises RuntimeError if it waits."""
+    try:
+        call.send(None)
+    except StopIteration as done:
+        result: R = done.value
+        return result
+    call.close()
+    raise RuntimeError(f"{call!r} waits, which a call without an event loop cannot")

@@ -26,7 +26,8 @@ def value(cls: type[T]) -> type[T]:
     """A frozen class with slots, equal and hashed by its fields.
 
     ``fields``, ``replace`` and ``asdict`` of ``dataclasses`` take it. Of the options of a field, ``default``,
-    ``default_factory`` and ``metadata`` count. msgspec encodes it as an array of its fields.
+    ``default_factory`` and ``metadata`` count. msgspec encodes it as an array of its fields. It may have bases without
+    fields, such as a protocol of its methods.
     """
     return _made(cls, frozen=True)
 
@@ -44,6 +45,7 @@ def _made(cls: type[T], *, frozen: bool) -> type[T]:
     made: Any = msgspec.defstruct(
         cls.__name__,
         [_declared(each) for each in described],
+        bases=(*(base for base in cls.__bases__ if base is not object), msgspec.Struct),
         namespace={name: each for name, each in own.items() if name not in names},
         module=cls.__module__,
         frozen=frozen,

@@ -13,6 +13,7 @@ from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import evacuate
 from scheduling.queue_order import QueueOrder
 from scheduling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
+from scheduling.scale_record import ScaleRecord
 from scheduling.steps import drive_now
 from simulation.autoscale import Autoscale, SizeChange
 from simulation.event_queue import EventQueue, Priority
@@ -61,9 +62,7 @@ class SimulatedAutoscaler:
             arrived=arrived,
             planner=planner_of(autoscale.scaler, autoscale.settings, dict(autoscale.options)),
         )
-        self._scaling = LedScaling(
-            pool, leader.fence, now=self._now, actuate=lambda _: ActuatorReply(False, "no actuator")
-        )
+        self._scaling = LedScaling(leader.led, now=self._now, actuate=_refuse)
         self.changes: list[SizeChange] = []
 
     def tick(self) -> None:
@@ -76,7 +75,7 @@ class SimulatedAutoscaler:
             if spec.state is InstanceState.STARTING and name not in self._starting:
                 self._start(name)
 
-    def _now(self) -> FleetNow:
+    async def _now(self) -> FleetNow:
         return FleetNow(self._pool.now_ms(), self._pool.loads(), self._pool.members.instances)
 
     def _start(self, name: str) -> None:
@@ -101,6 +100,10 @@ class SimulatedAutoscaler:
                 drive_now(steps, self._led)
             if not _is_busy(pool.loads()[name]):
                 pool.set_instance_state(name, InstanceState.STANDBY, expected=InstanceState.DRAINING)
+
+
+async def _refuse(_: ScaleRecord) -> ActuatorReply:
+    return ActuatorReply(False, "no actuator")
 
 
 def _is_busy(load: InstanceLoad) -> bool:

@@ -16,11 +16,11 @@ from scheduling.learning import FleetLearner
 from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_sweep
 from scheduling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
-from scheduling.steps import drive_now
+from scheduling.steps import at_once, drive_now
 from simulation.event_queue import EventQueue, Priority
 from simulation.scenario import Scenario
 from simulation.simulated_fleet import SimulatedFleet
-from statestore.led import LedPool
+from simulation.simulated_pool import SimulatedLed
 
 REASON = "rebalance"
 IDLE = "idle"
@@ -36,8 +36,10 @@ class Leader:
         self._scenario = scenario
         self._fleet = fleet
         self._pool = pool = fleet.pool
-        self.fence = pool.acquire_lease("simulator", _FOR_EVER_MS).fence
-        self.led = LedPool(pool, self.fence)
+        lease = at_once(pool.store.acquire_lease("simulator", _FOR_EVER_MS))
+        assert lease is not None  # nobody else leads a simulated pool
+        self._fence = lease.fence
+        self.led = SimulatedLed(pool, lease.fence)
         self._order = order
         self._events = events
         self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
@@ -55,7 +57,7 @@ class Leader:
         known = self._pool.members.tree
         tree = drive_now(self._hotness.tick(known, len(self._fleet.view.ready)), self.led)
         if tree is not known:
-            self.led.publish_tree(tree, self._hotness.counts(tree))
+            at_once(self.led.publish_tree(tree, self._hotness.counts(tree)))
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
@@ -93,11 +95,11 @@ class Leader:
         self._roles, change = plan_roles(self._roles, instances, pool.loads(), targets, now_ms)
         if change is not None:
             self.role_changes.append((now_ms / 1000, change))
-            pool.update_instance(change.instance_id, {"role": change.role}, fence=self.fence)
+            pool.update_instance(change.instance_id, {"role": change.role}, fence=self._fence)
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""
-        self._wanted |= dict.fromkeys(self._pool.wanted_rebalances(0))
+        self._wanted |= dict.fromkeys(at_once(self._pool.store.wanted_rebalances(0)))
         if self._wanted and not self._armed:
             self._armed = True
             self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._rebalance_wanted)

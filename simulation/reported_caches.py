@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from scheduling.steps import at_once
 from simulation.kv_pool import CacheChange, Journal
 from simulation.simulated_pool import SimulatedPool
 from statestore.errors import LeaseLostError
@@ -36,18 +37,22 @@ class ReportedCaches:
             self._write(instance_id, journal, now_s)
 
     def _claim(self, instance_id: str) -> None:
-        fence = self._fences[instance_id] = self._pool.claim_kv_events(instance_id, _SUBSCRIBER).fence
-        self._pool.mark_kv_events(instance_id, fence, KvViewStatus.EXACT)
+        store = self._pool.store
+        claim = at_once(store.claim_kv_events(instance_id, _SUBSCRIBER))
+        assert claim is not None  # nobody else subscribes in a simulated fleet
+        self._fences[instance_id] = claim.fence
+        at_once(store.mark_kv_events(instance_id, claim.fence, KvViewStatus.EXACT))
 
     def _write(self, instance_id: str, journal: Journal, now_s: float) -> None:
         fence, last = self._fences[instance_id], _last_cleared(journal)
         if last:
-            self._pool.mark_kv_events(instance_id, fence, KvViewStatus.EXACT, drop=True)
+            at_once(self._pool.store.mark_kv_events(instance_id, fence, KvViewStatus.EXACT, drop=True))
         is_held = {self._hashes[block]: change is CacheChange.STORED for change, block in journal[last:]}
         stored = [block for block, held in is_held.items() if held]
         removed = [block for block, held in is_held.items() if not held]
         self._applied += 1
-        self._pool.apply_kv_events(instance_id, fence, KvChange(self._applied, now_s, stored, removed))
+        change = KvChange(self._applied, now_s, stored, removed)
+        at_once(self._pool.store.apply_kv_events(instance_id, fence, change))
 
 
 def _last_cleared(journal: Sequence[tuple[CacheChange, int]]) -> int:

@@ -16,7 +16,7 @@ from simulation.simulated_pool import SimulatedPool
 
 
 class SimulatedFleet:
-    """The fleet of ``scheduling.placement`` and ``scheduling.granting``.
+    """The fleet of a search, and the port of its steps and of granting.
 
     There is one replica, its copy of the membership is never old, and no breaker opens.
     """
@@ -56,12 +56,11 @@ class SimulatedFleet:
         return frozenset()
 
     # what it has done --------------------------------------------------------------------------------------------
-    def place(self, placement: Placement) -> PlaceReply:
-        reply: PlaceReply = self.pool.place(placement)
-        return reply
+    async def place(self, placement: Placement) -> PlaceReply:
+        return await self.pool.store.place(placement)
 
-    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        seen: Observation = self.pool.observe(instance_ids, chain)
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+        seen = await self.pool.store.observe(instance_ids, chain)
         return replace(seen, loads={name: self._as_engines_tell(load) for name, load in seen.loads.items()})
 
     def _as_engines_tell(self, load: InstanceLoad) -> InstanceLoad:
@@ -73,8 +72,8 @@ class SimulatedFleet:
         running = load.running_requests - waiting
         return replace(load, queued_requests=waiting, running_requests=running, kv_used_tokens=used_tokens)
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         """Nothing to do: the view is always current."""
 
-    def commit(self, plan: QueuePlan) -> CommitReply:
-        return self.pool.commit(plan)
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        return await self.pool.commit(plan)

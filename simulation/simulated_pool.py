@@ -2,57 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from scheduling.granting import CommitReply, Grant
-from scheduling.instance import MANY_REQUESTS
+from scheduling.hotness import HotnessTree
+from scheduling.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
+from scheduling.learned import Learned
 from scheduling.queue_order import QueueHead, QueuePlan
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.answers import Membership, Release, Transition
-from statestore.memory import AtOnce, MemoryStore
+from scheduling.steps import at_once
+from statestore.answers import Membership, Release
+from statestore.led import LedPool
+from statestore.memory import MemoryStore
 
 REPLICA = "simulator"
 """The one replica, of all requests."""
 
-_CHANGES_MEMBERS = frozenset(
-    {"put_instance", "update_instance", "set_instance_state", "remove_instance", "publish_tree", "publish_learned"}
-)
-
 
 class SimulatedPool:
-    """A ``PoolStore`` of a run, with what its one replica keeps of it: a copy of the members that is never old, and
-    what became of its held requests. Calls that are not defined here are the store's."""
+    """The store of a run, with what its one replica keeps of it: a copy of the members that is never old, and what
+    became of its held requests."""
 
     def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
         self.scheduling = scheduling
         self.now_ms = now_ms
-        self._store = AtOnce(MemoryStore(scheduling, now_ms=now_ms).pool("simulated"))
+        self.store = MemoryStore(scheduling, now_ms=now_ms).pool("simulated")
+        """Members are changed by this class and by ``SimulatedLed`` alone, so that the copy of them is renewed."""
         self._members: Membership | None = None
         self.granted: list[Grant] = []
         """Not yet taken."""
         self._deferred: dict[str, None] = {}
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        call: Callable[..., Any] = getattr(self._store, name)
-        if name not in _CHANGES_MEMBERS:
-            return call
-
-        def change(*arguments: Any, **named: Any) -> Any:
-            self._members = None
-            return call(*arguments, **named)
-
-        return change
-
+    # members -----------------------------------------------------------------------------------------------------
     @property
     def members(self) -> Membership:
         if self._members is None:
-            self._members = self._store.membership()
+            self._members = at_once(self.store.membership())
         return self._members
 
-    def commit(self, plan: QueuePlan) -> CommitReply:
-        reply: CommitReply = self._store.commit(plan, replica_id=REPLICA)
+    def renew_members(self) -> None:
+        """The copy is out of date: read the members again when they are next looked at."""
+        self._members = None
+
+    def put_instance(self, spec: InstanceSpec) -> None:
+        self.renew_members()
+        at_once(self.store.put_instance(spec))
+
+    def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
+        self.renew_members()
+        return at_once(self.store.update_instance(instance_id, changes, fence=fence))
+
+    def set_instance_state(
+        self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
+    ) -> bool:
+        self.renew_members()
+        return at_once(self.store.set_instance_state(instance_id, state, expected=expected))
+
+    # queues ------------------------------------------------------------------------------------------------------
+    def loads(self) -> Mapping[str, InstanceLoad]:
+        return at_once(self.store.loads())
+
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        reply = await self.store.commit(plan, replica_id=REPLICA)
         self.granted += reply.grants
         self._deferred |= {step.request_id: None for step in plan.steps if step.deferred_to_ms is not None}
         return reply
@@ -67,23 +80,48 @@ class SimulatedPool:
         if not self._deferred:
             return ()
         taken, self._deferred = self._deferred, {}
-        known = self._store.records([*taken])
+        known = at_once(self.store.records([*taken]))
         return [name for name, request in known.items() if request.state is RequestState.HELD and request.deferred]
 
     def held(self) -> list[Request]:
-        """Of each instance those in its queue, in order."""
-        waiting = [name for name, load in self._store.loads().items() if load.queued_requests]
-        return [request for name in waiting for request in self._store.queue(name, MANY_REQUESTS).held]
+        """The requests in each instance's queue, in order."""
+        waiting = [name for name, load in self.loads().items() if load.queued_requests]
+        queues = [at_once(self.store.queue(name, MANY_REQUESTS)) for name in waiting]
+        return [request for queue in queues if queue is not None for request in queue.held]
 
     def first_token(self, request_id: str, instance_id: str, note: str) -> QueueHead | None:
         """The instance's queue, where that has room now."""
         return self._release(Release(request_id, instance_id, note=note, seen=True))
 
     def finish(self, request_id: str, note: str = "") -> QueueHead | None:
-        """The same."""
+        """The instance's queue, where that has room now."""
         return self._release(Release(request_id, note=note))
 
     def _release(self, release: Release) -> QueueHead | None:
-        (told,) = self._store.release((release,))
-        transition: Transition = told
+        (transition,) = at_once(self.store.release((release,)))
         return transition.queue
+
+
+class SimulatedLed(LedPool):
+    """The leader's port of a run: the replica hears of grants and of changed members at once."""
+
+    def __init__(self, pool: SimulatedPool, fence: int) -> None:
+        super().__init__(pool.store, fence)
+        self._simulated = pool
+
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        return await self._simulated.commit(plan)
+
+    async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> int:
+        self._simulated.renew_members()
+        return await super().publish_tree(tree, counts)
+
+    async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> None:
+        self._simulated.renew_members()
+        await super().publish_learned(learned, tokens_per_s)
+
+    async def set_instance_state(
+        self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
+    ) -> bool:
+        self._simulated.renew_members()
+        return await super().set_instance_state(instance_id, state, expected=expected)

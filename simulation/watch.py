@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduling.instance import InstanceState
+from scheduling.steps import at_once
 from simulation.autoscaler import paid_instances
 from simulation.cluster import Cluster
 from simulation.results import LoadSample
@@ -47,7 +48,10 @@ class Watch:
     def counters(self) -> Counters:
         engines = self._cluster.engines.values()
         preemptions = sum(engine.statistics().preemptions for engine in engines)
-        return Counters(sum(self._pool.overview().migrations.values()), preemptions + self._cluster.former_preemptions)
+        return Counters(
+            sum(at_once(self._pool.store.overview()).migrations.values()),
+            preemptions + self._cluster.former_preemptions,
+        )
 
     @property
     def leaks(self) -> int:

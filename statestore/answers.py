@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from scheduling.hotness import HotnessTree
@@ -76,34 +75,6 @@ class Transition:
 
     done: bool
     queue: QueueHead | None = None
-
-
-class MigrateStatus(StrEnum):
-    MIGRATED = "migrated"
-    NOT_HELD = "not_held"
-    """Granted, finished or moved meanwhile: nothing changed."""
-    NOT_READY = "not_ready"
-    """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
-    QUEUE_FULL = "queue_full"
-
-
-@value
-class Migration:
-    """What became of a move, and the target's queue where that has room."""
-
-    status: MigrateStatus
-    queue: QueueHead | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One routed request as the hotness keeper reads it."""
-
-    entry_id: str
-    """Position in the pool's arrival log; pass the last one seen to read on."""
-    at_ms: int
-    head: tuple[int, ...]
-    """The first hashes of its chain (the store keeps a bounded number)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,43 +2,85 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from scheduling.scale_record import ScaleRecord
+from scheduling.granting import CommitReply
+from scheduling.hotness import Arrival, HotnessTree
+from scheduling.instance import InstanceState
+from scheduling.learned import Learned
+from scheduling.learning import Sample
+from scheduling.queue_order import QueueHead, QueuePlan
+from scheduling.rebalance import HotQueue, Migration
+from scheduling.request import Request
+from scheduling.scale_job import ActuatorReply, FleetNow
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from statestore.pool import PoolStore
 
 
-def _is_fenced(method: Any) -> bool:
-    fence = inspect.signature(method).parameters.get("fence")
-    return fence is not None and fence.kind is fence.KEYWORD_ONLY
-
-
-_FENCED = frozenset(name for name, method in inspect.getmembers(PoolStore, inspect.isfunction) if _is_fenced(method))
-
-
 class LedPool:
-    """The fleet of ``scheduling.leader_jobs``: the store's own calls, with the fence where they take one.
+    """The port of ``scheduling.leader_jobs``."""
 
-    Each call returns what the store's returns: an awaitable of a ``PoolStore``, the answer itself of ``AtOnce``.
-    """
-
-    def __init__(self, pool: Any, fence: int) -> None:
+    def __init__(self, pool: PoolStore, fence: int) -> None:
         self._pool = pool
         self._fence = fence
 
-    def __getattr__(self, name: str) -> Any:
-        call = getattr(self._pool, name)
-        return partial(call, fence=self._fence) if name in _FENCED else call
+    # queues
+    def queue_head(self, instance_id: str) -> Awaitable[QueueHead | None]:
+        return self._pool.queue_head(instance_id)
+
+    def queue(self, instance_id: str) -> Awaitable[HotQueue | None]:
+        return self._pool.queue(instance_id)
+
+    def commit(self, plan: QueuePlan) -> Awaitable[CommitReply]:
+        """A plan needs no fence: it is refused where another one was faster."""
+        return self._pool.commit(plan)
+
+    def migrate(self, request: Request, target_id: str, *, reason: str) -> Awaitable[Migration]:
+        return self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
+
+    # logs and what is made of them
+    def arrivals(self, after: str, limit: int) -> Awaitable[Sequence[Arrival]]:
+        return self._pool.arrivals(after, limit)
+
+    def samples(self, after: str, limit: int) -> Awaitable[Sequence[Sample]]:
+        return self._pool.samples(after, limit)
+
+    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> Awaitable[int]:
+        return self._pool.publish_tree(tree, counts, fence=self._fence)
+
+    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> Awaitable[None]:
+        return self._pool.publish_learned(learned, tokens_per_s, fence=self._fence)
+
+    # the size of the fleet
+    def scaling(self) -> Awaitable[ScaleRecord]:
+        return self._pool.scaling()
+
+    def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> Awaitable[None]:
+        return self._pool.record_scaling(record, entry, fence=self._fence)
+
+    def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Awaitable[Mapping[str, Sequence[int]]]:
+        return self._pool.recent_blocks(instance_ids, limit)
+
+    def set_instance_state(
+        self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
+    ) -> Awaitable[bool]:
+        return self._pool.set_instance_state(instance_id, state, expected=expected, fence=self._fence)
 
 
-class LedScaling(LedPool):
-    """The fleet of ``scheduling.scale_job``."""
+class LedScaling:
+    """The port of ``scheduling.scale_job``: a leader's pool, a view of the fleet, and an actuator."""
 
-    def __init__(self, pool: Any, fence: int, *, now: Callable[[], Any], actuate: Callable[[ScaleRecord], Any]) -> None:
-        """``now`` gives a ``FleetNow``, ``actuate`` an ``ActuatorReply`` or None while the actuator works."""
-        super().__init__(pool, fence)
+    def __init__(
+        self,
+        led: LedPool,
+        *,
+        now: Callable[[], Awaitable[FleetNow]],
+        actuate: Callable[[ScaleRecord], Awaitable[ActuatorReply | None]],
+    ) -> None:
+        """``actuate`` gives None while the actuator works."""
         self.now = now
         self.actuate = actuate
+        self.scaling = led.scaling
+        self.record_scaling = led.record_scaling
+        self.recent_blocks = led.recent_blocks
+        self.set_instance_state = led.set_instance_state

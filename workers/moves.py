@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from scheduling.leader_jobs import Moved
+from scheduling.leader_jobs import Moved, MovingPort
+from scheduling.rebalance import MigrateStatus
 from scheduling.steps import Steps, drive
-from statestore.answers import MigrateStatus
 from statestore.led import LedPool
 from statestore.pool import PoolStore
 from workers.metrics import WorkerMetrics
@@ -23,7 +23,7 @@ class Mover:
         self._led = LedPool(pool, fence)
         self._metrics = metrics
 
-    async def move(self, source_id: str, steps: Steps[tuple[Moved, ...]], reason: str) -> int:
+    async def move(self, source_id: str, steps: Steps[MovingPort, tuple[Moved, ...]], reason: str) -> int:
         """How many moved. Raises StoreUnavailableError, LeaseLostError."""
         return count_moves(self._pool_name, source_id, await drive(steps, self._led), reason, self._metrics)
 

@@ -10,7 +10,7 @@ from scheduling.scale_record import DecisionStatus, ScaleRecord
 from scheduling.settings import SchedulingSettings
 from scheduling.steps import drive
 from statestore.clock import Clock
-from statestore.led import LedScaling
+from statestore.led import LedPool, LedScaling
 from statestore.pool import PoolStore
 from statestore.settings import PoolSettings
 from workers.actuators import Asking, actuator_of
@@ -46,7 +46,7 @@ class Scaler:
         self._reader = reader
         self._metrics = metrics
         self._asking = Asking(actuator_of(settings.autoscale), pool.name, clock)
-        self._scaling = LedScaling(pool, fence, now=self._now, actuate=self._asking.ask)
+        self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._asking.ask)
         self._keeper = ScaleKeeper(
             settings.autoscale,
             worker_id,

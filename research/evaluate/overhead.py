@@ -20,7 +20,7 @@ from scheduling.queue_order import QueueOrder
 from scheduling.rebalance import plan_rebalance
 from scheduling.request import Request, RequestState
 from scheduling.settings import PolicyName
-from scheduling.steps import drive_now
+from scheduling.steps import at_once, drive_now
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_pool import SimulatedPool
 from simulation.sources import TraceSource
@@ -49,17 +49,17 @@ class _TimedFleet(SimulatedFleet):
 
     spent_s = 0.0
 
-    def place(self, placement: Placement) -> PlaceReply:
+    async def place(self, placement: Placement) -> PlaceReply:
         started_s = time.process_time()
         try:
-            return super().place(placement)
+            return await super().place(placement)
         finally:
             self.spent_s += time.process_time() - started_s
 
-    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
+    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         started_s = time.process_time()
         try:
-            return super().observe(instance_ids, chain)
+            return await super().observe(instance_ids, chain)
         finally:
             self.spent_s += time.process_time() - started_s
 
@@ -95,12 +95,12 @@ def measure_rebalance_us(held: int) -> float:
     for instance_id in ("hot", "cool"):
         pool.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
     late = Request("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
-    pool.adopt([replace(late, request_id=str(number)) for number in range(held)])
+    at_once(pool.store.adopt([replace(late, request_id=str(number)) for number in range(held)]))
     return 1e6 * _cpu_s(lambda: _plan(pool), repetitions=20)
 
 
 def _plan(pool: SimulatedPool) -> int:
-    queue = pool.queue("hot")
+    queue = at_once(pool.store.queue("hot"))
     return 0 if queue is None else len(plan_rebalance(queue))
 
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from statestore.answers import Membership
 from statestore.keys import PoolKeys
-from statestore.memory.at_once import AtOnce
 from statestore.memory.calls import MemoryCalls
 from statestore.memory.server import MemoryServer
 from statestore.pool.pool_store import PoolStore
@@ -45,14 +45,19 @@ class MemoryStore:
 
     def pool_of(self, name: str, known: Membership, tokens_per_s: Mapping[str, float]) -> PoolStore:
         """A pool with these members, at their versions, and with the prefill rates of some."""
-        made, meta = self.pool(name), PoolKeys(self._prefix, name).meta
-        pool = AtOnce(made)
-        pool.enter_all(known.instances.values())
-        for each, kind in known.names.items():
-            pool.add_name(each, kind)
-        lease = pool.acquire_lease("its only process", 60_000)
-        pool.publish_tree(known.tree, {}, fence=lease.fence)
-        pool.publish_learned(known.learned, tokens_per_s, fence=lease.fence)
+        pool, meta = self.pool(name), PoolKeys(self._prefix, name).meta
+        at_once(_enter(pool, known, tokens_per_s))
         # As a replica knows them, so that it keeps its view instead of asking for a newer one.
         self.server.run(b"HSET", meta, b"epoch", known.epoch, b"tree_version", known.tree_version)
-        return made
+        return pool
+
+
+async def _enter(pool: PoolStore, known: Membership, tokens_per_s: Mapping[str, float]) -> None:
+    """Give a new pool these members."""
+    await pool.enter_all(known.instances.values())
+    for each, kind in known.names.items():
+        await pool.add_name(each, kind)
+    lease = await pool.acquire_lease("its only process", 60_000)
+    assert lease is not None  # the pool is new
+    await pool.publish_tree(known.tree, {}, fence=lease.fence)
+    await pool.publish_learned(known.learned, tokens_per_s, fence=lease.fence)

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from scheduling.hotness import HotnessTree
+from scheduling.hotness import Arrival, HotnessTree
 from scheduling.learned import Learned
 from scheduling.learning import Sample
 from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.answers import Arrival
 from statestore.pool import codec
 from statestore.pool.calls import Command
 from statestore.pool.changes import Change, Changes

@@ -10,10 +10,9 @@ from operator import attrgetter
 from scheduling.chain import Chain
 from scheduling.instance import InstanceLoad
 from scheduling.queue_order import PLAN_LIMIT, QueueHead
-from scheduling.rebalance import MOVE_LIMIT, HotQueue
+from scheduling.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
 from scheduling.request import Counts, Request, RequestState
 from scheduling.settings import SchedulingSettings
-from statestore.answers import MigrateStatus, Migration
 from statestore.keys import PoolKeys
 from statestore.leases import ReplicaInfo
 from statestore.pool import codec

@@ -22,7 +22,7 @@ class Queues:
     replies: list[CommitReply]
     plans: list[QueuePlan] = field(default_factory=list)
 
-    def commit(self, plan: QueuePlan) -> CommitReply:
+    async def commit(self, plan: QueuePlan) -> CommitReply:
         self.plans.append(plan)
         return self.replies[len(self.plans) - 1]
 

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from scheduling.granting import CommitReply, Grant
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
 from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from scheduling.leader_jobs import READ_LIMIT, HotnessKeeper, Moved, evacuate, rebalance, sweep_queue
 from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, QueuePlan
-from scheduling.rebalance import HotQueue, Move
+from scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move
 from scheduling.request import Request, RequestState
 from scheduling.steps import drive_now
 
 Load = Callable[..., InstanceLoad]
 NOW_MS = 1_000_000
 FIFO = QueueOrder(by_deadline=False, max_deferred_s=30.0)
-
-
-class Arrival(NamedTuple):
-    entry_id: str
-    at_ms: int
-    head: tuple[int, ...]
-
-
-class Migration(NamedTuple):
-    status: str
-    queue: QueueHead | None = None
 
 
 @dataclass
@@ -45,21 +34,21 @@ class LedFleet:
     done: list[Any] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
 
-    def queue_head(self, instance_id: str) -> QueueHead | None:
+    async def queue_head(self, instance_id: str) -> QueueHead | None:
         return self.heads.get(instance_id)
 
-    def queue(self, instance_id: str) -> HotQueue | None:
+    async def queue(self, instance_id: str) -> HotQueue | None:
         return self.queues.get(instance_id)
 
-    def commit(self, plan: QueuePlan) -> CommitReply:
+    async def commit(self, plan: QueuePlan) -> CommitReply:
         self.done.append((plan.instance_id, [step.request_id for step in plan.steps]))
         return CommitReply(tuple(Grant(step.request_id, plan.instance_id, "replica", 1, 10) for step in plan.steps))
 
-    def migrate(self, request: Request, target_id: str, *, reason: str) -> Migration:
+    async def migrate(self, request: Request, target_id: str, *, reason: str) -> Migration:
         self.done.append((request.request_id, target_id, reason))
-        return self.migrations.get(request.request_id, Migration("migrated"))
+        return self.migrations.get(request.request_id, Migration(MigrateStatus.MIGRATED))
 
-    def arrivals(self, after: str, limit: int) -> list[Arrival]:
+    async def arrivals(self, after: str, limit: int) -> list[Arrival]:
         self.reads.append(after)
         return [arrival for arrival in self.log if int(arrival.entry_id) > int(after)][:limit]
 
@@ -119,10 +108,13 @@ def rebalanced(fleet: LedFleet, *, max_moves: int = 100) -> tuple[Moved, ...]:
 
 def test_a_rebalance_moves_those_who_gain_and_says_what_became_of_each(load: Load) -> None:
     fleet = LedFleet(queues={"a": hot(load, held("r1", 1000), held("r2", 1000, other="c"))})
-    fleet.migrations["r1"] = Migration("not_held")
+    fleet.migrations["r1"] = Migration(MigrateStatus.NOT_HELD)
 
     # then the last in line gains most
-    assert rebalanced(fleet) == (Moved(Move("r2", "c", 10.0), "migrated"), Moved(Move("r1", "b", 9.0), "not_held"))
+    assert rebalanced(fleet) == (
+        Moved(Move("r2", "c", 10.0), MigrateStatus.MIGRATED),
+        Moved(Move("r1", "b", 9.0), MigrateStatus.NOT_HELD),
+    )
     assert fleet.done == [("r2", "c", "slo"), ("r1", "b", "slo")]
 
 
@@ -134,7 +126,7 @@ def test_a_rebalance_makes_no_more_moves_than_it_may(load: Load) -> None:
 
 def test_where_a_moved_request_finds_room_it_is_granted_before_the_next_move(load: Load) -> None:
     fleet = LedFleet(queues={"a": hot(load, held("r1", 1000), held("r2", 1000, other="c"))})
-    fleet.migrations["r2"] = Migration("migrated", head(load("c"), "r2"))
+    fleet.migrations["r2"] = Migration(MigrateStatus.MIGRATED, head(load("c"), "r2"))
 
     rebalanced(fleet)
 

@@ -52,15 +52,15 @@ class HandFleet:
     def blocked(self) -> frozenset[str]:
         return self.behind_breakers
 
-    def place(self, placement: Placement) -> PlaceReply:
+    async def place(self, placement: Placement) -> PlaceReply:
         self.placements.append(placement)
         return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(placement)
 
-    def observe(self, instance_ids: Iterable[str], chain: Chain) -> Observation:
+    async def observe(self, instance_ids: Iterable[str], chain: Chain) -> Observation:
         self.observed.append(tuple(instance_ids))
         return Observation(1, 1, len(self.observed), {name: self.loads[name] for name in self.observed[-1]})
 
-    def refresh(self) -> None:
+    async def refresh(self) -> None:
         self.refreshes += 1
         self.view = self.new_view or self.view
 

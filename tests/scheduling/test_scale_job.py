@@ -13,7 +13,7 @@ from scheduling.scale_job import MAX_ASKED, OTHERS_TERM_MS, ActuatorReply, Fleet
 from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from scheduling.scale_settings import AutoscaleSettings
-from scheduling.steps import drive_now
+from scheduling.steps import at_once, drive_now
 
 READY, STANDBY, STARTING = InstanceState.READY, InstanceState.STANDBY, InstanceState.STARTING
 DRAINING, DOWN = InstanceState.DRAINING, InstanceState.DOWN
@@ -45,30 +45,30 @@ class HandFleet:
     dies_after: str = ""
     """An event after whose record the leader dies."""
 
-    def now(self) -> FleetNow:
+    async def now(self) -> FleetNow:
         specs = {name: InstanceSpec(name, f"http://{name}", state=state) for name, state in self.states.items()}
         loads = {name: InstanceLoad(name, state) for name, state in self.states.items()}
         return FleetNow(self.now_ms, loads, specs)
 
-    def scaling(self) -> ScaleRecord:
+    async def scaling(self) -> ScaleRecord:
         return self.record
 
-    def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> None:
+    async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> None:
         self.record = record
         self.log.append(entry)
         if entry.event == self.dies_after:
             raise LeaderDiedError
 
-    def recent_blocks(self, names: Sequence[str], limit: int) -> dict[str, Sequence[int]]:
+    async def recent_blocks(self, names: Sequence[str], limit: int) -> dict[str, Sequence[int]]:
         return dict.fromkeys(names, ())
 
-    def set_instance_state(self, name: str, state: InstanceState, *, expected: InstanceState) -> bool:
+    async def set_instance_state(self, name: str, state: InstanceState, *, expected: InstanceState) -> bool:
         if self.states[name] is not expected:
             return False
         self.states[name] = state
         return True
 
-    def actuate(self, record: ScaleRecord) -> ActuatorReply | None:
+    async def actuate(self, record: ScaleRecord) -> ActuatorReply | None:
         self.asked.append(record)
         return self.replies.pop(0)
 
@@ -306,10 +306,14 @@ def test_the_work_that_arrived_is_what_the_decayed_sums_gained() -> None:
     plan, fleet = HandPlan(), HandFleet({"a": READY})
     made = keeper(plan)
     tick(made, fleet)
-    whole = fleet.now()
+    whole = at_once(fleet.now())
     grown = replace(whole.loads["a"], window_tokens=4000.0, prefill_tokens_per_s=1000.0)
     fleet.now_ms += 1000
-    fleet.now = lambda: FleetNow(fleet.now_ms, {"a": grown}, whole.instances)  # type: ignore[method-assign]
+
+    async def later() -> FleetNow:
+        return FleetNow(fleet.now_ms, {"a": grown}, whole.instances)
+
+    fleet.now = later  # type: ignore[method-assign]
     drive_now(made.tick(), fleet)
     assert plan.now.work_s == pytest.approx(4.0)
     assert plan.now.elapsed_s == 1.0

@@ -17,9 +17,9 @@ from scheduling.queue_order import QueueOrder
 from scheduling.request import Request, RequestState
 from scheduling.settings import POLICIES, SchedulingSettings, SplitSettings
 from scheduling.split import SplitRule
-from scheduling.steps import drive_now
+from scheduling.steps import at_once, drive_now
 from scheduling.view import ClusterView
-from statestore.memory import AtOnce, MemoryStore
+from statestore.memory import MemoryStore
 
 SCHEDULING = SchedulingSettings(block_tokens=100)
 BLOCKS = 100
@@ -31,15 +31,15 @@ class Fleet:
     learned = Learned()
 
     def __init__(self, prefill: int = 3, decode: int = 3, mixed: int = 0) -> None:
-        self.pool = AtOnce(MemoryStore(SCHEDULING, now_ms=lambda: 1_000_000).pool("default"))
+        self.pool = MemoryStore(SCHEDULING, now_ms=lambda: 1_000_000).pool("default")
         for role, number in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.MIXED, mixed)):
             for index in range(number):
                 name = f"{role}{index}"
-                self.pool.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY))
-        self.refresh()
+                at_once(self.pool.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY)))
+        at_once(self.refresh())
 
-    def refresh(self) -> None:
-        told = self.pool.membership()
+    async def refresh(self) -> None:
+        told = await self.pool.membership()
         self.view = ClusterView.build(
             epoch=told.epoch, tree_version=0, instances=told.instances, tree=HotnessTree(), virtual_nodes=16
         )
@@ -47,11 +47,11 @@ class Fleet:
     def blocked(self) -> frozenset[str]:
         return frozenset()
 
-    def place(self, placement: Any) -> Any:
-        return self.pool.place(placement)
+    async def place(self, placement: Any) -> Any:
+        return await self.pool.place(placement)
 
-    def observe(self, names: tuple[str, ...], chain: Chain) -> Any:
-        return self.pool.observe(names, chain)
+    async def observe(self, names: tuple[str, ...], chain: Chain) -> Any:
+        return await self.pool.observe(names, chain)
 
 
 def chain(first: int = 1, blocks: int = BLOCKS) -> Chain:
@@ -196,7 +196,7 @@ def test_the_prefill_of_a_split_request_has_to_end_before_its_transfer(put: Buil
 
     placed = put(fleet, "r", chain(), mode="always")
 
-    assert fleet.pool.records(["r"])["r"].slo_ms == 4200
+    assert at_once(fleet.pool.records(["r"]))["r"].slo_ms == 4200
     assert placed.decision.expected_ttft_s > 0.8
 
 
@@ -207,7 +207,7 @@ def test_what_is_never_split_keeps_its_whole_slo(put: Built, prefill: int, mode:
 
     put(fleet, "r", chain(), mode=mode)
 
-    assert fleet.pool.records(["r"])["r"].slo_ms == 5000
+    assert at_once(fleet.pool.records(["r"]))["r"].slo_ms == 5000
 
 
 def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
@@ -216,7 +216,7 @@ def test_a_transfer_takes_no_more_than_half_of_an_slo(put: Built) -> None:
 
     put(fleet, "r", chain(), mode="always")
 
-    assert fleet.pool.records(["r"])["r"].slo_ms == 2500
+    assert at_once(fleet.pool.records(["r"]))["r"].slo_ms == 2500
 
 
 def test_a_decode_leg_is_expected_to_wait_for_what_is_not_there() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from scheduling.learning import FirstToken
 from scheduling.settings import PolicyName, SchedulingSettings
+from scheduling.steps import at_once
 from scheduling.ttft_model import PRIOR_WEIGHTS
 from simulation.generators import conversation, toolagent
 from simulation.presets import find_preset
@@ -33,7 +34,7 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    samples = [sample.lesson for sample in simulation._pool.samples("0", 1000)]
+    samples = [sample.lesson for sample in at_once(simulation._pool.store.samples("0", 1000))]
     lessons = [lesson for lesson in samples if isinstance(lesson, FirstToken)]
     taught = [lesson for lesson in lessons if lesson.features is not None]
     assert len(lessons) == 200
@@ -48,7 +49,7 @@ def test_wishes_for_a_rebalance_are_met_between_sweeps() -> None:
     for min_gap_s in (0.02, 1e9):
         simulation = Simulation(trace, replace(scenario, rebalance_min_gap_s=min_gap_s))
         simulation.run()
-        moved.append(sum(simulation._pool.overview().migrations.values()))
+        moved.append(sum(at_once(simulation._pool.store.overview()).migrations.values()))
 
     assert moved[0] > moved[1] + 5, "with so long a gap there is one round alone"
 
@@ -89,7 +90,7 @@ def test_idle_instances_refuse_nothing_because_of_a_wrong_rate_and_learn_the_rig
     simulation._resize(1)
     pool = simulation._pool
     slower = {name: load.prefill_tokens_per_s / 10 for name, load in pool.loads().items()}
-    pool.publish_learned(pool.members.learned, slower, fence=simulation._leader.fence)
+    at_once(simulation._leader.led.publish_learned(pool.members.learned, slower))
 
     outcomes = simulation.run().outcomes
 

@@ -9,6 +9,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.placement import Placement
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from scheduling.weights import PLAIN_TTFT, Weights
 from simulation.kv_pool import CacheChange
 from simulation.presets import find_preset
@@ -34,8 +35,7 @@ class Followed:
     def apply(self, *journal: tuple[CacheChange, int]) -> int:
         """The hit of the chain after this."""
         self.reported.apply("a", [*journal], self.now_s)
-        hit: int = self.pool.observe(("a",), CHAIN).loads["a"].hit_blocks
-        return hit
+        return at_once(self.pool.store.observe(("a",), CHAIN)).loads["a"].hit_blocks
 
 
 def test_what_an_engine_reports_is_listed_under_the_routers_hashes() -> None:
@@ -63,7 +63,7 @@ def test_bookings_that_are_never_reported_end() -> None:
     followed = Followed()
     request = Request("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
     followed.apply()
-    followed.pool.place(Placement(request, CHAIN, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT)))
+    at_once(followed.pool.store.place(Placement(request, CHAIN, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))))
     hits = []
     for followed.now_s in (1.0, 29.0, 30.0, 59.0, 60.0):
         hits.append(followed.apply())

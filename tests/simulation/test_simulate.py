@@ -6,6 +6,7 @@ import pytest
 
 from scheduling.instance import InstanceSpec
 from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from scheduling.steps import at_once
 from simulation.engine_types import EngineConfig
 from simulation.generators import conversation, hotspot, toolagent
 from simulation.presets import find_preset
@@ -62,7 +63,7 @@ def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert 0 <= outcome.cached_tokens < outcome.input_tokens
-    left = simulation._pool.snapshot()
+    left = at_once(simulation._pool.store.snapshot())
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)

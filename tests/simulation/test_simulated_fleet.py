@@ -3,6 +3,7 @@ from scheduling.instance import InstanceSpec, InstanceState
 from scheduling.placement import Placement
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from scheduling.weights import PLAIN_TTFT, Weights
 from simulation.simulated_fleet import SimulatedFleet
 from simulation.simulated_pool import SimulatedPool
@@ -37,11 +38,11 @@ def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:
 def test_where_engines_queue_their_own_requests_the_policies_see_those_queues() -> None:
     waiting = {"a": 1, "b": 0}
     made = fleet(waiting)
-    made.place(placement())
+    at_once(made.place(placement()))
 
-    loads = made.observe(("a", "b"), CHAIN).loads
+    loads = at_once(made.observe(("a", "b"), CHAIN)).loads
 
     assert (loads["a"].queued_requests, loads["a"].running_requests) == (1, 0)
     assert (loads["b"].queued_requests, loads["b"].running_requests) == (0, 0)
-    in_fleet = made.pool.observe(("a",), CHAIN).loads["a"]
+    in_fleet = at_once(made.pool.store.observe(("a",), CHAIN)).loads["a"]
     assert (in_fleet.queued_requests, in_fleet.running_requests) == (0, 1)

@@ -13,8 +13,9 @@ from scheduling.placement import Placement, PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from scheduling.weights import PLAIN_TTFT, Weights
-from simulation.simulated_pool import REPLICA, SimulatedPool
+from simulation.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
 from tests.statestore.samples import own_chain
 
 
@@ -28,27 +29,30 @@ def pool() -> SimulatedPool:
 def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
     request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
     placement = Placement(request, own_chain(request_id, 400), ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
-    status: PlaceStatus = pool.place(placement).status
-    return status
+    return at_once(pool.store.place(placement)).status
 
 
 def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> None:
     before = pool.members
     assert pool.members is before, "read once"
-    fence = pool.acquire_lease("simulator", 60_000).fence
+    lease = at_once(pool.store.acquire_lease("simulator", 60_000))
+    assert lease is not None
+    led = SimulatedLed(pool, lease.fence)
 
     pool.set_instance_state("a", InstanceState.DRAINING)
     assert pool.members.instances["a"].state is InstanceState.DRAINING
     pool.update_instance("a", {"max_running_requests": 7})
     assert pool.members.instances["a"].max_running_requests == 7
-    pool.publish_tree(HotnessTree({5: 2}), {5: 9}, fence=fence)
+    at_once(led.publish_tree(HotnessTree({5: 2}), {5: 9}))
     assert pool.members.tree.hot == {5: 2}
     learned = replace(Learned(), answer_tokens=(77.0,) * len(Learned().answer_tokens))
-    pool.publish_learned(learned, {}, fence=fence)
+    at_once(led.publish_learned(learned, {}))
     assert pool.members.learned == learned
-    pool.remove_instance("a")
-    assert pool.members.instances == {}
-    assert pool.members == pool.membership()
+    assert at_once(led.set_instance_state("a", InstanceState.STANDBY, expected=InstanceState.DRAINING))
+    assert pool.members.instances["a"].state is InstanceState.STANDBY
+    pool.put_instance(InstanceSpec("b", "http://b"))
+    assert [*pool.members.instances] == ["a", "b"]
+    assert pool.members == at_once(pool.store.membership())
 
 
 def test_grants_are_taken_once_and_in_order(pool: SimulatedPool) -> None:
@@ -57,7 +61,7 @@ def test_grants_are_taken_once_and_in_order(pool: SimulatedPool) -> None:
     queue = pool.first_token("1", "a", "")
     assert queue is not None
 
-    pool.commit(QueuePlan("a", queue.load.version, (PlanStep("3"), PlanStep("2")), 0))
+    at_once(pool.commit(QueuePlan("a", queue.load.version, (PlanStep("3"), PlanStep("2")), 0)))
 
     assert [grant.request_id for grant in pool.take_grants()] == ["3", "2"]
     assert pool.held() == []
@@ -68,7 +72,9 @@ def test_what_was_deferred_is_told_where_it_still_waits(pool: SimulatedPool) -> 
     for name in ("1", "2", "3", "4"):
         place(pool, name)
     steps = tuple(PlanStep(name, DEFERRED_RANK_MS + 1) for name in ("2", "3"))
-    pool.commit(QueuePlan("a", pool.queue_head("a").load.version, steps, 0))
+    queue = at_once(pool.store.queue_head("a"))
+    assert queue is not None
+    at_once(pool.commit(QueuePlan("a", queue.load.version, steps, 0)))
     pool.finish("2")
 
     assert pool.take_deferred() == ["3"]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduling.settings import POLICIES, PolicyName, SchedulingSettings, SplitSettings
+from scheduling.steps import at_once
 from simulation.engine_types import EngineConfig
 from simulation.generators import toolagent
 from simulation.kv_transfer import KvTransfer
@@ -36,7 +37,7 @@ def test_every_split_request_is_answered_once_and_leaves_nothing_behind(policy: 
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert (outcome.instance_id in ("i001", "i002"), outcome.decode_id in ("i003", "i004")) == (True, True)
-    left = simulation._pool.snapshot()
+    left = at_once(simulation._pool.store.snapshot())
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
@@ -93,7 +94,7 @@ def test_a_request_too_long_for_the_decode_instance_is_refused_and_its_kv_releas
 
     assert [outcome.answered for outcome in record.outcomes] == [False]
     assert record.leaks == 0
-    assert simulation._pool.snapshot().requests == ()
+    assert at_once(simulation._pool.store.snapshot()).requests == ()
     assert all(engine.statistics().used_blocks == 0 for engine in simulation._cluster.engines.values())
 
 

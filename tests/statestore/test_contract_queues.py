@@ -17,11 +17,10 @@ from scheduling.instance import InstanceSpec, InstanceState, Role
 from scheduling.legs import Leg
 from scheduling.placement import PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
-from scheduling.rebalance import HotQueue
+from scheduling.rebalance import HotQueue, Migration
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
 from scheduling.weights import PLAIN_TTFT, Weights
-from statestore.answers import Migration
 from statestore.errors import LeaseLostError
 from statestore.pool import PoolStore
 from tests.statestore import samples

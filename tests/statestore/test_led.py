@@ -2,49 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from scheduling.hotness import HotnessTree
 from scheduling.instance import InstanceSpec, InstanceState
+from scheduling.learned import Learned
+from scheduling.request import Request, RequestState
+from scheduling.scale_record import ScaleEntry, ScaleRecord
 from scheduling.settings import SchedulingSettings
 from statestore.errors import LeaseLostError
 from statestore.led import LedPool
-from statestore.memory import AtOnce, MemoryStore
+from statestore.memory import MemoryStore
+from statestore.pool import PoolStore
+
+HELD = Request("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000)
 
 
 @pytest.fixture
-def pool() -> AtOnce:
-    pool = AtOnce(MemoryStore(SchedulingSettings(), now_ms=lambda: 1000).pool("default"))
-    pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
+async def pool() -> PoolStore:
+    pool = MemoryStore(SchedulingSettings(), now_ms=lambda: 1000).pool("default")
+    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
     return pool
 
 
-def test_a_leader_writes_and_reads(pool: AtOnce) -> None:
-    lease = pool.acquire_lease("worker", 5000)
-    led = LedPool(pool, lease.fence)
+async def fence_of(pool: PoolStore) -> int:
+    lease = await pool.acquire_lease("worker", 5000)
+    assert lease is not None
+    return lease.fence
 
-    assert led.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)
-    assert led.queue_head("a").load.state is InstanceState.DRAINING
-    assert led.arrivals("0", 10) == []
+
+async def test_a_leader_writes_and_reads(pool: PoolStore) -> None:
+    led = LedPool(pool, await fence_of(pool))
+
+    assert await led.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)
+    queue = await led.queue_head("a")
+    assert queue is not None
+    assert queue.load.state is InstanceState.DRAINING
+    assert await led.arrivals("0", 10) == []
 
 
 @pytest.mark.parametrize(
-    ("call", "arguments"),
+    "write",
     [
-        ("publish_tree", (HotnessTree(), {})),
-        ("set_instance_state", ("a", InstanceState.DOWN)),
-        ("update_instance", ("a", {})),
-        ("reap", ("replica",)),
-        ("repair", ()),
+        lambda led: led.publish_tree(HotnessTree(), {}),
+        lambda led: led.publish_learned(Learned(), {}),
+        lambda led: led.set_instance_state("a", InstanceState.DOWN),
+        lambda led: led.record_scaling(ScaleRecord(), ScaleEntry(0, 0, "", "")),
+        lambda led: led.migrate(HELD, "b", reason="test"),
     ],
 )
-def test_a_deposed_leader_changes_nothing(pool: AtOnce, call: str, arguments: tuple[Any, ...]) -> None:
-    lease = pool.acquire_lease("worker", 5000)
-    led = LedPool(pool, lease.fence - 1)
+async def test_a_deposed_leader_changes_nothing(pool: PoolStore, write: Callable[[LedPool], Awaitable[object]]) -> None:
+    led = LedPool(pool, await fence_of(pool) - 1)
 
     with pytest.raises(LeaseLostError):
-        getattr(led, call)(*arguments)
+        await write(led)
 
-    assert pool.membership().instances["a"].state is InstanceState.READY
+    assert (await pool.membership()).instances["a"].state is InstanceState.READY

@@ -29,12 +29,13 @@ from scheduling.placement import Placement, PlaceReply, PlaceStatus
 from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
 from scheduling.request import Request, RequestState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from scheduling.ways import Side
 from scheduling.weights import Form, Weights, features_of
 from statestore.errors import LeaseLostError
 from statestore.keys import PoolKeys
 from statestore.kv_events import KvChange, KvViewStatus
-from statestore.memory import AtOnce, MemoryStore
+from statestore.memory import MemoryStore
 from statestore.memory.sorted_set import SortedSet
 from statestore.pool import PoolStore
 from statestore.pool.codec import CONFIRMED_STAMP, pairs_from
@@ -324,7 +325,7 @@ class Traffic:
     def pick(self, *states: RequestState) -> Request | None:
         """One of the live requests: calls that would mostly miss would prove little."""
         live = [
-            each for each in AtOnce(self.twins.memory).snapshot().requests if each.state in (states or [*RequestState])
+            each for each in at_once(self.twins.memory.snapshot()).requests if each.state in (states or [*RequestState])
         ]
         return self.rng.choice(live) if live else None
 
@@ -381,7 +382,7 @@ class Traffic:
         await self.commit(QueuePlan(name, version, tuple(steps), passed_over_tokens))
 
     def _names(self) -> set[str]:
-        return {"nobody", *(each.request_id for each in AtOnce(self.twins.memory).snapshot().requests)}
+        return {"nobody", *(each.request_id for each in at_once(self.twins.memory.snapshot()).requests)}
 
     async def commit(self, plan: QueuePlan) -> None:
         replica_id = self.rng.choice(("", *REPLICAS))

@@ -11,9 +11,10 @@ import pytest
 import redis as redis_client
 
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from statestore.errors import StoreError
 from statestore.keys import PoolKeys
-from statestore.memory import AtOnce, MemoryStore
+from statestore.memory import MemoryStore
 from statestore.memory.calls import MemoryCalls
 from statestore.memory.server import MemoryServer
 from tests.statestore.samples import SCHEDULING, instance
@@ -151,10 +152,10 @@ async def test_messages_come_after_the_call_that_published_them() -> None:
 
 
 async def test_a_call_that_would_wait_has_no_answer_at_once() -> None:
-    pool = AtOnce(MemoryStore(SchedulingSettings()).pool("default"))
-    assert pool.wanted_rebalances(0) == []
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    assert at_once(pool.wanted_rebalances(0)) == []
     with pytest.raises(RuntimeError, match="waits"):
-        pool.wanted_rebalances(1.0)
+        at_once(pool.wanted_rebalances(1.0))
 
 
 async def test_a_pool_can_be_made_of_known_members() -> None:
@@ -171,7 +172,7 @@ async def test_a_pool_can_be_made_of_known_members() -> None:
 
 def test_pools_of_one_store_share_nothing() -> None:
     store = MemoryStore(SCHEDULING)
-    AtOnce(store.pool("one")).put_instance(instance("a"))
-    assert AtOnce(store.pool("two")).membership().instances == {}
+    at_once(store.pool("one").put_instance(instance("a")))
+    assert at_once(store.pool("two").membership()).instances == {}
     assert store.pool("one") is store.pool("one")
     assert all(key.startswith(PoolKeys("dualmap", "one").base) for key in store.server.contents)

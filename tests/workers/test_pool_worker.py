@@ -10,9 +10,10 @@ import pytest
 
 from scheduling.instance import InstanceState
 from scheduling.settings import SchedulingSettings
+from scheduling.steps import at_once
 from statestore.clock import RealClock
 from statestore.errors import LeaseLostError
-from statestore.memory import AtOnce, MemoryStore
+from statestore.memory import MemoryStore
 from statestore.pool import PoolStore
 from statestore.settings import InstanceSettings, PoolSettings
 from tests.placements import placement
@@ -110,7 +111,7 @@ async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, ev
 
 
 def states(pool: PoolStore) -> dict[str, InstanceState]:
-    return {name: spec.state for name, spec in AtOnce(pool).membership().instances.items()}
+    return {name: spec.state for name, spec in at_once(pool.membership()).instances.items()}
 
 
 async def test_a_configured_instance_is_registered_checked_and_served(runner, servers, eventually) -> None:
@@ -135,11 +136,11 @@ async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers
     await fleet.pool.heartbeat("router-1", 60_000, {})
     for name in ("running", "held"):
         await fleet.pool.place(placement(name, "a", replica_id="router-1"))
-    assert AtOnce(fleet.pool).records(["held"])["held"].instance_id == "a"
+    assert at_once(fleet.pool.records(["held"]))["held"].instance_id == "a"
 
     await first.stop()
 
-    await eventually(lambda: AtOnce(fleet.pool).records(["held"])["held"].instance_id == "b")
+    await eventually(lambda: at_once(fleet.pool.records(["held"]))["held"].instance_id == "b")
     assert states(fleet.pool)["a"] is InstanceState.DOWN
 
 
