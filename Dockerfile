@@ -12,6 +12,7 @@ print(*project['dependencies'], *(line for name in extras for line in project['o
 COPY README.md LICENSE ./
 # There is no git here that tells the version: make image, Compose (VERSION=…) and CI give it; 0.0 is none.
 ARG VERSION=
+COPY dualmap dualmap
 COPY cli cli
 COPY router router
 COPY scheduling scheduling

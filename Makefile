@@ -12,8 +12,8 @@ format:
 
 docs:
 	scripts/with '' dualmap settings --markdown > docs/reference/configuration.md
-	scripts/with '' python -m cli.reference docs/reference/redis-keys.md
-	scripts/with '' python -m cli.interfaces docs/reference
+	scripts/with '' python -m dualmap.cli.reference docs/reference/redis-keys.md
+	scripts/with '' python -m dualmap.cli.interfaces docs/reference
 	scripts/with '' python deploy/grafana/build.py
 
 figures:

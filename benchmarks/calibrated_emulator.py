@@ -30,7 +30,7 @@ from typing import Any
 
 LIMIT = 0.20
 START_TIMEOUT_S = 60.0
-DUALMAP = (sys.executable, "-m", "cli.main")
+DUALMAP = (sys.executable, "-m", "dualmap")
 FIGURES = {"TTFT P50": ("ttft_s", "p50"), "TTFT P90": ("ttft_s", "p90"), "TPOT P50": ("tpot_s", "p50")}
 JUDGED = ("TTFT P50", "TTFT P90")
 

@@ -26,18 +26,18 @@ from pathlib import Path
 
 import uvloop
 
-from router.failover import FailoverStore
-from router.http.admission import mint_request_id
-from router.inference_request import InferenceRequest
-from router.outcome import Outcome, Usage
-from router.prompt import sent_prompt
-from router.runtime import Runtime
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.failover import FailoverStore
+from dualmap.router.http.admission import mint_request_id
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.outcome import Outcome, Usage
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 BATCH = 100
 WARM_UP = 200

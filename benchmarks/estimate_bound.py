@@ -27,13 +27,13 @@ from math import isclose
 from pathlib import Path
 from typing import NamedTuple
 
-from research.laboratory.suite import OURS, PRESET_SHORTHANDS, Fleet, workload_of
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.results import Percentiles, RequestOutcome
-from simulation.simulate import Simulation
-from simulation.traces import Trace
+from dualmap.research.laboratory.suite import OURS, PRESET_SHORTHANDS, Fleet, workload_of
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import Percentiles, RequestOutcome
+from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.traces import Trace
 
 VARIANT = parse_variant(OURS, SchedulingSettings())
 LONGEST_STEP_S = 1.0

@@ -18,14 +18,14 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from statistics import fmean
 
-from research.laboratory.confidence import Mean
-from scheduling.settings import SchedulingSettings
-from simulation.event_queue import Priority
-from simulation.presets import find_preset
-from simulation.results import RequestOutcome, RunRecord
-from simulation.scenario import FleetChange, Scenario, SpeedChange
-from simulation.simulate import Simulation
-from simulation.sources import TraceSource
+from dualmap.research.laboratory.confidence import Mean
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.event_queue import Priority
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RequestOutcome, RunRecord
+from dualmap.simulation.scenario import FleetChange, Scenario, SpeedChange
+from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.sources import TraceSource
 
 CHANGE_S, END_S = 60.0, 140.0
 INSTANCES = 8

@@ -19,16 +19,16 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from simulation.emulator.kv_publisher import KvEventPublisher
-from statestore.clock import RealClock
-from statestore.embedded import EmbeddedValkey
-from statestore.redis import RedisStore
-from statestore.settings import KvEventSettings, PoolSettings, StoreSettings
-from workers.kv_events.job import KvEventsJob
-from workers.loop import LoopContext, run_job
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import KvEventSettings, PoolSettings, StoreSettings
+from dualmap.workers.kv_events.job import KvEventsJob
+from dualmap.workers.loop import LoopContext, run_job
+from dualmap.workers.metrics import WorkerMetrics
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 40

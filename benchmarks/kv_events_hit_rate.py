@@ -14,15 +14,15 @@ import argparse
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from research.laboratory.confidence import Mean
-from scheduling.settings import SchedulingSettings
-from simulation.bounds import bounds_of
-from simulation.generators import GENERATORS
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.runs import RunJob, map_jobs
-from simulation.scenario import Scenario
-from simulation.sources import TraceSource
+from dualmap.research.laboratory.confidence import Mean
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.bounds import bounds_of
+from dualmap.simulation.generators import GENERATORS
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, map_jobs
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.sources import TraceSource
 
 
 @dataclass(frozen=True)

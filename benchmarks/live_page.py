@@ -21,13 +21,13 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 TURNS = 3
 

@@ -27,15 +27,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduling.instance import InstanceSpec
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import policies_of
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.routed_chains import routed_chains
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands.options import policies_of
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.routed_chains import routed_chains
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
 
 CAPACITY_POINTS = 3.0
 HIT_POINTS = 2.0
@@ -114,7 +114,7 @@ def _fleet(arguments: argparse.Namespace) -> Iterator[str]:
     words += ["--scheduling.queue_order", arguments.queue_order, "--emulator.stream_interval", "64"]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
-        fleet = subprocess.Popen([sys.executable, "-m", "cli.main", *words], stdout=log, stderr=log)
+        fleet = subprocess.Popen([sys.executable, "-m", "dualmap", *words], stdout=log, stderr=log)
         try:
             _wait_until_ready(url, fleet)
             yield url
@@ -149,7 +149,7 @@ def _replay(arguments: argparse.Namespace, url: str, report: Path) -> None:
     words = ["replay", "--url", url, "--trace", arguments.trace, "--requests", str(arguments.requests)]
     words += ["--max-input-tokens", str(arguments.max_input_tokens), "--rate", str(arguments.rate)]
     words += ["--skip", str(arguments.skip), "--time-scale", str(arguments.time_scale), "--json", str(report)]
-    command = [sys.executable, "-m", "cli.main", *words, "--quiet"]
+    command = [sys.executable, "-m", "dualmap", *words, "--quiet"]
     ended = subprocess.run(command, check=False, env={**os.environ, "COLUMNS": "120"})
     if not report.exists():
         raise RuntimeError(f"dualmap replay ended with {ended.returncode}")  # 1 with a report: some were refused

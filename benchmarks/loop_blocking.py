@@ -23,12 +23,12 @@ from typing import Final, cast
 import orjson
 import uvloop
 
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 TICK_S: Final = 0.001
 HEAD: Final = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

@@ -28,16 +28,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from research.evaluate.plan import PAPER_CAPS
-from research.laboratory.confidence import Mean
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import BEST_OTHERS, ORDERS, PRESET_SHORTHANDS, Fleet, workload_of
-from research.laboratory.targets import TARGETS
-from research.laboratory.trials import BoundsTrial, GoodputTrial, Trial, run_bounds, run_goodput
-from research.laboratory.variants import Variant, parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.engine_types import EngineConfig
-from simulation.runs import RunJob, map_jobs
+from dualmap.research.evaluate.plan import PAPER_CAPS
+from dualmap.research.laboratory.confidence import Mean
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import BEST_OTHERS, ORDERS, PRESET_SHORTHANDS, Fleet, workload_of
+from dualmap.research.laboratory.targets import TARGETS
+from dualmap.research.laboratory.trials import BoundsTrial, GoodputTrial, Trial, run_bounds, run_goodput
+from dualmap.research.laboratory.variants import Variant, parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.runs import RunJob, map_jobs
 
 OURS = "dualmap-least-cost"
 CEILINGS = ("ideal hits", "one machine", "ideal")

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from research.laboratory.provenance import Provenance
+from dualmap.research.laboratory.provenance import Provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "research" / "results"
@@ -57,7 +57,7 @@ def simulated(words: Sequence[str]) -> list[dict[str, Any]]:
     """Run the simulator; its results, with what is shown of each."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
-        command = [sys.executable, "-m", "cli.main", *words, "--quiet", "--json", str(path)]
+        command = [sys.executable, "-m", "dualmap", *words, "--quiet", "--json", str(path)]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
         runs = json.loads(path.read_text())
     return [

@@ -23,12 +23,12 @@ from typing import Any
 import router_overhead
 import uvloop
 
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("router", "scheduling", "statestore")

@@ -49,22 +49,22 @@ import uvicorn
 import uvloop
 from redis.asyncio import ConnectionPool
 
-from router.errors import UpstreamError
-from router.http import build_data_plane, http_protocol
-from router.inference_request import InferenceRequest
-from router.instance_loss import InstanceLossNotifier
-from router.outcome import InstanceFailure, Outcome, Usage
-from router.retry_budget import RetryBudget
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg
-from scheduling.settings import SchedulingSettings, SplitSettings
-from statestore.clock import RealClock
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.redis.wire import Wire, pack
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.errors import UpstreamError
+from dualmap.router.http import build_data_plane, http_protocol
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.outcome import InstanceFailure, Outcome, Usage
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.redis.wire import Wire, pack
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 CONNECTIONS = 16
 BURST_CHUNKS = 1000

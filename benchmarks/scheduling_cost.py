@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from scheduling.blocks import BlockRule, cache_seed
-from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, RouteQuery
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
-from scheduling.policies import build_policy
-from scheduling.prompt import chat_prompt
-from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
-from scheduling.rebalance import HotQueue, plan_rebalance
-from scheduling.request import Request, RequestState
-from scheduling.ring import VIRTUAL_NODES
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive_now
-from scheduling.view import ClusterView
+from dualmap.scheduling.blocks import BlockRule, cache_seed
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Decision, Policy, RouteQuery
+from dualmap.scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.prompt import chat_prompt
+from dualmap.scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
+from dualmap.scheduling.rebalance import HotQueue, plan_rebalance
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.ring import VIRTUAL_NODES
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive_now
+from dualmap.scheduling.view import ClusterView
 
 FLEET_SIZES = (8, 500)
 PROMPT_BYTES = (2 * 1024, 32 * 1024)

@@ -16,9 +16,9 @@ import sys
 import time
 from dataclasses import dataclass
 
-from research.evaluate.plan import FULL, scenario_for
-from scheduling.settings import PolicyName
-from simulation.commands.options import policies_of
+from dualmap.research.evaluate.plan import FULL, scenario_for
+from dualmap.scheduling.settings import PolicyName
+from dualmap.simulation.commands.options import policies_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ LOAD = 0.85
 
 def measure(case: Case, policy: PolicyName) -> tuple[float, float, float]:
     """(CPU s, peak memory in MB, share on time) of making the trace and running it."""
-    from simulation.simulate import simulate
+    from dualmap.simulation.simulate import simulate
 
     started = time.process_time()
     workload = FULL.workload(case.trace, "qwen2.5-7b-910b4", case.requests)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from dataclasses import replace
 
-from research.evaluate.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST
-from research.evaluate.plan import DEFAULT_POLICY, FULL, scenario_for
-from scheduling.scale_settings import AutoscaleSettings
-from simulation.autoscale import Autoscale
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, scenario_for
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.runs import RunJob, run_job
 
 FIRST_SIZE = 3
 

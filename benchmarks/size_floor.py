@@ -13,13 +13,13 @@ from bisect import bisect_left
 from dataclasses import replace
 from itertools import pairwise
 
-from research.evaluate.autoscaling import COLD_START_S
-from research.evaluate.clairvoyant import paid_hours
-from research.evaluate.plan import DEFAULT_POLICY, FULL, Plan, Workload, scenario_for
-from scheduling.values import value
-from simulation.runs import RunJob, default_workers, map_jobs, run_job
-from simulation.scenario import FleetChange
-from simulation.sources import TraceSource
+from dualmap.research.evaluate.autoscaling import COLD_START_S
+from dualmap.research.evaluate.clairvoyant import paid_hours
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, Plan, Workload, scenario_for
+from dualmap.scheduling.values import value
+from dualmap.simulation.runs import RunJob, default_workers, map_jobs, run_job
+from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.sources import TraceSource
 
 STEP_S = 30.0
 SIZES = range(1, 12)

@@ -22,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from simulation.http_client import HttpClient, HttpClientError
+from dualmap.simulation.http_client import HttpClient, HttpClientError
 
 STREAMED_END = b"data: [DONE]"
 QUIET_S = 60.0
@@ -139,7 +139,7 @@ async def soak(arguments: argparse.Namespace) -> int:
         log = Path(directory) / "up.out"
         with log.open("wb") as out:
             fleet = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "cli.main", "up", "--port", "0", "--emulator.port", str(arguments.port),
+                sys.executable, "-m", "dualmap", "up", "--port", "0", "--emulator.port", str(arguments.port),
                 "--prefill", str(arguments.prefill), "--decode", str(arguments.decode), "--replicas", "2",
                 "--workers", "1", "--time-scale", "20", *OPTIONS, stdout=out, stderr=out,
             )  # fmt: skip

@@ -26,27 +26,27 @@ from typing import Any
 import redis
 import uvloop
 
-from router.outbox import Outbox
-from router.queue_planner import QueuePlanner
-from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
-from scheduling.granting import CommitReply, Grant, grant_queue
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueOrder, QueuePlan
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from scheduling.view import ClusterView
-from statestore.answers import Release
-from statestore.clock import RealClock
-from statestore.embedded import EmbeddedValkey
-from statestore.keys import PoolKeys
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.router.outbox import Outbox
+from dualmap.router.queue_planner import QueuePlanner
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import RouteQuery
+from dualmap.scheduling.granting import CommitReply, Grant, grant_queue
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueOrder, QueuePlan
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import Release
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 
 CONCURRENT = 64
 ROOTS = 200

@@ -21,10 +21,10 @@ from typing import Any
 import uvloop
 from redis.asyncio import Redis
 
-from statestore.embedded import EmbeddedValkey
-from statestore.keys import PoolKeys
-from statestore.redis.servers import Servers
-from statestore.redis.wire import WireCalls
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.redis.servers import Servers
+from dualmap.statestore.redis.wire import WireCalls
 
 SCRIPT = "return redis.call('EXISTS', unpack(KEYS))"
 KEYS = [b"dualmap:{default}:instance:llama-%d:account" % number for number in range(10)]

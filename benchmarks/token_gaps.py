@@ -31,10 +31,10 @@ import orjson
 import uvloop
 from router_overhead import MockInstance, Router, start_router
 
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.settings import StoreSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.settings import StoreSettings
 
 PACE_MS = 28
 HAPROXY = Path(__file__).resolve().parents[1] / "deploy" / "haproxy" / "haproxy.cfg"

@@ -31,18 +31,18 @@ import tokenizers
 import uvloop
 from router_overhead import MockInstance, Router, connect
 
-from router.http.admission import mint_request_id
-from router.inference_request import InferenceRequest
-from router.outcome import Outcome
-from router.prompt import sent_prompt
-from router.runtime import Runtime
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import Store, open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.http.admission import mint_request_id
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.outcome import Outcome
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.runtime import Runtime
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 CHAT = "/v1/chat/completions"
 BATCH = 20

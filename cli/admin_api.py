@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from cli.errors import CommandError
-from cli.fetch import Answer, fetch
-from cli.settings import Settings
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fetch import Answer, fetch
+from dualmap.cli.settings import Settings
 
 _TIMEOUT_S = 10.0
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})

@@ -6,14 +6,14 @@ import argparse
 import asyncio
 import sys
 
-from cli.errors import CommandError
-from cli.instance_trust import instance_trust
-from cli.settings import Settings
-from simulation.calibrate.preset import Limits
-from simulation.commands import calibrate
-from statestore.settings import why_no_base_url
-from statestore.trust import InstanceTrust
-from workers.probe import EngineFacts, Prober
+from dualmap.cli.errors import CommandError
+from dualmap.cli.instance_trust import instance_trust
+from dualmap.cli.settings import Settings
+from dualmap.simulation.calibrate.preset import Limits
+from dualmap.simulation.commands import calibrate
+from dualmap.statestore.settings import why_no_base_url
+from dualmap.statestore.trust import InstanceTrust
+from dualmap.workers.probe import EngineFacts, Prober
 
 DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_SEQS = 256

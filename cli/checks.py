@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from cli.settings import Settings
-from router.tokens import NoTokenizerError, read_model
-from router.tracing import TracingUnavailableError, require_tracing
-from statestore.connect import require_shared
-from statestore.errors import StoreConfigurationError
-from statestore.trust import InstanceTrust, TrustError
+from dualmap.cli.settings import Settings
+from dualmap.router.tokens import NoTokenizerError, read_model
+from dualmap.router.tracing import TracingUnavailableError, require_tracing
+from dualmap.statestore.connect import require_shared
+from dualmap.statestore.errors import StoreConfigurationError
+from dualmap.statestore.trust import InstanceTrust, TrustError
 
 _UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TrustError)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import shtab
 
-from cli.main import COMMANDS, command_parser
-from cli.parser import CommandParser
-from cli.settings import Settings
+from dualmap.cli.main import COMMANDS, command_parser
+from dualmap.cli.parser import CommandParser
+from dualmap.cli.settings import Settings
 
 SHELLS = tuple(shtab.SUPPORTED_SHELLS)
 

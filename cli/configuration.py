@@ -18,8 +18,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from cli.settings import Settings
-from statestore.url import without_password
+from dualmap.cli.settings import Settings
+from dualmap.statestore.url import without_password
 
 ENVIRONMENT_PREFIX = "DUALMAP_"
 CONFIG_VARIABLE = "DUALMAP_CONFIG"

@@ -1,8 +1,8 @@
-"""What a command may fail with; ``cli.main`` turns it into a message and an exit code."""
+"""What a command may fail with; ``dualmap.cli.main`` turns it into a message and an exit code."""
 
 from __future__ import annotations
 
-from statestore.errors import StoreConfigurationError, StoreError
+from dualmap.statestore.errors import StoreConfigurationError, StoreError
 
 
 class CommandError(Exception):

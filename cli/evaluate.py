@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cli.settings import Settings
-from research.evaluate import command
+from dualmap.cli.settings import Settings
+from dualmap.research.evaluate import command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ from urllib.parse import quote
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from cli.admin_api import AdminApi, add_connection_arguments
-from cli.settings import Settings
-from simulation.terminal import terminal
+from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.settings import Settings
+from dualmap.simulation.terminal import terminal
 
 LISTED = 20
 

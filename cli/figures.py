@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from cli.fetch import fetch
-from scheduling.request import RequestState
-from statestore.answers import PoolSnapshot
+from dualmap.cli.fetch import fetch
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.answers import PoolSnapshot
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 _FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|cut_off|refused|internal_error)"')

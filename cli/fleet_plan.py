@@ -11,16 +11,16 @@ from typing import Any
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from cli.admin_api import base_url, endpoint
-from cli.errors import CommandError, UsageError
-from cli.processes import ChildSpec
-from cli.settings import Settings
-from scheduling.instance import Role
-from scheduling.scale_settings import AutoscaleSettings
-from simulation.settings import EmulatorSettings
-from simulation.time_scale import scaled_scheduling
-from statestore.settings import InstanceSettings, PoolSettings
-from statestore.url import without_password
+from dualmap.cli.admin_api import base_url, endpoint
+from dualmap.cli.errors import CommandError, UsageError
+from dualmap.cli.processes import ChildSpec
+from dualmap.cli.settings import Settings
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.time_scale import scaled_scheduling
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
+from dualmap.statestore.url import without_password
 
 # Stages in which children stop: those that accept requests first, those that serve them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from rich.table import Table
 
-from cli.admin_api import AdminApi, add_connection_arguments
-from cli.errors import UsageError
-from cli.settings import Settings
-from simulation.terminal import terminal
+from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.errors import UsageError
+from dualmap.cli.settings import Settings
+from dualmap.simulation.terminal import terminal
 
 _ACTIONS = {
     "set": "change scheduling settings for all replicas and workers, while they run",

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import httpx
 
-from cli.processes import Child
-from statestore.trust import system_trust
+from dualmap.cli.processes import Child
+from dualmap.statestore.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)

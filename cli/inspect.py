@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 from rich.console import RenderableType
 
-from cli import inspect_tables as tables
-from cli.as_json import as_json
-from cli.errors import CommandError, of_store
-from cli.settings import Settings
-from scheduling.ring import DualRing
-from scheduling.view import is_scheduled
-from simulation.terminal import terminal
-from statestore.answers import PoolSnapshot
-from statestore.connect import Store, open_store
-from statestore.errors import StoreConfigurationError, StoreError
-from statestore.keys import PoolKeys
-from statestore.pool.calls import Calls
-from statestore.pool.codec import pairs_from
-from statestore.redis import RedisStore
-from statestore.url import without_password
+from dualmap.cli import inspect_tables as tables
+from dualmap.cli.as_json import as_json
+from dualmap.cli.errors import CommandError, of_store
+from dualmap.cli.settings import Settings
+from dualmap.scheduling.ring import DualRing
+from dualmap.scheduling.view import is_scheduled
+from dualmap.simulation.terminal import terminal
+from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.errors import StoreConfigurationError, StoreError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.calls import Calls
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.url import without_password
 
 _NO_SERVER = ("memory", "embedded")
 _NAMED = 10

@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from router.traffic import INFO_FIELD, PROCESS_FIELD
-from scheduling.instance import Role
-from scheduling.legs import request_id_of
-from scheduling.rebalance import HotQueue
-from scheduling.request import Request
-from scheduling.ring import DualRing, Ring
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.answers import PoolSnapshot
+from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.legs import request_id_of
+from dualmap.scheduling.rebalance import HotQueue
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.ring import DualRing, Ring
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.answers import PoolSnapshot
 
 _HASH_SPACE = 1 << 64
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cli.errors import UnfitSettingsError
-from cli.settings import Settings
-from statestore.trust import InstanceTrust, TrustError
+from dualmap.cli.errors import UnfitSettingsError
+from dualmap.cli.settings import Settings
+from dualmap.statestore.trust import InstanceTrust, TrustError
 
 
 def instance_trust(settings: Settings) -> InstanceTrust:

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 from rich.table import Table
 
-from cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
-from cli.as_json import as_json
-from cli.settings import Settings
-from simulation.terminal import terminal
+from dualmap.cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
+from dualmap.cli.as_json import as_json
+from dualmap.cli.settings import Settings
+from dualmap.simulation.terminal import terminal
 
 _FIGURES = (
     "prefill_tokens_per_s",

@@ -1,4 +1,4 @@
-"""The generated references of interfaces: ``python -m cli.interfaces docs/reference`` renews the pages.
+"""The generated references of interfaces: ``python -m dualmap.cli.interfaces docs/reference`` renews the pages.
 
 The command line comes from the parsers, the operator's HTTP API from FastAPI's description of it.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cli.main import COMMANDS, command_parser
+from dualmap.cli.main import COMMANDS, command_parser
 
 COMMAND_LINE = "command-line.md"
 HTTP = "http.md"
@@ -91,12 +91,12 @@ def _description() -> dict[str, Any]:
     """OpenAPI of a replica without clients."""
     import asyncio
 
-    from router.app import create_app
-    from router.runtime import Runtime
-    from router.settings import RouterSettings
-    from scheduling.settings import SchedulingSettings
-    from statestore.memory import MemoryStore
-    from statestore.settings import PoolSettings
+    from dualmap.router.app import create_app
+    from dualmap.router.runtime import Runtime
+    from dualmap.router.settings import RouterSettings
+    from dualmap.scheduling.settings import SchedulingSettings
+    from dualmap.statestore.memory import MemoryStore
+    from dualmap.statestore.settings import PoolSettings
 
     async def described() -> dict[str, Any]:
         scheduling = SchedulingSettings()

@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.figures import FleetFigures
+from dualmap.cli.figures import FleetFigures
 
 STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow", "down": "red", "standby": "dim"}
 

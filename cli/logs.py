@@ -27,9 +27,10 @@ class JsonLines(logging.Formatter):
 
 def log_to_stderr(level: str, *, style: str = "text", levels: Mapping[str, str] | None = None) -> None:
     """Configure the process's logging; call once, at start. ``style`` is ``text`` or ``json``; ``levels`` are those of
-    single packages or modules, ``{"statestore": "debug"}``."""
+    single packages or modules, ``{"statestore": "debug"}``; the name of one of ours may leave out ``dualmap.``."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if style == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name, own_level in (levels or {}).items():
-        logging.getLogger(name).setLevel(own_level.upper())
+        for logger in (name, f"dualmap.{name}"):
+            logging.getLogger(logger).setLevel(own_level.upper())

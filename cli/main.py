@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from cli.errors import CommandError
-from cli.parser import CommandParser, did_you_mean
+from dualmap.cli.errors import CommandError
+from dualmap.cli.parser import CommandParser, did_you_mean
 
 if TYPE_CHECKING:
-    from cli.settings import Settings
+    from dualmap.cli.settings import Settings
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -49,62 +49,66 @@ class Command:
 
     @property
     def is_here(self) -> bool:
-        return not self.of_a_checkout or importlib.util.find_spec("research") is not None
+        return not self.of_a_checkout or importlib.util.find_spec("dualmap.research") is not None
 
 
 COMMANDS = {
     "up": Command(
         "start a whole fleet on this machine",
-        "cli.up",
+        "dualmap.cli.up",
         ("", "--replicas 1 --instances 8 --policy round-robin", "--instance-url http://127.0.0.1:8001 --model NAME"),
     ),
-    "router": Command("run one router replica", "cli.serve_router", ("--config fleet.yaml",)),
-    "worker": Command("run one background worker", "cli.serve_worker", ("--config fleet.yaml",)),
-    "emulate": Command("run emulated vLLM instances", "cli.serve_emulator", ("--instances 2 --port 8100",)),
+    "router": Command("run one router replica", "dualmap.cli.serve_router", ("--config fleet.yaml",)),
+    "worker": Command("run one background worker", "dualmap.cli.serve_worker", ("--config fleet.yaml",)),
+    "emulate": Command("run emulated vLLM instances", "dualmap.cli.serve_emulator", ("--instances 2 --port 8100",)),
     "instances": Command(
         "add, drain, resume, remove or list instances",
-        "cli.instances",
+        "dualmap.cli.instances",
         ("list", "add npu-2 http://10.0.0.12:8000 --config fleet.yaml", "drain npu-0", "remove npu-0 --timeout-s 600"),
     ),
     "inspect": Command(
         "look into the shared state",
-        "cli.inspect",
+        "dualmap.cli.inspect",
         ("overview", "queues --store.url redis://127.0.0.1:6379/0", "requests --json", "kv instance-1 --limit 10"),
     ),
-    "top": Command("watch a fleet as a full-screen table", "cli.top", ("", "--sort ahead", "--json")),
-    "explain": Command("explain why a request went where it went", "cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")),
+    "top": Command("watch a fleet as a full-screen table", "dualmap.cli.top", ("", "--sort ahead", "--json")),
+    "explain": Command(
+        "explain why a request went where it went", "dualmap.cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")
+    ),
     "replay": Command(
-        "send a trace through a live endpoint", "cli.replay", ("--trace toolagent --requests 500 --rate 8",)
+        "send a trace through a live endpoint", "dualmap.cli.replay", ("--trace toolagent --requests 500 --rate 8",)
     ),
     "record": Command(
-        "make one trace of what replicas recorded", "cli.record", ("/var/lib/dualmap/records --out trace.jsonl",)
+        "make one trace of what replicas recorded",
+        "dualmap.cli.record",
+        ("/var/lib/dualmap/records --out trace.jsonl",),
     ),
     "calibrate": Command(
         "measure an instance, for emulator and simulator to behave like it",
-        "cli.calibrate",
+        "dualmap.cli.calibrate",
         ("http://127.0.0.1:8001 --out engine.json",),
     ),
     "simulate": Command(
         "run a trace through a simulated fleet in virtual time",
-        "cli.simulate",
+        "dualmap.cli.simulate",
         ("--trace toolagent --rate 8 --policy dualmap,round-robin", "goodput --trace conversation --on-time 0.95"),
     ),
     "evaluate": Command(
-        "run the paper's whole evaluation and write a report", "cli.evaluate", ("",), of_a_checkout=True
+        "run the paper's whole evaluation and write a report", "dualmap.cli.evaluate", ("",), of_a_checkout=True
     ),
     "laboratory": Command(
         "compare policies and settings over traces, fleets, rates and seeds",
-        "cli.laboratory",
+        "dualmap.cli.laboratory",
         ("",),
         of_a_checkout=True,
     ),
     "settings": Command(
         "print the settings in effect, or their reference",
-        "cli.reference",
+        "dualmap.cli.reference",
         ("--config fleet.yaml", "--list", "set policy=dualmap", "history"),
     ),
     "completion": Command(
-        "print the completion script of a shell", "cli.completion", ("bash > /etc/bash_completion.d/dualmap",)
+        "print the completion script of a shell", "dualmap.cli.completion", ("bash > /etc/bash_completion.d/dualmap",)
     ),
 }
 
@@ -145,9 +149,9 @@ def _run(name: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
 
-    from cli.configuration import ConfigurationError, load_settings, names_a_fleet, nearly_settings, split_flags
-    from cli.fleet_folder import fleet_of_this_machine
-    from cli.own_policies import load_own_policies
+    from dualmap.cli.configuration import ConfigurationError, load_settings, names_a_fleet, nearly_settings, split_flags
+    from dualmap.cli.fleet_folder import fleet_of_this_machine
+    from dualmap.cli.own_policies import load_own_policies
 
     try:
         load_own_policies()
@@ -202,7 +206,7 @@ def overview() -> str:
 
 
 def _version() -> str:
-    from statestore.extras import package_version
+    from dualmap.statestore.extras import package_version
 
     return package_version()
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
-from cli.configuration import ConfigurationError
-from scheduling.decision import Policy
-from scheduling.policies.registry import BUILDERS, add_policy
-from scheduling.settings import SchedulingSettings
+from dualmap.cli.configuration import ConfigurationError
+from dualmap.scheduling.decision import Policy
+from dualmap.scheduling.policies.registry import BUILDERS, add_policy
+from dualmap.scheduling.settings import SchedulingSettings
 
 GROUP = "dualmap.policies"
 

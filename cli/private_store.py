@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from cli.errors import CommandError
-from cli.fleet_folder import STORE_SOCKET, write_pid
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreError
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fleet_folder import STORE_SOCKET, write_pid
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import StoreError
 
 _LOOK_EVERY_S = 0.25
 

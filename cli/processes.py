@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cli.errors import CommandError
-from cli.fleet_folder import write_pid
-from cli.parent import PARENT_PIPE_VARIABLE
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fleet_folder import write_pid
+from dualmap.cli.parent import PARENT_PIPE_VARIABLE
 
 _FIRST_DELAY_S = 0.25
 _LONGEST_DELAY_S = 10.0
@@ -68,7 +68,7 @@ class ProcessGroup:
         directory: Path,
         environment: Mapping[str, str],
         say: Callable[[str], None],
-        command: Sequence[str] = (sys.executable, "-m", "cli.main"),
+        command: Sequence[str] = (sys.executable, "-m", "dualmap"),
     ) -> None:
         self._command = tuple(command)
         self._directory = directory

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from cli.errors import CommandError
-from cli.fetch import fetch
-from cli.fleet_plan import FleetPlan
-from cli.instance_trust import instance_trust
-from scheduling.instance import InstanceState
-from statestore.connect import Store
-from statestore.settings import InstanceSettings
-from statestore.trust import InstanceTrust
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fetch import fetch
+from dualmap.cli.fleet_plan import FleetPlan
+from dualmap.cli.instance_trust import instance_trust
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.connect import Store
+from dualmap.statestore.settings import InstanceSettings
+from dualmap.statestore.trust import InstanceTrust
 
 _ASK_TIMEOUT_S = 2.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cli.settings import Settings
-from simulation.commands import record
+from dualmap.cli.settings import Settings
+from dualmap.simulation.commands import record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """``dualmap settings``: what is in effect, every name there is, and the generated ``docs/reference/configuration.md``.
 
-Run as a module it renews the generated table of a page: ``python -m cli.reference docs/reference/redis-keys.md``.
+Run as a module it renews the generated table of a page:
+``python -m dualmap.cli.reference docs/reference/redis-keys.md``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from cli import fleet_settings
-from cli.as_json import as_json
-from cli.errors import UnfitSettingsError
-from cli.settings import Settings
-from scheduling.request import Request
+from dualmap.cli import fleet_settings
+from dualmap.cli.as_json import as_json
+from dualmap.cli.errors import UnfitSettingsError
+from dualmap.cli.settings import Settings
+from dualmap.scheduling.request import Request
 
 _PREAMBLE = """\
 # Configuration
@@ -94,7 +95,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 def _complain(settings: Settings) -> int:
     """Say all that a start with these settings would refuse; the exit code."""
-    from cli.checks import complaints
+    from dualmap.cli.checks import complaints
 
     found = list(complaints(settings))
     for complaint in found:
@@ -113,7 +114,7 @@ def _show(arguments: argparse.Namespace, settings: Settings) -> None:
 
 def shown(settings: Settings) -> dict[str, Any]:
     """The settings as plain data for people: keys and passwords of URLs are hidden."""
-    from statestore.url import without_password
+    from dualmap.statestore.url import without_password
 
     def hidden(value: Any) -> Any:
         if isinstance(value, dict):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from cli.settings import Settings
-from simulation.commands import replay
+from dualmap.cli.settings import Settings
+from dualmap.simulation.commands import replay
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

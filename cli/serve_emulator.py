@@ -6,10 +6,10 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from cli.errors import CommandError
-from cli.logs import log_to_stderr
-from cli.parent import end_with_parent
-from cli.settings import Settings
+from dualmap.cli.errors import CommandError
+from dualmap.cli.logs import log_to_stderr
+from dualmap.cli.parent import end_with_parent
+from dualmap.cli.settings import Settings
 
 SHORTHANDS = {
     "--instances": "emulator.instances",
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     import uvloop
 
-    from simulation.emulator.serve import serve
+    from dualmap.simulation.emulator.serve import serve
 
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)

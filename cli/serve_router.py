@@ -6,12 +6,12 @@ import argparse
 import os
 import secrets
 
-from cli.errors import UnfitSettingsError, not_listening, of_store
-from cli.instance_trust import instance_trust
-from cli.logs import log_to_stderr
-from cli.parent import end_with_parent
-from cli.service_manager import ServiceManager
-from cli.settings import Settings
+from dualmap.cli.errors import UnfitSettingsError, not_listening, of_store
+from dualmap.cli.instance_trust import instance_trust
+from dualmap.cli.logs import log_to_stderr
+from dualmap.cli.parent import end_with_parent
+from dualmap.cli.service_manager import ServiceManager
+from dualmap.cli.settings import Settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     import uvloop
 
-    from router.serve import serve
-    from router.tokens import NoTokenizerError
-    from router.tracing import TracingUnavailableError
-    from statestore.errors import StoreError
+    from dualmap.router.serve import serve
+    from dualmap.router.tokens import NoTokenizerError
+    from dualmap.router.tracing import TracingUnavailableError
+    from dualmap.statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None

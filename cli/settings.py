@@ -6,11 +6,11 @@ from collections import Counter
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from router.settings import RouterSettings, not_finite
-from scheduling.settings import SchedulingSettings
-from simulation.settings import EmulatorSettings
-from statestore.settings import PoolSettings, StoreSettings, UpstreamSettings
-from workers.settings import WorkerSettings
+from dualmap.router.settings import RouterSettings, not_finite
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.settings import EmulatorSettings
+from dualmap.statestore.settings import PoolSettings, StoreSettings, UpstreamSettings
+from dualmap.workers.settings import WorkerSettings
 
 
 class Settings(BaseModel):

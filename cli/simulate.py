@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from cli.settings import Settings
-from simulation.commands import simulate
-from simulation.commands.options import ConfiguredFleet
+from dualmap.cli.settings import Settings
+from dualmap.simulation.commands import simulate
+from dualmap.simulation.commands.options import ConfiguredFleet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,17 +17,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.as_json import as_json
-from cli.errors import CommandError, of_store
-from cli.live_status import STATE_STYLES
-from cli.settings import Settings
-from router.traffic import FleetTraffic, TrafficCounts
-from scheduling.instance import InstanceLoad
-from scheduling.settings import SchedulingSettings, with_overrides
-from simulation.terminal import terminal
-from statestore.answers import PoolOverview
-from statestore.connect import Store, open_store
-from statestore.errors import StoreConfigurationError, StoreError
+from dualmap.cli.as_json import as_json
+from dualmap.cli.errors import CommandError, of_store
+from dualmap.cli.live_status import STATE_STYLES
+from dualmap.cli.settings import Settings
+from dualmap.router.traffic import FleetTraffic, TrafficCounts
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.simulation.terminal import terminal
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.errors import StoreConfigurationError, StoreError
 
 SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = {
     "name": ("n", lambda load: (load.instance_id,)),

@@ -17,21 +17,21 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.errors import of_store
-from cli.figures import FleetCounts, ReplicaCounts, fleet_figures
-from cli.fleet_folder import CONFIG, fleet_folder
-from cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
-from cli.hang_watch import hung_ones_killed
-from cli.instance_trust import instance_trust
-from cli.live_status import LiveStatus
-from cli.private_store import private_store
-from cli.processes import ProcessGroup
-from cli.readiness import Readiness
-from cli.settings import Settings
-from scheduling.scale_settings import AutoscaleSettings, autoscale_of
-from statestore.connect import Store, open_store
-from statestore.errors import StoreError
-from workers.probe import Prober
+from dualmap.cli.errors import of_store
+from dualmap.cli.figures import FleetCounts, ReplicaCounts, fleet_figures
+from dualmap.cli.fleet_folder import CONFIG, fleet_folder
+from dualmap.cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
+from dualmap.cli.hang_watch import hung_ones_killed
+from dualmap.cli.instance_trust import instance_trust
+from dualmap.cli.live_status import LiveStatus
+from dualmap.cli.private_store import private_store
+from dualmap.cli.processes import ProcessGroup
+from dualmap.cli.readiness import Readiness
+from dualmap.cli.settings import Settings
+from dualmap.scheduling.scale_settings import AutoscaleSettings, autoscale_of
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.errors import StoreError
+from dualmap.workers.probe import Prober
 
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
@@ -276,7 +276,7 @@ def own_command() -> str:
     """How this user calls the command from the folder of now: by its name where the shell finds it."""
     called = Path(sys.argv[0])
     if called.name != "dualmap":
-        return f"{sys.executable} -m cli.main"
+        return f"{sys.executable} -m dualmap"
     found = shutil.which("dualmap")
     if found is not None and Path(found).resolve() == called.resolve():
         return "dualmap"

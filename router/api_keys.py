@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from router.errors import InvalidApiKeyError
+from dualmap.router.errors import InvalidApiKeyError
 
 API_KEY_REFUSAL: Final = "send a valid API key as 'Authorization: Bearer KEY', or as 'x-api-key: KEY'"
 

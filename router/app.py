@@ -16,10 +16,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from router.admin import engine_control, explanations, inspection, instances, models
-from router.admin import settings as fleet_settings
-from router.admin.auth import require_key
-from router.errors import (
+from dualmap.router.admin import engine_control, explanations, inspection, instances, models
+from dualmap.router.admin import settings as fleet_settings
+from dualmap.router.admin.auth import require_key
+from dualmap.router.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
     NotFoundError,
@@ -28,16 +28,16 @@ from router.errors import (
     error_headers,
     from_exception,
 )
-from router.health import health_report
-from router.http.paths import ABORT_PATH, likely_meant
-from router.listeners import is_loopback
-from router.metaserver import PATH as METASERVER
-from router.port_metrics import COUNTS_PATH as METRIC_COUNTS
-from router.runtime import Runtime
-from router.settings import RouterSettings
-from router.ui.routes import add_ui
-from statestore.errors import StoreError
-from statestore.extras import package_version
+from dualmap.router.health import health_report
+from dualmap.router.http.paths import ABORT_PATH, likely_meant
+from dualmap.router.listeners import is_loopback
+from dualmap.router.metaserver import PATH as METASERVER
+from dualmap.router.port_metrics import COUNTS_PATH as METRIC_COUNTS
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import RouterSettings
+from dualmap.router.ui.routes import add_ui
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

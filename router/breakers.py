@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from router.outcome import InstanceFailure, Outcome
-from scheduling.answers import pause_s
-from scheduling.breaker import Breaker, BreakerRule, BreakerState
-from scheduling.instance import InstanceState
-from scheduling.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
-from scheduling.values import value
-from scheduling.view import ClusterView
+from dualmap.router.outcome import InstanceFailure, Outcome
+from dualmap.scheduling.answers import pause_s
+from dualmap.scheduling.breaker import Breaker, BreakerRule, BreakerState
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
+from dualmap.scheduling.values import value
+from dualmap.scheduling.view import ClusterView
 
 log = logging.getLogger(__name__)
 

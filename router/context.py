@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.errors import ReplicaFullError
-from router.explain import DecisionLog, Explanation
-from router.metaserver import Metaserver
-from router.metrics import RouterMetrics
-from router.outcome import Outcome
-from router.recording import TrafficRecorder
-from router.retry_budget import RetryBudget
-from router.settings import RouterSettings
-from router.timers import CallLater
-from router.trace_context import TraceContext
-from scheduling.request import Request
-from statestore.clock import Clock
+from dualmap.router.errors import ReplicaFullError
+from dualmap.router.explain import DecisionLog, Explanation
+from dualmap.router.metaserver import Metaserver
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.outcome import Outcome
+from dualmap.router.recording import TrafficRecorder
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.settings import RouterSettings
+from dualmap.router.timers import CallLater
+from dualmap.router.trace_context import TraceContext
+from dualmap.scheduling.request import Request
+from dualmap.statestore.clock import Clock
 
 
 class Live(Protocol):

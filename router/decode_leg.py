@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from router.context import ReplicaContext
-from router.explain import PlacementRound
-from router.failures import spend_retry
-from router.inference_request import InferenceRequest
-from router.outcome import FailureKind, InstanceFailure
-from router.prompt import ReadPrompt
-from router.quarantine import Trial
-from router.served_pool import ServedPool
-from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
-from scheduling.learning import transfer_note
-from scheduling.legs import Leg, decode_leg_id, serves
-from scheduling.placement import Placed, Search, SearchFailed
-from scheduling.request import Request, RequestState
-from scheduling.steps import drive
-from statestore.answers import Release
+from dualmap.router.context import ReplicaContext
+from dualmap.router.explain import PlacementRound
+from dualmap.router.failures import spend_retry
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.router.prompt import ReadPrompt
+from dualmap.router.quarantine import Trial
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import RouteQuery
+from dualmap.scheduling.learning import transfer_note
+from dualmap.scheduling.legs import Leg, decode_leg_id, serves
+from dualmap.scheduling.placement import Placed, Search, SearchFailed
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.answers import Release
 
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Final
 
-from statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 NO_INSTANCE_RETRY_S = 2.0
 """After about this time a health check may have made one ready."""

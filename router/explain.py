@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from scheduling.decision import Decision, Reason
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.legs import Leg
-from scheduling.placement import Placed, PlaceStatus
-from scheduling.values import value
-from statestore.records import ToldLoads
+from dualmap.scheduling.decision import Decision, Reason
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placed, PlaceStatus
+from dualmap.scheduling.values import value
+from dualmap.statestore.records import ToldLoads
 
 REASONS: Mapping[Reason, str] = {
     Reason.ONLY_ONE: "it is the only candidate",

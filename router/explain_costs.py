@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from operator import mul
 from typing import Any
 
-from router.explain import Explanation, PlacementRound
-from router.served_pool import ServedPool
-from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.weights import Form, Weights, features_of
+from dualmap.router.explain import Explanation, PlacementRound
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.weights import Form, Weights, features_of
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "work ahead": ("ahead_s", "progress_s", "stall_s", "constant"),

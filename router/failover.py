@@ -18,20 +18,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from router.recovery import lost_members, recover_requests, restore_members
-from scheduling.backoff import backoff_s, worth_logging
-from scheduling.granting import Grant
-from scheduling.leader_jobs import sweep_queue
-from scheduling.placement import Observation, PlaceReply
-from scheduling.request import Request
-from scheduling.settings import SchedulingSettings, with_overrides
-from scheduling.steps import at_once, drive
-from statestore.answers import Membership
-from statestore.clock import Clock, RealClock
-from statestore.connect import Store
-from statestore.errors import StoreError, StoreUnavailableError
-from statestore.memory import MemoryStore, wall_clock_ms
-from statestore.pool import PoolStore
+from dualmap.router.recovery import lost_members, recover_requests, restore_members
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.leader_jobs import sweep_queue
+from dualmap.scheduling.placement import Observation, PlaceReply
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.steps import at_once, drive
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.clock import Clock, RealClock
+from dualmap.statestore.connect import Store
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore, wall_clock_ms
+from dualmap.statestore.pool import PoolStore
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0

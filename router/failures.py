@@ -6,18 +6,18 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.context import ReplicaContext
-from router.errors import (
+from dualmap.router.context import ReplicaContext
+from dualmap.router.errors import (
     HoldTimeoutError,
     RequestQuarantinedError,
     RouterError,
     UpstreamError,
     UpstreamTimeoutError,
 )
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from router.quarantine import Trial
-from router.served_pool import ServedPool
-from scheduling.answers import Verdict
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.quarantine import Trial
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.answers import Verdict
 
 
 class Retried(Protocol):

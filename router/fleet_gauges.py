@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.metrics import StoreCall, measured
-from scheduling.instance import InstanceState
-from statestore.answers import PoolOverview
-from statestore.clock import Clock
-from statestore.errors import StoreError
-from statestore.pool import PoolStore
+from dualmap.router.metrics import StoreCall, measured
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
 
 MAX_AGE_S = 1.0
 FRESH_WITHIN_S = 0.05

@@ -7,15 +7,15 @@ import logging
 from collections.abc import Callable
 from itertools import islice
 
-from router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
-from router.metrics import StoreCall, measured
-from router.timers import CallLater
-from scheduling.granting import Grant
-from scheduling.queue_order import QueueOrder
-from scheduling.request import Request, RequestState
-from statestore.clock import Clock
-from statestore.errors import StoreError
-from statestore.pool import PoolStore
+from dualmap.router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
+from dualmap.router.metrics import StoreCall, measured
+from dualmap.router.timers import CallLater
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

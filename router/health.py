@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.runtime import Runtime
-from scheduling.instance import InstanceState
-from statestore.extras import package_version
+from dualmap.router.runtime import Runtime
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.extras import package_version
 
 
 def health_report(runtime: Runtime) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from router.trace_context import TraceContext
-from scheduling.blocks import Prompt, TextPrompt
-from scheduling.messages_api import chat_of_message
-from scheduling.prompt import LongTexts
-from scheduling.responses_api import chat_of_response
-from scheduling.values import record, value
+from dualmap.router.trace_context import TraceContext
+from dualmap.scheduling.blocks import Prompt, TextPrompt
+from dualmap.scheduling.messages_api import chat_of_message
+from dualmap.scheduling.prompt import LongTexts
+from dualmap.scheduling.responses_api import chat_of_response
+from dualmap.scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from router.retry_budget import RetryBudget
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.lifecycle import SERVING
-from scheduling.view import ClusterView
-from statestore.clock import Clock
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.lifecycle import SERVING
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import Clock
 
 GONE_S: Final = 10.0
 """An instance that is missing or out of service, but not down, counts as gone after this long: a store that came back

@@ -13,19 +13,19 @@ import secrets
 from dataclasses import replace
 from typing import Protocol
 
-from router.context import ReplicaContext
-from router.errors import NotFoundError, from_exception
-from router.failures import outcome_of
-from router.inference_request import RESPONSES_PATH, InferenceRequest
-from router.instance_loss import InstanceLossNotifier
-from router.outcome import InstanceFailure, Outcome, Usage
-from router.passthrough import PassthroughBalancer, PassthroughRequest
-from router.placement import StorePlacer
-from router.pools import PoolDirectory, Route
-from router.prompt import read_prompt
-from router.scheduled_request import ScheduledRequest
-from router.served_pool import ServedPool
-from scheduling.legs import Leg
+from dualmap.router.context import ReplicaContext
+from dualmap.router.errors import NotFoundError, from_exception
+from dualmap.router.failures import outcome_of
+from dualmap.router.inference_request import RESPONSES_PATH, InferenceRequest
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.outcome import InstanceFailure, Outcome, Usage
+from dualmap.router.passthrough import PassthroughBalancer, PassthroughRequest
+from dualmap.router.placement import StorePlacer
+from dualmap.router.pools import PoolDirectory, Route
+from dualmap.router.prompt import read_prompt
+from dualmap.router.scheduled_request import ScheduledRequest
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.legs import Leg
 
 
 class PlacedRequest(Protocol):

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from router.instruments import Counter, Histogram, Instruments
-from router.outcome import FailureKind, Outcome
-from scheduling.decision import Reason
-from scheduling.legs import Leg
-from statestore.errors import StoreError
+from dualmap.router.instruments import Counter, Histogram, Instruments
+from dualmap.router.outcome import FailureKind, Outcome
+from dualmap.scheduling.decision import Reason
+from dualmap.scheduling.legs import Leg
+from dualmap.statestore.errors import StoreError
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ import random
 from collections import defaultdict
 from typing import Any, Final
 
-from router.model_lists import InstanceAsker
-from router.served_pool import ServedPool
-from statestore.clock import Clock
+from dualmap.router.model_lists import InstanceAsker
+from dualmap.router.served_pool import ServedPool
+from dualmap.statestore.clock import Clock
 
 KEPT_S: Final = 60.0
 """An answer is kept this long: an instance that is replaced may have another limit."""

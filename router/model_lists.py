@@ -13,13 +13,13 @@ from typing import Any, Final
 import httpx
 from pydantic import SecretStr
 
-from router.view import ViewKeeper
-from scheduling.instance import InstanceSpec
-from scheduling.model_names import ModelList, listed_models
-from statestore.clock import Clock
-from statestore.errors import StoreError
-from statestore.pool import PoolStore
-from statestore.trust import InstanceTrust
+from dualmap.router.view import ViewKeeper
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.model_names import ModelList, listed_models
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 

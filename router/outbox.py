@@ -7,10 +7,10 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from router.instruments import Counter
-from statestore.answers import Release
-from statestore.clock import Clock
-from statestore.errors import StoreError, StoreUnavailableError
+from dualmap.router.instruments import Counter
+from dualmap.statestore.answers import Release
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from scheduling.answers import Verdict, judge_status
-from scheduling.values import value
+from dualmap.scheduling.answers import Verdict, judge_status
+from dualmap.scheduling.values import value
 
 ENGINE_DEATH: Final = "EngineCore encountered an issue"
 """The answer of vLLM's server after its engine died."""

@@ -10,17 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from router.context import ReplicaContext
-from router.errors import UnavailableError, nobody_ready
-from router.explain import Explanation
-from router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
-from router.instance_loss import InstanceLossNotifier
-from router.outcome import InstanceFailure, Outcome, Usage
-from router.quarantine import Trial
-from router.served_pool import ServedPool
-from router.trace_context import TraceContext
-from scheduling.legs import Leg
-from scheduling.request import Request
+from dualmap.router.context import ReplicaContext
+from dualmap.router.errors import UnavailableError, nobody_ready
+from dualmap.router.explain import Explanation
+from dualmap.router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.outcome import InstanceFailure, Outcome, Usage
+from dualmap.router.quarantine import Trial
+from dualmap.router.served_pool import ServedPool
+from dualmap.router.trace_context import TraceContext
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.request import Request
 
 # The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
 _STRIDE = 0.6180339887498949

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from router.context import ReplicaContext
-from router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
-from router.grant_waiters import ReservationLostError
-from router.scheduled_request import ScheduledRequest
-from router.served_pool import ServedPool
-from scheduling.decision import RouteQuery
-from scheduling.granting import Grant
-from scheduling.instance import InstanceSpec
-from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
-from scheduling.policies.pinned import Pinned
-from scheduling.request import Request, RequestState
-from scheduling.steps import drive
+from dualmap.router.context import ReplicaContext
+from dualmap.router.errors import QueueFullError, RouterError, SloUnreachableError, UnavailableError, nobody_ready
+from dualmap.router.grant_waiters import ReservationLostError
+from dualmap.router.scheduled_request import ScheduledRequest
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.decision import RouteQuery
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.policies.pinned import Pinned
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.steps import drive
 
 
 class StorePlacer:

@@ -7,22 +7,22 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from router.breakers import CircuitBreakers
-from router.grant_waiters import GrantWaiters
-from router.metrics import StoreCall, measured
-from router.queue_planner import QueuePlanner
-from router.view import ViewKeeper
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply, grant_queue
-from scheduling.instance import InstanceLoad, InstanceSpec
-from scheduling.learned import Learned
-from scheduling.placement import Observation, Placement, PlaceReply
-from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
-from scheduling.steps import drive
-from scheduling.view import ClusterView
-from statestore.answers import Release
-from statestore.errors import StoreError, UnreadableStateError
-from statestore.pool import PoolStore
+from dualmap.router.breakers import CircuitBreakers
+from dualmap.router.grant_waiters import GrantWaiters
+from dualmap.router.metrics import StoreCall, measured
+from dualmap.router.queue_planner import QueuePlanner
+from dualmap.router.view import ViewKeeper
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import CommitReply, grant_queue
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.steps import drive
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import Release
+from dualmap.statestore.errors import StoreError, UnreadableStateError
+from dualmap.statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

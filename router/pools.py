@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from router.errors import InvalidRequestError, UnknownModelError
-from statestore.settings import PoolSettings
+from dualmap.router.errors import InvalidRequestError, UnknownModelError
+from dualmap.statestore.settings import PoolSettings
 
 
 class Named(Protocol):

@@ -18,11 +18,11 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.fleet_gauges import FleetGauges, FleetOverviews
-from router.metrics import RouterMetrics
-from router.traffic import TrafficCounts
-from statestore.answers import PoolOverview
-from statestore.trust import system_trust
+from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.traffic import TrafficCounts
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.trust import system_trust
 
 COUNTS_PATH: Final = "/metrics/counts"
 """What a replica has counted, as JSON, for its peers."""

@@ -7,27 +7,35 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
-from router.inference_request import (
+from dualmap.router.inference_request import (
     MESSAGES_PATH,
     POOLED_PATHS,
     RESPONSES_PATH,
     SentPrompt,
     TokenSource,
 )
-from router.steps import in_steps
-from scheduling.answer_length import expected_answer_tokens
-from scheduling.blocks import BlockRule, Prompt, TextPrompt, cache_seed, continued_chain, uncached_chain, with_images
-from scheduling.chain import Chain
-from scheduling.engine_blocks import BlockExtras
-from scheduling.errors import PromptError
-from scheduling.json_body import UnreadableJsonError
-from scheduling.lax_values import lax_int
-from scheduling.learned import Learned
-from scheduling.messages_api import chat_of_message
-from scheduling.pooled_prompt import pooled_prompt
-from scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
-from scheduling.responses_api import chat_of_response
-from scheduling.values import value
+from dualmap.router.steps import in_steps
+from dualmap.scheduling.answer_length import expected_answer_tokens
+from dualmap.scheduling.blocks import (
+    BlockRule,
+    Prompt,
+    TextPrompt,
+    cache_seed,
+    continued_chain,
+    uncached_chain,
+    with_images,
+)
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import BlockExtras
+from dualmap.scheduling.errors import PromptError
+from dualmap.scheduling.json_body import UnreadableJsonError
+from dualmap.scheduling.lax_values import lax_int
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.messages_api import chat_of_message
+from dualmap.scheduling.pooled_prompt import pooled_prompt
+from dualmap.scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from dualmap.scheduling.responses_api import chat_of_response
+from dualmap.scheduling.values import value
 
 LONG_PROMPT_BYTES: Final = 1 << 20
 """A longer one is hashed in steps."""

@@ -19,10 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.errors import RequestQuarantinedError
-from router.timers import CallLater
-from scheduling.backoff import backoff_s
-from statestore.clock import Clock
+from dualmap.router.errors import RequestQuarantinedError
+from dualmap.router.timers import CallLater
+from dualmap.scheduling.backoff import backoff_s
+from dualmap.statestore.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from typing import BinaryIO
 import orjson
 import xxhash
 
-from router.settings import RouterSettings
-from scheduling.chain import Chain
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.chain import Chain
 
 log = logging.getLogger(__name__)
 

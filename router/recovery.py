@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from scheduling.instance import InstanceSpec
-from scheduling.request import Request, RequestState
-from statestore.answers import Membership, Release
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.statestore.answers import Membership, Release
+from dualmap.statestore.pool import PoolStore
 
 
 @dataclass(frozen=True, slots=True)

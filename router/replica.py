@@ -6,17 +6,17 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 
-from router.context import ReplicaContext
-from router.metrics import measured
-from router.recovery import recover_requests, restore_members
-from router.served_pool import ServedPool
-from router.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
-from scheduling.legs import request_id_of
-from scheduling.request import Request
-from statestore.answers import PoolSnapshot
-from statestore.errors import StoreError
-from statestore.leases import AVOIDED_FIELD, LOST_FIELD
-from statestore.settings import PoolSettings
+from dualmap.router.context import ReplicaContext
+from dualmap.router.metrics import measured
+from dualmap.router.recovery import recover_requests, restore_members
+from dualmap.router.served_pool import ServedPool
+from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
+from dualmap.scheduling.legs import request_id_of
+from dualmap.scheduling.request import Request
+from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.leases import AVOIDED_FIELD, LOST_FIELD
+from dualmap.statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 

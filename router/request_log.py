@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
-from router.explain import Explanation
-from router.settings import RouterSettings
-from router.timers import CallLater
-from router.trace_context import TraceContext
+from dualmap.router.explain import Explanation
+from dualmap.router.settings import RouterSettings
+from dualmap.router.timers import CallLater
+from dualmap.router.trace_context import TraceContext
 
 log = logging.getLogger(__name__)
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 
-from router.contexts_ahead import Running
-from router.decode_leg import DecodeLeg
-from router.explain import Explanation, PlacementRound
-from router.inference_request import InferenceRequest
-from router.outcome import Outcome, Usage
-from router.prompt import ReadPrompt
-from router.served_pool import ServedPool
-from scheduling.chain import Chain
-from scheduling.granting import Grant
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec
-from scheduling.legs import Leg
-from scheduling.placement import Placed, Search
+from dualmap.router.contexts_ahead import Running
+from dualmap.router.decode_leg import DecodeLeg
+from dualmap.router.explain import Explanation, PlacementRound
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.outcome import Outcome, Usage
+from dualmap.router.prompt import ReadPrompt
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placed, Search
 
 _UNSPLIT = (None, None, (), None)
 """Of a request without a decode leg."""

@@ -9,47 +9,47 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from router.breakers import CircuitBreakers
-from router.context import LiveRequests, ReplicaContext
-from router.contexts_ahead import ContextsAhead
-from router.explain import DecisionLog, Explanation
-from router.fleet_gauges import FleetGauges, FleetOverviews
-from router.grant_waiters import GrantWaiters
-from router.instance_loss import InstanceLossNotifier
-from router.lifecycle import Lifecycle
-from router.metrics import RouterMetrics
-from router.model_lengths import ModelLengths
-from router.model_lists import InstanceAsker, ModelLists
-from router.outbox import Outbox
-from router.outcome import Outcome
-from router.peer_watch import PeerWatch
-from router.pool_fleet import PoolFleet
-from router.pools import PoolDirectory
-from router.port_metrics import PortMetrics
-from router.quarantine import Quarantine
-from router.recent_answers import RecentAnswers
-from router.recording import open_recorder
-from router.replica import Replica
-from router.request_log import RequestLog, open_request_log
-from router.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
-from router.served_pool import ServedPool
-from router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
-from router.supervision import Supervisor
-from router.timers import CallLater
-from router.tokens import build_tokenizer
-from router.trace_context import TraceContext
-from router.tracing import SpanExport, open_tracing
-from router.view import ViewKeeper
-from scheduling.blocks import BlockRule
-from scheduling.breaker import BreakerRule
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings
-from statestore.clock import Clock, RealClock
-from statestore.connect import Store
-from statestore.extras import package_version
-from statestore.settings import PoolSettings
-from statestore.trust import InstanceTrust
+from dualmap.router.breakers import CircuitBreakers
+from dualmap.router.context import LiveRequests, ReplicaContext
+from dualmap.router.contexts_ahead import ContextsAhead
+from dualmap.router.explain import DecisionLog, Explanation
+from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.grant_waiters import GrantWaiters
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.lifecycle import Lifecycle
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.model_lengths import ModelLengths
+from dualmap.router.model_lists import InstanceAsker, ModelLists
+from dualmap.router.outbox import Outbox
+from dualmap.router.outcome import Outcome
+from dualmap.router.peer_watch import PeerWatch
+from dualmap.router.pool_fleet import PoolFleet
+from dualmap.router.pools import PoolDirectory
+from dualmap.router.port_metrics import PortMetrics
+from dualmap.router.quarantine import Quarantine
+from dualmap.router.recent_answers import RecentAnswers
+from dualmap.router.recording import open_recorder
+from dualmap.router.replica import Replica
+from dualmap.router.request_log import RequestLog, open_request_log
+from dualmap.router.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+from dualmap.router.served_pool import ServedPool
+from dualmap.router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
+from dualmap.router.supervision import Supervisor
+from dualmap.router.timers import CallLater
+from dualmap.router.tokens import build_tokenizer
+from dualmap.router.trace_context import TraceContext
+from dualmap.router.tracing import SpanExport, open_tracing
+from dualmap.router.view import ViewKeeper
+from dualmap.scheduling.blocks import BlockRule
+from dualmap.scheduling.breaker import BreakerRule
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.clock import Clock, RealClock
+from dualmap.statestore.connect import Store
+from dualmap.statestore.extras import package_version
+from dualmap.statestore.settings import PoolSettings
+from dualmap.statestore.trust import InstanceTrust
 
 
 def make_replica_id() -> str:

@@ -10,29 +10,29 @@ from typing import Protocol
 
 import orjson
 
-from router.context import ReplicaContext
-from router.decode_leg import DecodeLeg
-from router.errors import UnavailableError, from_exception
-from router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
-from router.inference_request import InferenceRequest
-from router.instance_loss import InstanceLossNotifier
-from router.metaserver import Metaserver
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from router.pools import Route
-from router.prompt import ReadPrompt
-from router.quarantine import Trial
-from router.request_story import RequestStory
-from router.served_pool import ServedPool
-from router.stored_record import stored_record
-from router.timers import TimerHandle
-from scheduling.granting import Grant
-from scheduling.instance import InstanceSpec, Role
-from scheduling.learning import features_to_note, finished_note
-from scheduling.legs import Leg
-from scheduling.placement import Placed, Search
-from scheduling.request import Request, RequestState
-from scheduling.slo import slo_s
-from statestore.answers import Release
+from dualmap.router.context import ReplicaContext
+from dualmap.router.decode_leg import DecodeLeg
+from dualmap.router.errors import UnavailableError, from_exception
+from dualmap.router.failures import Disputes, end_trial, nobody_left, note_loss, outcome_after, spend_retry
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.metaserver import Metaserver
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.router.pools import Route
+from dualmap.router.prompt import ReadPrompt
+from dualmap.router.quarantine import Trial
+from dualmap.router.request_story import RequestStory
+from dualmap.router.served_pool import ServedPool
+from dualmap.router.stored_record import stored_record
+from dualmap.router.timers import TimerHandle
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.instance import InstanceSpec, Role
+from dualmap.scheduling.learning import features_to_note, finished_note
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placed, Search
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.slo import slo_s
+from dualmap.statestore.answers import Release
 
 
 class Placer(Protocol):

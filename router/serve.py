@@ -18,20 +18,20 @@ from typing import Any, Protocol, TypeVar, cast
 import uvicorn
 from prometheus_client import disable_created_metrics
 
-from router.app import create_app
-from router.errors import RouterError, ShuttingDownError
-from router.failover import FailoverStore
-from router.http import ClientConnection, build_data_plane, http_protocol
-from router.listeners import advertised_url, bind, port_of
-from router.runtime import Runtime
-from router.settings import CUT_OFF_S, RouterSettings
-from router.starting import EmbeddedServer, until_store_is_there
-from scheduling.settings import SchedulingSettings
-from statestore.connect import Store, open_store
-from statestore.open_files import raise_open_files_limit
-from statestore.settings import PoolSettings, StoreSettings
-from statestore.trust import InstanceTrust
-from statestore.url import parse_store_url, without_password
+from dualmap.router.app import create_app
+from dualmap.router.errors import RouterError, ShuttingDownError
+from dualmap.router.failover import FailoverStore
+from dualmap.router.http import ClientConnection, build_data_plane, http_protocol
+from dualmap.router.listeners import advertised_url, bind, port_of
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import CUT_OFF_S, RouterSettings
+from dualmap.router.starting import EmbeddedServer, until_store_is_there
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.open_files import raise_open_files_limit
+from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.trust import InstanceTrust
+from dualmap.statestore.url import parse_store_url, without_password
 
 log = logging.getLogger(__name__)
 

@@ -7,28 +7,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from router.breakers import CircuitBreakers
-from router.contexts_ahead import ContextsAhead
-from router.grant_waiters import GrantWaiters
-from router.instance_loss import InstanceLossNotifier
-from router.metrics import PoolMetrics
-from router.model_lists import ModelLists
-from router.outbox import Outbox
-from router.pool_fleet import PoolFleet
-from router.prompt import PromptTokenizer
-from router.quarantine import Quarantine
-from router.recent_answers import RecentAnswers
-from router.stored_responses import StoredResponses
-from router.view import ViewKeeper
-from scheduling.blocks import BlockRule
-from scheduling.decision import Policy, holds
-from scheduling.policies import build_policy
-from scheduling.policies.decode_legs import DecodeLegs
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings, with_overrides
-from scheduling.split import SplitRule
-from statestore.pool import PoolStore
-from statestore.settings import PoolSettings
+from dualmap.router.breakers import CircuitBreakers
+from dualmap.router.contexts_ahead import ContextsAhead
+from dualmap.router.grant_waiters import GrantWaiters
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.metrics import PoolMetrics
+from dualmap.router.model_lists import ModelLists
+from dualmap.router.outbox import Outbox
+from dualmap.router.pool_fleet import PoolFleet
+from dualmap.router.prompt import PromptTokenizer
+from dualmap.router.quarantine import Quarantine
+from dualmap.router.recent_answers import RecentAnswers
+from dualmap.router.stored_responses import StoredResponses
+from dualmap.router.view import ViewKeeper
+from dualmap.scheduling.blocks import BlockRule
+from dualmap.scheduling.decision import Policy, holds
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.split import SplitRule
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 

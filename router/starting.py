@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import orjson
 import uvicorn
 
-from router.errors import StoreAwayError, error_body
-from scheduling.backoff import backoff_s, worth_logging
-from statestore.errors import StoreUnavailableError
+from dualmap.router.errors import StoreAwayError, error_body
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.statestore.errors import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 

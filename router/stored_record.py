@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from router.prompt import ReadPrompt
-from scheduling.chain import Chain
-from scheduling.placement import Placed
-from scheduling.request import Request, RequestState
+from dualmap.router.prompt import ReadPrompt
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.placement import Placed
+from dualmap.scheduling.request import Request, RequestState
 
 
 class Recorded(Protocol):

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from typing import Protocol
 
-from router.inference_request import InferenceRequest, response_id
-from router.outcome import Usage
-from statestore.errors import StoreError
-from statestore.pool import PoolStore
+from dualmap.router.inference_request import InferenceRequest, response_id
+from dualmap.router.outcome import Usage
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from router.explain import Explanation, PlacementRound
-from router.settings import RouterSettings
-from router.trace_context import TraceContext
-from statestore.extras import how_to_install
-from statestore.trust import system_trust
+from dualmap.router.explain import Explanation, PlacementRound
+from dualmap.router.settings import RouterSettings
+from dualmap.router.trace_context import TraceContext
+from dualmap.statestore.extras import how_to_install
+from dualmap.statestore.trust import system_trust
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

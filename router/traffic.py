@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
-from router.outcome import Outcome
-from statestore.leases import ReplicaInfo
+from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
+from dualmap.router.outcome import Outcome
+from dualmap.statestore.leases import ReplicaInfo
 
 INFO_FIELD = "traffic"
 """Where the heartbeat carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""

@@ -7,15 +7,15 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from router.metrics import StoreCall, measured
-from scheduling.hotness import HotnessTree
-from scheduling.learned import Learned
-from scheduling.model_names import merged_models
-from scheduling.view import ClusterView
-from statestore.answers import Membership
-from statestore.clock import Clock
-from statestore.errors import StoreError
-from statestore.pool import PoolStore
+from dualmap.router.metrics import StoreCall, measured
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.model_names import merged_models
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import xxhash
 
-from scheduling.chain import Chain
-from scheduling.engine_blocks import NO_EXTRAS, BlockExtras, engine_chain, engine_chain_in_steps
-from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
-from scheduling.settings import SchedulingSettings
-from scheduling.values import value
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import NO_EXTRAS, BlockExtras, engine_chain, engine_chain_in_steps
+from dualmap.scheduling.learned import DEFAULT_BYTES_PER_TOKEN
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.values import value
 
 _STEP_BLOCKS = 2048
 """Hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""

@@ -19,8 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scheduling.backoff import backoff_s
-from scheduling.errors import TransitionError
+from dualmap.scheduling.backoff import backoff_s
+from dualmap.scheduling.errors import TransitionError
 
 
 class BreakerState(StrEnum):

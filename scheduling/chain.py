@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 SAMPLE_TOKENS = 1024
 """Of a chain a few prefixes enter the pool's prefix index, which names the instance that was last given them: one every

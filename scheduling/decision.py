@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Protocol
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import Order
-from scheduling.values import value
-from scheduling.view import ClusterView
-from scheduling.weights import Weights
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import Order
+from dualmap.scheduling.values import value
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import Weights
 
 
 @value

@@ -29,8 +29,8 @@ from typing import Any, Final
 import orjson
 import xxhash
 
-from scheduling.chain import Chain
-from scheduling.values import value
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.values import value
 
 ROOT: Final = xxhash.xxh3_64_intdigest(b"engine blocks")
 """The parent of a first block."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.legs import Leg
-from scheduling.rebalance import Move
-from scheduling.request import Request
-from scheduling.ttft import DECODE_STALL_S, queueing_s
-from scheduling.view import takers
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.rebalance import Move
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.ttft import DECODE_STALL_S, queueing_s
+from dualmap.scheduling.view import takers
 
 
 def plan_evacuation(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol
 
-from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
-from scheduling.request import Request
-from scheduling.steps import Step, Steps
-from scheduling.values import value
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import value
 
 MAX_PLANS = 16
 """Plans of one granting: the rest is granted with the next transition, or by the leader's sweep."""

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scheduling.chain import Chain
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.settings import SchedulingSettings
 
 MIN_KEY_BLOCKS = 2
 """The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""

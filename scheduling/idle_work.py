@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.legs import Leg
-from scheduling.queue_order import QueueEntry, plan_on_time, step_rest_tokens
-from scheduling.rebalance import HotQueue, Move
-from scheduling.request import Request
-from scheduling.ttft import DECODE_STALL_S, stall_s
-from scheduling.view import takers
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.queue_order import QueueEntry, plan_on_time, step_rest_tokens
+from dualmap.scheduling.rebalance import HotQueue, Move
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.ttft import DECODE_STALL_S, stall_s
+from dualmap.scheduling.view import takers
 
 LITTLE_WORK = 0.05
 """Of an instance's KV memory: one that has no more running, and nothing to prefill, also takes what is late anyway.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
 """Assumed for an instance of which nothing else is known."""

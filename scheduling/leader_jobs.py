@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from scheduling.evacuation import plan_evacuation
-from scheduling.granting import GrantingPort, grant_queue
-from scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
-from scheduling.idle_work import IdleWork
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.learning import FleetLearner, Sample
-from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
-from scheduling.request import Request
-from scheduling.steps import Step, Steps
-from scheduling.values import value
+from dualmap.scheduling.evacuation import plan_evacuation
+from dualmap.scheduling.granting import GrantingPort, grant_queue
+from dualmap.scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.idle_work import IdleWork
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.learning import FleetLearner, Sample
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import value
 
 READ_LIMIT = 4096
 """Log entries of one read."""

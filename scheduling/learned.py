@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduling.answer_length import PRIOR_MEANS
-from scheduling.ttft_model import PRIOR_WEIGHTS
-from scheduling.weights import Form
+from dualmap.scheduling.answer_length import PRIOR_MEANS
+from dualmap.scheduling.ttft_model import PRIOR_WEIGHTS
+from dualmap.scheduling.weights import Form
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
 PRIOR_IMAGE_TOKENS = 1024.0

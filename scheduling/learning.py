@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from scheduling.answer_length import AnswerLengths
-from scheduling.instance import InstanceLoad, InstanceSpec, Role
-from scheduling.learned import PAIRS_UNIT, Learned
-from scheduling.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
-from scheduling.ridge import Ridge
-from scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
-from scheduling.ttft_model import taught, ttft_prior
-from scheduling.values import value
-from scheduling.weights import Form
+from dualmap.scheduling.answer_length import AnswerLengths
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.learned import PAIRS_UNIT, Learned
+from dualmap.scheduling.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
+from dualmap.scheduling.ridge import Ridge
+from dualmap.scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
+from dualmap.scheduling.ttft_model import taught, ttft_prior
+from dualmap.scheduling.values import value
+from dualmap.scheduling.weights import Form
 
 RATIO_MEMORY_TOKENS = 4_000_000
 """Sums of bytes and tokens are halved above this, so that old prompts fade."""

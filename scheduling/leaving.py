@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.instance import InstanceLoad
 
 REUSE_SHARE = 0.2
 """Of the recent blocks that only one instance has: the part that is taken to be asked for again."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from scheduling.instance import Role
+from dualmap.scheduling.instance import Role
 
 
 class Leg(StrEnum):

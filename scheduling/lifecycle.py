@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from scheduling.errors import TransitionError
-from scheduling.instance import InstanceState
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.instance import InstanceState
 
 
 class InstanceEvent(StrEnum):

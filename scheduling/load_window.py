@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import exp
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 WINDOW_MS = 180_000
 """Time constant of the decay: Preble's history window."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 MAX_NAMES = 4096
 """Names of one server at most; further ones are left out."""

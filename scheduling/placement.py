@@ -13,20 +13,20 @@ from enum import StrEnum
 from functools import partial
 from typing import Protocol
 
-from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, Role
-from scheduling.learned import Learned
-from scheduling.legs import Leg
-from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.request import Request
-from scheduling.split import SplitRule
-from scheduling.steps import Step, Steps
-from scheduling.values import record, value
-from scheduling.view import ClusterView
-from scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
-from scheduling.weights import Form, Weights, features_of
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Decision, Policy, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.split import SplitRule
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import record, value
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.ways import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
+from dualmap.scheduling.weights import Form, Weights, features_of
 
 MAX_ROUNDS = 12
 CHECKED_ROUNDS = 2

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from math import copysign, exp, log
 from statistics import fmean, median
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.ridge import Ridge
-from scheduling.values import value
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.ridge import Ridge
+from dualmap.scheduling.values import value
 
 LEAST_TOKENS = 512
 """Tokens for each step in which prefills end. Fewer teach nothing of the rate: an engine computes them in about the

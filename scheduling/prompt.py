@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import xxhash
 
-from scheduling.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
-from scheduling.errors import PromptError, TooManyPartsError
-from scheduling.json_body import write_json
+from dualmap.scheduling.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
+from dualmap.scheduling.errors import PromptError, TooManyPartsError
+from dualmap.scheduling.json_body import write_json
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"

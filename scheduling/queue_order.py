@@ -37,11 +37,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from scheduling.instance import InstanceLoad, kv_demand
-from scheduling.lifecycle import SERVING
-from scheduling.request import Request
-from scheduling.settings import SchedulingSettings
-from scheduling.values import value
+from dualmap.scheduling.instance import InstanceLoad, kv_demand
+from dualmap.scheduling.lifecycle import SERVING
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
 """Requests at the head of a queue that one plan looks at: the bound of its cost."""

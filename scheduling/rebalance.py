@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.queue_order import QueueHead
-from scheduling.request import Request
-from scheduling.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
-from scheduling.values import value
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.queue_order import QueueHead
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
+from dualmap.scheduling.values import value
 
 MOVE_LIMIT = 1024
 """Requests at the head of a queue that one round looks at: the bound of its cost. Those behind have their turn when the

@@ -15,9 +15,9 @@ from dataclasses import fields, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from scheduling.errors import TransitionError
-from scheduling.legs import Leg
-from scheduling.values import documented, value
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.values import documented, value
 
 
 class RequestState(StrEnum):

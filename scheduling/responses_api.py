@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from scheduling.errors import PromptError
+from dualmap.scheduling.errors import PromptError
 
 _PARTIAL: Final = ("in_progress", "incomplete")
 _CALLS: Final = ("function_call", "custom_tool_call")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 SWEEPS = 8
 """Of coordinate descent; the sums change little from one time to the next."""

@@ -13,12 +13,12 @@ from dataclasses import replace
 from math import expm1
 from statistics import fmean
 
-from scheduling.instance import InstanceLoad, InstanceSpec, Role
-from scheduling.learned import Learned
-from scheduling.legs import Leg
-from scheduling.settings import SchedulingSettings
-from scheduling.values import value
-from scheduling.view import takers
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.values import value
+from dualmap.scheduling.view import takers
 
 STARVED_PREFILL = 0.5
 """Queued work on a prefill-capable instance, in TTFT SLOs, in the mean."""

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from math import exp
 from typing import Protocol
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.leaving import plan_leaving
-from scheduling.lifecycle import InstanceEvent, next_state
-from scheduling.load_window import WINDOW_MS
-from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
-from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
-from scheduling.scale_settings import AutoscaleSettings
-from scheduling.steps import Step, Steps
-from scheduling.ttft import queueing_s
-from scheduling.values import value
-from scheduling.view import is_scheduled
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.leaving import plan_leaving
+from dualmap.scheduling.lifecycle import InstanceEvent, next_state
+from dualmap.scheduling.load_window import WINDOW_MS
+from dualmap.scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
+from dualmap.scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.ttft import queueing_s
+from dualmap.scheduling.values import value
+from dualmap.scheduling.view import is_scheduled
 
 RECENT_BLOCKS = 2048
 """Blocks of an instance that are compared to find out what only it has."""

@@ -33,9 +33,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, exp, sqrt
 
-from scheduling.scale_settings import MARGIN
-from scheduling.surplus import Surplus
-from scheduling.values import value
+from dualmap.scheduling.scale_settings import MARGIN
+from dualmap.scheduling.surplus import Surplus
+from dualmap.scheduling.values import value
 
 DOWN_MARGIN = 0.25
 """Instances beyond the pool's margin, per square root of the load, for one less: it keeps a load between two sizes from

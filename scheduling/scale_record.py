@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
-from scheduling.values import documented, value
+from dualmap.scheduling.values import documented, value
 
 
 class DecisionStatus(StrEnum):

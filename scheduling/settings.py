@@ -196,7 +196,7 @@ class SchedulingSettings(BaseModel):
         """``queue_order`` with ``auto`` resolved: the order that the policy is made for."""
         if self.queue_order != "auto":
             return self.queue_order
-        from scheduling.policies.registry import build_policy  # which imports the settings
+        from dualmap.scheduling.policies.registry import build_policy  # which imports the settings
 
         return build_policy(self).queue_order
 

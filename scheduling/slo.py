@@ -7,7 +7,7 @@ differs from instance to instance, and a client could not tell its own SLO. It w
 
 from __future__ import annotations
 
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import SchedulingSettings
 
 
 def slo_s(settings: SchedulingSettings, prompt_tokens: int, requested_s: float | None = None) -> float:

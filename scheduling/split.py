@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scheduling.learned import Learned
-from scheduling.legs import Leg
-from scheduling.settings import SplitSettings
-from scheduling.view import ClusterView
-from scheduling.weights import Form, Weights
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.settings import SplitSettings
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import Form, Weights
 
 FULL_SHARE = 0.95
 """Of the SLO of a time per token: a mean at it leaves no slack, as half of the answers are slower than their mean."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduling.ridge import Ridge
+from dualmap.scheduling.ridge import Ridge
 
 TOKENS_UNIT = 10_000
 """Transferred tokens are learned in this unit, so that both features are about one."""

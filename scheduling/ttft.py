@@ -8,7 +8,7 @@ ran out of KV memory may decode for seconds without finishing a prefill. Once it
 
 from __future__ import annotations
 
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.instance import InstanceLoad
 
 DECODE_STALL_S = 3.0
 """Default of ``decode_stall_s``: the paper's T."""

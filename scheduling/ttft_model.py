@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduling.ridge import Ridge
+from dualmap.scheduling.ridge import Ridge
 
 Features = tuple[float, ...]
 """Of a placement: 1, seconds of prefill ahead, seconds of own prefill, 100 million pairs of attention, KV memory's

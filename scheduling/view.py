@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.legs import ROLES, Leg
-from scheduling.ring import VIRTUAL_NODES, DualRing
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import ROLES, Leg
+from dualmap.scheduling.ring import VIRTUAL_NODES, DualRing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, Role
-from scheduling.legs import Leg
-from scheduling.values import value
-from scheduling.weights import Form, Weights, features_of
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.values import value
+from dualmap.scheduling.weights import Form, Weights, features_of
 
 SCHEDULED = (Role.MIXED, Role.PREFILL)
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from operator import mul
 from typing import NamedTuple
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceLoad
 
 
 class Form(NamedTuple):

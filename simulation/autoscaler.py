@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.leader_jobs import evacuate
-from scheduling.queue_order import QueueOrder
-from scheduling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
-from scheduling.scale_record import ScaleRecord
-from scheduling.steps import drive_now
-from simulation.autoscale import Autoscale, SizeChange
-from simulation.event_queue import EventQueue, Priority
-from simulation.leader import Leader
-from simulation.scalers import planner_of
-from simulation.simulated_fleet import SimulatedFleet
-from statestore.led import LedScaling
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.leader_jobs import evacuate
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
+from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.steps import drive_now
+from dualmap.simulation.autoscale import Autoscale, SizeChange
+from dualmap.simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.leader import Leader
+from dualmap.simulation.scalers import planner_of
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.statestore.led import LedScaling
 
 INTERVAL_S = 1.0
 """Of the scaling round."""

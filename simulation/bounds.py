@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from simulation.engine_types import EngineConfig
-from simulation.generators.calibration import cached_tokens_if_infinite
-from simulation.goodput import ON_TIME_SHARE
-from simulation.step_time import attention_pairs
-from simulation.traces import Trace
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
+from dualmap.simulation.goodput import ON_TIME_SHARE
+from dualmap.simulation.step_time import attention_pairs
+from dualmap.simulation.traces import Trace
 
 _HALVINGS = 40
 

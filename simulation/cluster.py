@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from simulation.endless_kv_pool import EndlessKvPool
-from simulation.engine import Engine
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
-from simulation.event_queue import EventQueue, Priority
-from simulation.kv_pool import Journal, KvPool
-from simulation.kv_transfer import KvLinks, KvTransfer
-from simulation.reported_caches import ReportedCaches
-from simulation.scenario import SpeedChange
-from simulation.step_time import StepCosts
+from dualmap.simulation.endless_kv_pool import EndlessKvPool
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
+from dualmap.simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.kv_pool import Journal, KvPool
+from dualmap.simulation.kv_transfer import KvLinks, KvTransfer
+from dualmap.simulation.reported_caches import ReportedCaches
+from dualmap.simulation.scenario import SpeedChange
+from dualmap.simulation.step_time import StepCosts
 
 OnEvent = Callable[[str, Event], None]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from simulation.sequence import EngineSequence
+from dualmap.simulation.sequence import EngineSequence
 
 
 class DecodeBatch:

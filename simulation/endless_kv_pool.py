@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from simulation.kv_pool import KvPool
+from dualmap.simulation.kv_pool import KvPool
 
 
 class EndlessKvPool(KvPool):

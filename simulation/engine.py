@@ -22,16 +22,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from simulation.engine_scheduler import EngineScheduler
-from simulation.engine_types import (
+from dualmap.simulation.engine_scheduler import EngineScheduler
+from dualmap.simulation.engine_types import (
     EngineConfig,
     EngineRequest,
     EngineStatistics,
     Event,
     RequestRefusedError,
 )
-from simulation.kv_pool import KvPool
-from simulation.run import Run
+from dualmap.simulation.kv_pool import KvPool
+from dualmap.simulation.run import Run
 
 _UNLIMITED_STEPS = 1 << 40
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from simulation.decode_batch import DecodeBatch
-from simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
-from simulation.kv_pool import KvPool
-from simulation.sequence import EngineSequence
-from simulation.staged_kv import HeldKv, StagedKv
-from simulation.step_time import attention_pairs
+from dualmap.simulation.decode_batch import DecodeBatch
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
+from dualmap.simulation.kv_pool import KvPool
+from dualmap.simulation.sequence import EngineSequence
+from dualmap.simulation.staged_kv import HeldKv, StagedKv
+from dualmap.simulation.step_time import attention_pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from scheduling.instance import InstanceSpec
-from simulation.kv_transfer import KvTransfer
-from simulation.step_time import StepCosts
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.step_time import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import asyncio
 import re
 from collections.abc import Sequence
 
-from simulation.http_client import HttpClient, HttpClientError
-from simulation.results import LoadSample
+from dualmap.simulation.http_client import HttpClient, HttpClientError
+from dualmap.simulation.results import LoadSample
 
 _SAMPLE = re.compile(r"^dualmap_(instance_pending_tokens|migrations_total)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _INSTANCE = re.compile(r'\binstance="([^"]*)"')

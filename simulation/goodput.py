@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from simulation.runs import RunJob
+from dualmap.simulation.runs import RunJob
 
 ON_TIME_SHARE = 0.90
 GROWTH = 1.5

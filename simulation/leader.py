@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduling.hotness import HotnessRule, HotnessWindow
-from scheduling.idle_work import IdleWork
-from scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
-from scheduling.learning import FleetLearner
-from scheduling.queue_order import QueueOrder
-from scheduling.rebalance import plan_sweep
-from scheduling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
-from scheduling.steps import at_once, drive_now
-from simulation.event_queue import EventQueue, Priority
-from simulation.scenario import Scenario
-from simulation.simulated_fleet import SimulatedFleet
-from simulation.simulated_pool import SimulatedLed
+from dualmap.scheduling.hotness import HotnessRule, HotnessWindow
+from dualmap.scheduling.idle_work import IdleWork
+from dualmap.scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
+from dualmap.scheduling.learning import FleetLearner
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.rebalance import plan_sweep
+from dualmap.scheduling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.steps import at_once, drive_now
+from dualmap.simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.simulation.simulated_pool import SimulatedLed
 
 REASON = "rebalance"
 IDLE = "idle"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import orjson
 
-from scheduling.learning import features_to_note, finished_note, transfer_note
-from scheduling.weights import Form
-from simulation.results import RequestOutcome
+from dualmap.scheduling.learning import features_to_note, finished_note, transfer_note
+from dualmap.scheduling.weights import Form
+from dualmap.simulation.results import RequestOutcome
 
 
 def first_token_note(features: Form | None) -> str:

@@ -31,9 +31,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from simulation.engine_types import EngineConfig
-from simulation.kv_transfer import KvTransfer
-from simulation.step_time import StepCosts
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.step_time import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

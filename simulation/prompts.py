@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from hashlib import shake_128
 
-from simulation.errors import TraceError
-from simulation.tokenizer import TOKEN_BYTES, render_chat
-from simulation.traces import TraceRequest
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.tokenizer import TOKEN_BYTES, render_chat
+from dualmap.simulation.traces import TraceRequest
 
 WORDS: tuple[bytes, ...] = tuple(
     bytes((first, second, third, 0x20)) for first in b"bcdfghjklmnprstv" for second in b"aeio" for third in b"lmnr"

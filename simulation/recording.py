@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import orjson
 
-from simulation.errors import TraceError
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.traces import Trace, TraceRequest
 
 _TOLD_BYTES = 1 << 20
 

@@ -22,15 +22,15 @@ from http import HTTPStatus
 
 import orjson
 
-from scheduling.settings import SchedulingSettings
-from scheduling.slo import slo_s
-from simulation.answer_stream import AnswerStream
-from simulation.errors import SimulationError
-from simulation.fleet_probe import FleetProbe
-from simulation.http_client import HttpClient, HttpClientError, Response
-from simulation.replay_bodies import Endpoint, RequestBodies
-from simulation.replay_report import UNKNOWN_INSTANCE, ReplayedRequest, ReplayRecord
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.slo import slo_s
+from dualmap.simulation.answer_stream import AnswerStream
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.fleet_probe import FleetProbe
+from dualmap.simulation.http_client import HttpClient, HttpClientError, Response
+from dualmap.simulation.replay_bodies import Endpoint, RequestBodies
+from dualmap.simulation.replay_report import UNKNOWN_INSTANCE, ReplayedRequest, ReplayRecord
+from dualmap.simulation.traces import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from simulation.prompts import PromptWriter
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.prompts import PromptWriter
+from dualmap.simulation.traces import Trace, TraceRequest
 
 _AHEAD = 32
 """Bodies kept ready: bursts then cost no more than sending, and a long trace no memory."""

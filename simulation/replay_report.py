@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import orjson
 from rich.table import Table
 
-from simulation.results import LoadSample, Percentiles, load_cv
+from dualmap.simulation.results import LoadSample, Percentiles, load_cv
 
 UNKNOWN_INSTANCE = "unknown"
 """Used where there is no ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""

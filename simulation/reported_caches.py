@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from scheduling.steps import at_once
-from simulation.kv_pool import CacheChange, Journal
-from simulation.simulated_pool import SimulatedPool
-from statestore.errors import LeaseLostError
-from statestore.kv_events import KvChange, KvViewStatus
+from dualmap.scheduling.steps import at_once
+from dualmap.simulation.kv_pool import CacheChange, Journal
+from dualmap.simulation.simulated_pool import SimulatedPool
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.kv_events import KvChange, KvViewStatus
 
 _SUBSCRIBER = "simulator"
 

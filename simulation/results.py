@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from scheduling.role_plan import RoleChange
-from simulation.autoscale import SizeChange
-from simulation.generators.calibration import quantile
-from simulation.on_time import OnTimeShares
+from dualmap.scheduling.role_plan import RoleChange
+from dualmap.simulation.autoscale import SizeChange
+from dualmap.simulation.generators.calibration import quantile
+from dualmap.simulation.on_time import OnTimeShares
 
 
 @dataclass(slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from scheduling.instance import Role
-from simulation.errors import SimulationError
+from dualmap.scheduling.instance import Role
+from dualmap.simulation.errors import SimulationError
 
 LETTERS = {"P": Role.PREFILL, "D": Role.DECODE, "M": Role.MIXED}
 _PART = re.compile(r"(\d+)([PDM])")

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import orjson
 
-from scheduling.blocks import BlockRule, cache_seed
-from scheduling.chain import Chain
-from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
-from scheduling.prompt import chat_prompt
-from scheduling.settings import SchedulingSettings
-from simulation.replay_bodies import Endpoint, RequestBodies
-from simulation.traces import Trace
+from dualmap.scheduling.blocks import BlockRule, cache_seed
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.learned import DEFAULT_BYTES_PER_TOKEN
+from dualmap.scheduling.prompt import chat_prompt
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.replay_bodies import Endpoint, RequestBodies
+from dualmap.simulation.traces import Trace
 
 
 def routed_chains(trace: Trace, model: str, scheduling: SchedulingSettings, salt: str = "") -> Iterator[Chain]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from simulation.sequence import EngineSequence
+from dualmap.simulation.sequence import EngineSequence
 
 
 @dataclass(slots=True)

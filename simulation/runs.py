@@ -10,11 +10,11 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import TypeVar
 
-from scheduling.policies.registry import Builder, add_policy, own_builders
-from simulation.results import RunResult
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
+from dualmap.scheduling.policies.registry import Builder, add_policy, own_builders
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")

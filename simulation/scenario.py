@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from scheduling.decision import holds
-from scheduling.instance import InstanceSpec, Role
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings
-from simulation.autoscale import Autoscale
-from simulation.engine_types import EngineConfig
-from simulation.roles import roles_for
-from simulation.router_queue import RouterQueueRule
+from dualmap.scheduling.decision import holds
+from dualmap.scheduling.instance import InstanceSpec, Role
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.roles import roles_for
+from dualmap.simulation.router_queue import RouterQueueRule
 
 # "No limit", as a number that sums of tokens and requests never reach.
 UNLIMITED = 1 << 50

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduling.answer_length import expected_answer_tokens
-from scheduling.chain import Chain
-from scheduling.decision import Policy, RouteQuery
-from scheduling.legs import Leg
-from scheduling.placement import Placed, Search, SearchFailed
-from scheduling.policies.decode_legs import DecodeLegs
-from scheduling.queue_order import QueueOrder
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.split import SplitRule
-from scheduling.steps import drive_now
-from simulation.simulated_fleet import SimulatedFleet
-from simulation.simulated_pool import REPLICA
+from dualmap.scheduling.answer_length import expected_answer_tokens
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Policy, RouteQuery
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placed, Search, SearchFailed
+from dualmap.scheduling.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.split import SplitRule
+from dualmap.scheduling.steps import drive_now
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.simulation.simulated_pool import REPLICA
 
 
 @dataclass

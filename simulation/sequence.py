@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulation.engine_types import EngineRequest
+from dualmap.simulation.engine_types import EngineRequest
 
 
 @dataclass(slots=True, eq=False)

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from simulation.engine_types import EngineConfig
-from simulation.kv_transfer import KvTransfer
-from simulation.presets import PRESETS, find_preset
-from simulation.step_time import StepCosts
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.presets import PRESETS, find_preset
+from dualmap.simulation.step_time import StepCosts
 
 
 class CostSettings(BaseModel):

@@ -12,35 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from scheduling.blocks import cache_seed, chain_of_trace
-from scheduling.chain import Chain
-from scheduling.granting import Grant, grant_queue
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.legs import Leg, decode_leg_id, request_id_of
-from scheduling.placement import PlaceStatus
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueHead, QueueOrder
-from scheduling.slo import slo_s
-from scheduling.steps import drive_now
-from scheduling.weights import Form
-from simulation.autoscale import Autoscale
-from simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
-from simulation.autoscaler import SimulatedAutoscaler
-from simulation.cluster import Cluster, KvSource
-from simulation.engine_types import EngineRequest, Event, EventKind, RequestRefusedError
-from simulation.event_queue import EventQueue, Priority
-from simulation.generators.calibration import cached_tokens_if_infinite
-from simulation.leader import Leader
-from simulation.learning_notes import TransferTimes, end_note, first_token_note
-from simulation.reported_caches import ReportedCaches
-from simulation.results import RequestOutcome, RunRecord, RunResult, summarize
-from simulation.router_queue import Pressure, RouterQueue
-from simulation.scenario import Dispatch, FleetChange, Scenario
-from simulation.searches import Searches
-from simulation.simulated_fleet import SimulatedFleet
-from simulation.simulated_pool import SimulatedPool
-from simulation.traces import Trace, TraceRequest
-from simulation.watch import Watch
+from dualmap.scheduling.blocks import cache_seed, chain_of_trace
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import Grant, grant_queue
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.legs import Leg, decode_leg_id, request_id_of
+from dualmap.scheduling.placement import PlaceStatus
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.slo import slo_s
+from dualmap.scheduling.steps import drive_now
+from dualmap.scheduling.weights import Form
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
+from dualmap.simulation.autoscaler import SimulatedAutoscaler
+from dualmap.simulation.cluster import Cluster, KvSource
+from dualmap.simulation.engine_types import EngineRequest, Event, EventKind, RequestRefusedError
+from dualmap.simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
+from dualmap.simulation.leader import Leader
+from dualmap.simulation.learning_notes import TransferTimes, end_note, first_token_note
+from dualmap.simulation.reported_caches import ReportedCaches
+from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, summarize
+from dualmap.simulation.router_queue import Pressure, RouterQueue
+from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario
+from dualmap.simulation.searches import Searches
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.simulation.simulated_pool import SimulatedPool
+from dualmap.simulation.traces import Trace, TraceRequest
+from dualmap.simulation.watch import Watch
 
 OnProgress = Callable[[int], None]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.placement import Observation, Placement, PlaceReply
-from scheduling.queue_order import QueuePlan
-from scheduling.view import ClusterView
-from simulation.simulated_pool import SimulatedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import CommitReply
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.queue_order import QueuePlan
+from dualmap.scheduling.view import ClusterView
+from dualmap.simulation.simulated_pool import SimulatedPool
 
 
 class SimulatedFleet:

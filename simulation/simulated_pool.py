@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduling.granting import CommitReply, Grant
-from scheduling.hotness import HotnessTree
-from scheduling.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.queue_order import QueueHead, QueuePlan
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from statestore.answers import Membership, Release
-from statestore.led import LedPool
-from statestore.memory import MemoryStore
+from dualmap.scheduling.granting import CommitReply, Grant
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.queue_order import QueueHead, QueuePlan
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.statestore.answers import Membership, Release
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.memory import MemoryStore
 
 REPLICA = "simulator"
 """The one replica, of all requests."""

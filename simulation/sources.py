@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simulation.errors import TraceError
-from simulation.generators import DEFAULT_SEED, GENERATORS, GeneratorSpec
-from simulation.traces import Trace, read_trace
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS, GeneratorSpec
+from dualmap.simulation.traces import Trace, read_trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ shorter. Leases, health checks and network timeouts are about processes, not eng
 
 from __future__ import annotations
 
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import SchedulingSettings
 
 _ENGINE_TIMES = (
     "slo_ttft_s",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import orjson
 
-from simulation.errors import TraceError
+from dualmap.simulation.errors import TraceError
 
 MOONCAKE_BLOCK_TOKENS = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

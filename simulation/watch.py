@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduling.instance import InstanceState
-from scheduling.steps import at_once
-from simulation.autoscaler import paid_instances
-from simulation.cluster import Cluster
-from simulation.results import LoadSample
-from simulation.simulated_pool import SimulatedPool
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.steps import at_once
+from dualmap.simulation.autoscaler import paid_instances
+from dualmap.simulation.cluster import Cluster
+from dualmap.simulation.results import LoadSample
+from dualmap.simulation.simulated_pool import SimulatedPool
 
 
 class Counters(NamedTuple):

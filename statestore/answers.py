@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec
-from scheduling.learned import Learned
-from scheduling.queue_order import QueueHead
-from scheduling.request import Request
-from scheduling.values import value
-from statestore.leases import Lease, ReplicaInfo
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.queue_order import QueueHead
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.values import value
+from dualmap.statestore.leases import Lease, ReplicaInfo
 
 
 @dataclass(frozen=True, slots=True)

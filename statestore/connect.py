@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
-from scheduling.settings import SchedulingSettings
-from statestore.embedded import EmbeddedValkey, server_binary
-from statestore.errors import StoreConfigurationError
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.redis.servers import Servers
-from statestore.settings import StoreSettings
-from statestore.url import parse_store_url
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.embedded import EmbeddedValkey, server_binary
+from dualmap.statestore.errors import StoreConfigurationError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.redis.servers import Servers
+from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.url import parse_store_url
 
 
 class Store(Protocol):

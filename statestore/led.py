@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from scheduling.granting import CommitReply
-from scheduling.hotness import Arrival, HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.learned import Learned
-from scheduling.learning import Sample
-from scheduling.queue_order import QueueHead, QueuePlan
-from scheduling.rebalance import HotQueue, Migration
-from scheduling.request import Request
-from scheduling.scale_job import ActuatorReply, FleetNow
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.pool import PoolStore
+from dualmap.scheduling.granting import CommitReply
+from dualmap.scheduling.hotness import Arrival, HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.learning import Sample
+from dualmap.scheduling.queue_order import QueueHead, QueuePlan
+from dualmap.scheduling.rebalance import HotQueue, Migration
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.scale_job import ActuatorReply, FleetNow
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.pool import PoolStore
 
 
 class LedPool:

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 import orjson
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
-from scheduling.legs import Leg, serves
-from scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
-from statestore.errors import UnreadableStateError
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
+from dualmap.scheduling.legs import Leg, serves
+from dualmap.scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
+from dualmap.statestore.errors import UnreadableStateError
 
 
 @dataclass(slots=True)

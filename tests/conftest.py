@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from statestore.embedded import EmbeddedValkey
+from dualmap.statestore.embedded import EmbeddedValkey
 from tests.support.store_servers import StoreServers
 
 # A slow machine fails no property.

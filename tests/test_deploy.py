@@ -24,9 +24,9 @@ import httpx
 import pytest
 import yaml
 
-from cli.admin_api import endpoint
-from cli.configuration import load_settings
-from cli.settings import Settings
+from dualmap.cli.admin_api import endpoint
+from dualmap.cli.configuration import load_settings
+from dualmap.cli.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATIONS = [ROOT / "deploy" / name for name in ("fleet.yaml", "fleet-ascend.yaml", "fleet-ascend-pd.yaml")]

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-from cli import own_policies
-from cli.configuration import ConfigurationError
-from cli.main import main
-from scheduling.policies.registry import BUILDERS, add_policy
-from scheduling.scale_record import ScaleRecord
-from scheduling.settings import OWN_POLICIES, SchedulingSettings
+from dualmap.cli import own_policies
+from dualmap.cli.configuration import ConfigurationError
+from dualmap.cli.main import main
+from dualmap.scheduling.policies.registry import BUILDERS, add_policy
+from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
+from dualmap.workers.actuators import Webhook
 from tests.ports import first_port
-from workers.actuators import Webhook
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 POLICY = EXAMPLES / "own_policy" / "short_first.py"
@@ -71,7 +71,7 @@ def test_runs_in_processes_of_their_own_know_it_too(tmp_path: Path) -> None:
     words = ["--trace", "uniform", "--requests", "60", "--instances", "3", "--rate", "2", "--workers", "2"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "simulate", *words, "--policy", "short-first,dualmap-least-cost"],
+        [sys.executable, "-m", "dualmap", "simulate", *words, "--policy", "short-first,dualmap-least-cost"],
         env={**os.environ, "PYTHONPATH": f"{EXAMPLES.parent}{os.pathsep}{tmp_path}"},
         capture_output=True,
         text=True,

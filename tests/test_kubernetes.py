@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from workers.metrics import WorkerMetrics
+from dualmap.workers.metrics import WorkerMetrics
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 PROMETHEUS = shutil.which("prometheus")

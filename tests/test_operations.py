@@ -11,18 +11,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from router.errors import RouterError
-from router.fleet_gauges import FleetGauges, FleetOverviews
-from router.http.heads import FLEET_FIELDS
-from router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
-from router.inference_request import SCHEDULED_PATHS
-from router.metrics import RouterMetrics
-from router.outcome import FailureKind, Outcome
-from scheduling.decision import Reason
-from scheduling.settings import SchedulingSettings
-from statestore.clock import RealClock
-from statestore.memory import MemoryStore
-from workers.metrics import WorkerMetrics
+from dualmap.router.errors import RouterError
+from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.http.heads import FLEET_FIELDS
+from dualmap.router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
+from dualmap.router.inference_request import SCHEDULED_PATHS
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.outcome import FailureKind, Outcome
+from dualmap.scheduling.decision import Reason
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.memory import MemoryStore
+from dualmap.workers.metrics import WorkerMetrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 OPERATE = sorted((DOCS / "operate").glob("*.md"))

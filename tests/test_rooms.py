@@ -30,13 +30,23 @@ def modules(room: str) -> list[Path]:
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
-    """Top-level names of everything a module imports, wherever in it, with the line."""
+    """The room, or the top-level name of another package, of everything that a module imports, wherever in it, with the
+    line. A room that is imported without the namespace is ``.ROOM``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import hides where it goes"
-            yield (node.module or "").partition(".")[0], node.lineno
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == "dualmap" else [module]
+        else:
+            continue
+        for name in names:
+            first, _, rest = name.partition(".")
+            if first == "dualmap":
+                yield rest.partition(".")[0], node.lineno
+            else:
+                yield f".{first}" if first in MAY_IMPORT else first, node.lineno
 
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
@@ -62,8 +72,26 @@ def test_the_scheduling_core_does_no_io_reads_no_clock_and_draws_no_randomness()
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.parametrize("folder", [*MAY_IMPORT, "benchmarks", "dualmap", "examples", "tests"])
+def test_rooms_are_imported_from_the_namespace_alone(folder: str) -> None:
+    """The checkout's root is on the path of its own Python, where ``router`` would be a second copy of every module."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name[1:]}"
+        for path in modules(folder)
+        for name, line in imported(path)
+        if name.startswith(".")
+    ]
+    assert modules(folder) and not wrong, "\n".join(wrong)
+
+
+def test_every_room_is_a_part_of_the_namespace() -> None:
+    links = {path.name: path.resolve() for path in (ROOT / "dualmap").iterdir() if path.is_symlink()}
+
+    assert links == {room: ROOT / room for room in MAY_IMPORT}
+
+
 def test_every_room_can_fail_this_test(tmp_path: Path) -> None:
     """The check itself: an import inside a function is found as well."""
     module = tmp_path / "sneaky.py"
-    module.write_text("def f():\n    from router.settings import RouterSettings\n    return RouterSettings\n")
+    module.write_text("def f():\n    from dualmap.router.settings import RouterSettings\n    return RouterSettings\n")
     assert list(imported(module)) == [("router", 2)]

@@ -14,13 +14,13 @@ from typing import Protocol
 import httpx
 import orjson
 
-from scheduling.backoff import backoff_s
-from scheduling.scale_job import ActuatorReply
-from scheduling.scale_record import ScaleRecord
-from scheduling.scale_settings import AutoscaleSettings
-from statestore.clock import Clock
-from statestore.trust import system_trust
-from statestore.url import without_password
+from dualmap.scheduling.backoff import backoff_s
+from dualmap.scheduling.scale_job import ActuatorReply
+from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.trust import system_trust
+from dualmap.statestore.url import without_password
 
 TIMEOUT_S = 10.0
 """For one call of a webhook; it accepts a decision, and need not wait for machines."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.instance import InstanceSpec
-from workers.probe import EngineFacts
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.workers.probe import EngineFacts
 
 WINDOW_STEPS = 2
 """Engine steps in a dispatch window: one that runs, and one that waits."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.lifecycle import InstanceEvent, next_state
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.leader_jobs import evacuate
-from scheduling.queue_order import QueueOrder
-from scheduling.view import is_ready
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.moves import Mover
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.leader_jobs import evacuate
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.view import is_ready
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.moves import Mover
+from dualmap.workers.pool_reader import PoolReader
 
 
 def reason_for(state: InstanceState) -> str:

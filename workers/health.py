@@ -10,17 +10,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from scheduling.backoff import worth_logging
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.lifecycle import SERVING, InstanceEvent, next_state
-from statestore.clock import Clock
-from statestore.leases import LOST_FIELD
-from statestore.open_files import ShortageLog
-from statestore.pool import PoolStore
-from statestore.settings import PoolSettings
-from workers.described import reported_changes, reported_limits
-from workers.engine_metrics import ServerRun
-from workers.health_rules import (
+from dualmap.scheduling.backoff import worth_logging
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.lifecycle import SERVING, InstanceEvent, next_state
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.leases import LOST_FIELD
+from dualmap.statestore.open_files import ShortageLog
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import PoolSettings
+from dualmap.workers.described import reported_changes, reported_limits
+from dualmap.workers.engine_metrics import ServerRun
+from dualmap.workers.health_rules import (
     CheckResult,
     HealthRecord,
     Thresholds,
@@ -32,11 +32,11 @@ from workers.health_rules import (
     update_suspicion,
     update_waiting,
 )
-from workers.metrics import NOT_ASKED, WorkerMetrics
-from workers.pool_reader import PoolReader
-from workers.probe import Health, NotAskedError, Prober
-from workers.probe_errors import refused_list
-from workers.settings import WorkerSettings
+from dualmap.workers.metrics import NOT_ASKED, WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
+from dualmap.workers.probe import Health, NotAskedError, Prober
+from dualmap.workers.probe_errors import refused_list
+from dualmap.workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 

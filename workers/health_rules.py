@@ -32,9 +32,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.lifecycle import SERVING, InstanceEvent
-from workers.engine_metrics import ServerRun
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.lifecycle import SERVING, InstanceEvent
+from dualmap.workers.engine_metrics import ServerRun
 
 RUN_INTERVAL_S = 15.0
 """Time between two readings of a server's run over one connection. Frequent scrapes slow down a busy server."""

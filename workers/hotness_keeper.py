@@ -9,17 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
-from scheduling.instance import InstanceSpec
-from scheduling.leader_jobs import HotnessKeeper
-from scheduling.legs import Leg
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from scheduling.view import takers
-from statestore.clock import Clock
-from statestore.led import LedPool
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.leader_jobs import HotnessKeeper
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.scheduling.view import takers
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

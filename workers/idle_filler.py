@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from scheduling.idle_work import IdleWork
-from scheduling.leader_jobs import give_idle_work
-from scheduling.queue_order import QueueOrder
-from scheduling.rebalance import plan_sweep
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.moves import Mover
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.idle_work import IdleWork
+from dualmap.scheduling.leader_jobs import give_idle_work
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.rebalance import plan_sweep
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.moves import Mover
+from dualmap.workers.pool_reader import PoolReader
 
 REASON = "idle"
 INTERVAL_S = 1.0

@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from scheduling.backoff import worth_logging
-from statestore.clock import Clock
-from statestore.errors import LeaseLostError, StoreError
-from statestore.leases import Lease
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.backoff import worth_logging
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import LeaseLostError, StoreError
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

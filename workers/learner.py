@@ -5,13 +5,13 @@ One learner lives for one term of leadership. It reads the sample log from its b
 
 from __future__ import annotations
 
-from scheduling.leader_jobs import LearningKeeper
-from scheduling.learning import FleetLearner
-from scheduling.steps import drive
-from statestore.led import LedPool
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.leader_jobs import LearningKeeper
+from dualmap.scheduling.learning import FleetLearner
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
 
 
 class Learner:

@@ -8,10 +8,10 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from scheduling.backoff import backoff_s, worth_logging
-from statestore.clock import Clock
-from statestore.errors import LeaseLostError, StoreError, StoreUnavailableError
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import LeaseLostError, StoreError, StoreUnavailableError
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 
 class Mender:

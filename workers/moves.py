@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from scheduling.leader_jobs import Moved, MovingPort
-from scheduling.rebalance import MigrateStatus
-from scheduling.steps import Steps, drive
-from statestore.led import LedPool
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.leader_jobs import Moved, MovingPort
+from dualmap.scheduling.rebalance import MigrateStatus
+from dualmap.scheduling.steps import Steps, drive
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from statestore.extras import package_version
-from workers.metrics import WorkerMetrics
-from workers.status import WorkerStatus
+from dualmap.statestore.extras import package_version
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.status import WorkerStatus
 
 
 def create_app(worker_id: str, status: WorkerStatus, metrics: WorkerMetrics) -> FastAPI:

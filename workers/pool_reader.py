@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from scheduling.instance import InstanceLoad
-from statestore.answers import Membership, PoolOverview
-from statestore.clock import Clock
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.statestore.answers import Membership, PoolOverview
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.pool import PoolStore
 
 T = TypeVar("T")
 

@@ -9,35 +9,35 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.clock import Clock
-from statestore.leases import Lease
-from statestore.pool import PoolStore
-from statestore.settings import PoolSettings
-from statestore.trust import InstanceTrust
-from workers.drainer import Drainer
-from workers.evacuator import Evacuator
-from workers.health import HealthChecker
-from workers.hotness_keeper import HotnessJob
-from workers.idle_filler import IdleFiller
-from workers.leader import Election
-from workers.learner import Learner
-from workers.loop import Job, LoopContext, run_job
-from workers.mender import Mender
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import CachedPoolReader, PoolReader
-from workers.probe import Prober
-from workers.reaper import Reaper
-from workers.rebalancer import SWEEP_INTERVAL_S, Rebalancer
-from workers.registrar import Registrar
-from workers.repairer import Repairer
-from workers.role_mover import RoleMover
-from workers.scaler import Scaler
-from workers.settings import WorkerSettings
-from workers.settings_watch import SettingsChangedError, SettingsWatch
-from workers.sweeper import Sweeper
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import PoolSettings
+from dualmap.statestore.trust import InstanceTrust
+from dualmap.workers.drainer import Drainer
+from dualmap.workers.evacuator import Evacuator
+from dualmap.workers.health import HealthChecker
+from dualmap.workers.hotness_keeper import HotnessJob
+from dualmap.workers.idle_filler import IdleFiller
+from dualmap.workers.leader import Election
+from dualmap.workers.learner import Learner
+from dualmap.workers.loop import Job, LoopContext, run_job
+from dualmap.workers.mender import Mender
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import CachedPoolReader, PoolReader
+from dualmap.workers.probe import Prober
+from dualmap.workers.reaper import Reaper
+from dualmap.workers.rebalancer import SWEEP_INTERVAL_S, Rebalancer
+from dualmap.workers.registrar import Registrar
+from dualmap.workers.repairer import Repairer
+from dualmap.workers.role_mover import RoleMover
+from dualmap.workers.scaler import Scaler
+from dualmap.workers.settings import WorkerSettings
+from dualmap.workers.settings_watch import SettingsChangedError, SettingsWatch
+from dualmap.workers.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class PoolWorker:
     def _kv_events(self) -> AbstractAsyncContextManager[Job | None]:
         if not self._settings.has_kv_events:
             return nullcontext()
-        from workers.kv_events.job import KvEventsJob  # with ZeroMQ, which is loaded only where it is used
+        from dualmap.workers.kv_events.job import KvEventsJob  # with ZeroMQ, which is loaded only where it is used
 
         return KvEventsJob(self.pool, self._settings, self._worker_id, clock=self._clock, metrics=self._metrics)
 

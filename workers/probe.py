@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import orjson
 
-from scheduling.model_names import ModelList, listed_models
-from statestore.open_files import out_of_files
-from statestore.trust import InstanceTrust
-from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
-from workers.probe_errors import refused_status, unreached
+from dualmap.scheduling.model_names import ModelList, listed_models
+from dualmap.statestore.open_files import out_of_files
+from dualmap.statestore.trust import InstanceTrust
+from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
+from dualmap.workers.probe_errors import refused_status, unreached
 
 CANARY_TIMEOUT_S = 10.0
 """For the one-token completion of a returning engine; one that needs longer is tried again with the next check."""

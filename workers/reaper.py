@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from statestore.clock import Clock
-from statestore.errors import StoreUnavailableError
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scheduling.leader_jobs import rebalance
-from scheduling.queue_order import QueueOrder
-from scheduling.rebalance import plan_sweep
-from statestore.clock import Clock
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.moves import Mover
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.leader_jobs import rebalance
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.rebalance import plan_sweep
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.moves import Mover
+from dualmap.workers.pool_reader import PoolReader
 
 REASON = "rebalance"
 SWEEP_INTERVAL_S = 1.0

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduling.instance import InstanceSpec
-from statestore.answers import Membership
-from statestore.pool import PoolStore
-from statestore.settings import InstanceSettings, PoolSettings
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

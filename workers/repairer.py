@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from scheduling.role_plan import RoleState, RoleTargets, plan_roles
-from scheduling.settings import SchedulingSettings
-from statestore.clock import Clock
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.role_plan import RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 

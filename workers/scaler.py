@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from scheduling.scale_job import FleetNow, ScaleKeeper
-from scheduling.scale_record import DecisionStatus, ScaleRecord
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from statestore.clock import Clock
-from statestore.led import LedPool, LedScaling
-from statestore.pool import PoolStore
-from statestore.settings import PoolSettings
-from workers.actuators import Asking, actuator_of
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.scale_job import FleetNow, ScaleKeeper
+from dualmap.scheduling.scale_record import DecisionStatus, ScaleRecord
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.led import LedPool, LedScaling
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import PoolSettings
+from dualmap.workers.actuators import Asking, actuator_of
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 

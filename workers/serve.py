@@ -16,20 +16,20 @@ from typing import TypeVar
 
 from prometheus_client import disable_created_metrics
 
-from scheduling.backoff import backoff_s, worth_logging
-from scheduling.settings import SchedulingSettings
-from statestore.clock import Clock, RealClock
-from statestore.connect import Store, open_store
-from statestore.errors import StoreUnavailableError
-from statestore.open_files import raise_open_files_limit
-from statestore.settings import PoolSettings, StoreSettings
-from statestore.trust import InstanceTrust
-from statestore.url import without_password
-from workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
-from workers.metrics import WorkerMetrics
-from workers.pool_worker import PoolWorker
-from workers.settings import WorkerSettings
-from workers.status import WorkerStatus
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.clock import Clock, RealClock
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.open_files import raise_open_files_limit
+from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.trust import InstanceTrust
+from dualmap.statestore.url import without_password
+from dualmap.workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_worker import PoolWorker
+from dualmap.workers.settings import WorkerSettings
+from dualmap.workers.status import WorkerStatus
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ async def _ops(
     if worker.ops_port is None:
         yield None
         return
-    from workers.ops import create_app, serve_ops  # the web framework is loaded only where it is used
+    from dualmap.workers.ops import create_app, serve_ops  # the web framework is loaded only where it is used
 
     async with serve_ops(create_app(owner, status, metrics), worker.ops_host, worker.ops_port) as port:
         yield port

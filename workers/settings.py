@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from statestore.settings import ApiKey
+from dualmap.statestore.settings import ApiKey
 
 
 class WorkerSettings(BaseModel):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.loop import StopJobsError
-from workers.pool_reader import PoolReader
+from dualmap.workers.loop import StopJobsError
+from dualmap.workers.pool_reader import PoolReader
 
 
 class SettingsChangedError(StopJobsError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.pool_worker import PoolWorker
+from dualmap.workers.pool_worker import PoolWorker
 
 
 @dataclass(slots=True)

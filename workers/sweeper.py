@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 
-from scheduling.leader_jobs import sweep_queue
-from scheduling.queue_order import QueueOrder
-from scheduling.steps import drive
-from statestore.led import LedPool
-from statestore.pool import PoolStore
-from workers.metrics import WorkerMetrics
-from workers.pool_reader import PoolReader
+from dualmap.scheduling.leader_jobs import sweep_queue
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.policies.pair import PairPolicy
-from scheduling.settings import SchedulingSettings
-from scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.policies.pair import PairPolicy
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
 
 SHORT_TOKENS = 2000
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from research.evaluate.clairvoyant import clairvoyant_changes, paid_hours
-from research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scenario_for
-from research.evaluate.scaling import by_instance_plots
-from research.evaluate.section import Cell, DataTable, Plot, Section
-from research.evaluate.work import Worker
-from scheduling.scale_settings import AutoscaleSettings
-from simulation import plots
-from simulation.autoscale import Autoscale
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
-from simulation.scalers import SCALERS
-from simulation.scenario import Scenario
+from dualmap.research.evaluate.clairvoyant import clairvoyant_changes, paid_hours
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scenario_for
+from dualmap.research.evaluate.scaling import by_instance_plots
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation import plots
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
+from dualmap.simulation.scalers import SCALERS
+from dualmap.simulation.scenario import Scenario
 
 WARM_START_S = 10.0
 """A warm standby instance in the paper's experiments."""

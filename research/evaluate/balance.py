@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
-from research.evaluate.plan import Plan
-from research.evaluate.section import Cell, DataTable, Plot, Section
-from research.evaluate.work import Worker
-from scheduling.ring import RING_SEEDS, Ring
-from simulation import plots
+from dualmap.research.evaluate.plan import Plan
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.ring import RING_SEEDS, Ring
+from dualmap.simulation import plots
 
 CHOICES = (1, 2, 3, 4, 5)
 SIZES = (8, 16, 24, 32)

@@ -6,12 +6,12 @@ import itertools
 from bisect import bisect_left
 from dataclasses import replace
 
-from research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scenario_for
-from research.evaluate.work import Worker
-from simulation.goodput import GoodputJob, run_goodput
-from simulation.runs import RunJob
-from simulation.scenario import FleetChange
-from simulation.sources import TraceSource
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scenario_for
+from dualmap.research.evaluate.work import Worker
+from dualmap.simulation.goodput import GoodputJob, run_goodput
+from dualmap.simulation.runs import RunJob
+from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.sources import TraceSource
 
 ON_TIME_SHARE = 0.97
 STEP_S = 60.0

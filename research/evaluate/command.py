@@ -6,18 +6,18 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from research.evaluate.plan import FULL, PAPER_CAPS, QUICK, Plan
-from research.evaluate.report import render_html, render_json, rules_of
-from research.evaluate.run import EXPERIMENTS, evaluate
-from research.evaluate.work import Worker
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
-from simulation.commands.progress import by_name, progress_bars
-from simulation.generators import DEFAULT_SEED
-from simulation.plots import require_matplotlib
-from simulation.presets import CHANGES, UnknownPresetError, find_preset
-from simulation.settings import EngineSettings
-from simulation.terminal import terminal
+from dualmap.research.evaluate.plan import FULL, PAPER_CAPS, QUICK, Plan
+from dualmap.research.evaluate.report import render_html, render_json, rules_of
+from dualmap.research.evaluate.run import EXPERIMENTS, evaluate
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands.options import OptionError, add_output_arguments, exit_code, policies_of, write_whole
+from dualmap.simulation.commands.progress import by_name, progress_bars
+from dualmap.simulation.generators import DEFAULT_SEED
+from dualmap.simulation.plots import require_matplotlib
+from dualmap.simulation.presets import CHANGES, UnknownPresetError, find_preset
+from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

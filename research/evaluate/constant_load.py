@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from research.evaluate.plan import DEFAULT_POLICY, Plan, scenario_for
-from research.evaluate.section import Cell, DataTable, Section
-from research.evaluate.work import Worker
-from scheduling.scale_settings import AutoscaleSettings
-from simulation.autoscale import Autoscale, SizeChange
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, scenario_for
+from dualmap.research.evaluate.section import Cell, DataTable, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation.autoscale import Autoscale, SizeChange
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
 
 CONSTANT_LOADS = ((0.4, 4), (0.6, 4), (1.0, 8))
 """(part of what 8 instances sustain, instances at the start)."""

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, Workload, policy_title, scenario_for
-from research.evaluate.section import Cell, DataTable, Plot, Section
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName, SplitSettings
-from simulation import plots
-from simulation.goodput import GoodputJob, run_goodput
-from simulation.on_time import TIGHT_TPOT_SLO_S
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
-from simulation.scenario import Scenario
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, Workload, policy_title, scenario_for
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName, SplitSettings
+from dualmap.simulation import plots
+from dualmap.simulation.goodput import GoodputJob, run_goodput
+from dualmap.simulation.on_time import TIGHT_TPOT_SLO_S
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
+from dualmap.simulation.scenario import Scenario
 
 PRESET = "qwen2.5-7b-910b4"
 MIXED = "8M"

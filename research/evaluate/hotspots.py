@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from research.evaluate.plan import DEFAULT_POLICY, Plan, policy_title, scenario_for
-from research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName
-from simulation import plots
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, policy_title, scenario_for
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName
+from dualmap.simulation import plots
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
 
 POLICIES: tuple[PolicyName, ...] = ("cache-affinity", "least-loaded", "dualmap-no-rebalance", "dualmap", DEFAULT_POLICY)
 LOAD = 0.75

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from research.evaluate.plan import (
+from dualmap.research.evaluate.plan import (
     ABLATIONS,
     CONTENDERS,
     DEFAULT_POLICY,
@@ -15,12 +15,12 @@ from research.evaluate.plan import (
     scenario_for,
     scheduling_for,
 )
-from research.evaluate.rates import RateRuns
-from research.evaluate.section import Cell, DataTable, Section
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName
-from simulation.goodput import GoodputJob, run_goodput
-from simulation.runs import RunJob
+from dualmap.research.evaluate.rates import RateRuns
+from dualmap.research.evaluate.section import Cell, DataTable, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName
+from dualmap.simulation.goodput import GoodputJob, run_goodput
+from dualmap.simulation.runs import RunJob
 
 ORDERS: tuple[Order, ...] = ("fifo", "deadline")
 START_LOAD = 0.6

@@ -7,25 +7,25 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
-from research.evaluate.section import Cell, DataTable, Section
-from scheduling.blocks import cache_seed, chain_of_trace
-from scheduling.chain import Chain
-from scheduling.decision import RouteQuery
-from scheduling.hotness import HotnessWindow
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import Observation, Placement, PlaceReply, Search
-from scheduling.policies import build_policy
-from scheduling.queue_order import QueueOrder
-from scheduling.rebalance import plan_rebalance
-from scheduling.request import Request, RequestState
-from scheduling.settings import PolicyName
-from scheduling.steps import at_once, drive_now
-from simulation.simulated_fleet import SimulatedFleet
-from simulation.simulated_pool import SimulatedPool
-from simulation.sources import TraceSource
-from simulation.traces import Trace
-from statestore.memory.sorted_set import SortedSet
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
+from dualmap.research.evaluate.section import Cell, DataTable, Section
+from dualmap.scheduling.blocks import cache_seed, chain_of_trace
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import RouteQuery
+from dualmap.scheduling.hotness import HotnessWindow
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.placement import Observation, Placement, PlaceReply, Search
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.rebalance import plan_rebalance
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import PolicyName
+from dualmap.scheduling.steps import at_once, drive_now
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.simulation.simulated_pool import SimulatedPool
+from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.traces import Trace
+from dualmap.statestore.memory.sorted_set import SortedSet
 
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")
 QUEUE_LENGTHS = (16, 64, 256)

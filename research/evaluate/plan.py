@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
-from simulation.bounds import sustainable_rate
-from simulation.engine_types import EngineConfig
-from simulation.presets import find_preset
-from simulation.scenario import Scenario
-from simulation.sources import TraceSource
+from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from dualmap.simulation.bounds import sustainable_rate
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.sources import TraceSource
 
 PAPER_INSTANCES = 8
 PAPER_SLO_S = 5.0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from research.evaluate.plan import TRACE_TITLES, Plan, Workload, scenario_for
-from research.evaluate.section import Cell, DataTable, Plot, Section
-from research.evaluate.work import Worker
-from simulation import plots
-from simulation.generators.calibration import cached_tokens_if_infinite, quantile, trace_figures
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate.plan import TRACE_TITLES, Plan, Workload, scenario_for
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.simulation import plots
+from dualmap.simulation.generators.calibration import cached_tokens_if_infinite, quantile, trace_figures
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
 
 KEY_SIZES = (8, 16, 32)
 CDF_POINTS = tuple(index / 50 for index in range(51))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from research.evaluate.plan import (
+from dualmap.research.evaluate.plan import (
     ABLATIONS,
     CONTENDERS,
     DEFAULT_POLICY,
@@ -16,14 +16,14 @@ from research.evaluate.plan import (
     policy_title,
     scenario_for,
 )
-from research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName
-from simulation import plots
-from simulation.bounds import Bounds, bounds_of, short_trace_note
-from simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName
+from dualmap.simulation import plots
+from dualmap.simulation.bounds import Bounds, bounds_of, short_trace_note
+from dualmap.simulation.goodput import ON_TIME_SHARE, GoodputJob, run_goodput
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
 
 CAPACITY_COLUMNS: tuple[str, ...] = (
     "policy",

@@ -8,9 +8,9 @@ from html import escape
 
 import orjson
 
-from research.evaluate.plan import PAPER_CAPS, PAPER_SLO_S, Plan
-from research.evaluate.section import Cell, DataTable, Section
-from scheduling.instance import InstanceSpec
+from dualmap.research.evaluate.plan import PAPER_CAPS, PAPER_SLO_S, Plan
+from dualmap.research.evaluate.section import Cell, DataTable, Section
+from dualmap.scheduling.instance import InstanceSpec
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }

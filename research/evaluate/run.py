@@ -6,16 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from types import MappingProxyType
 
-from research.evaluate.autoscaling import autoscaling_section
-from research.evaluate.balance import balance_section
-from research.evaluate.constant_load import constant_load_section
-from research.evaluate.disaggregation import disaggregation_section
-from research.evaluate.hotspots import hotspot_section
-from research.evaluate.orders import orders_section, prefill_first_section
-from research.evaluate.overhead import overhead_section
-from research.evaluate.plan import Plan
-from research.evaluate.prefixes import key_length_section, shared_prefix_section
-from research.evaluate.rates import (
+from dualmap.research.evaluate.autoscaling import autoscaling_section
+from dualmap.research.evaluate.balance import balance_section
+from dualmap.research.evaluate.constant_load import constant_load_section
+from dualmap.research.evaluate.disaggregation import disaggregation_section
+from dualmap.research.evaluate.hotspots import hotspot_section
+from dualmap.research.evaluate.orders import orders_section, prefill_first_section
+from dualmap.research.evaluate.overhead import overhead_section
+from dualmap.research.evaluate.plan import Plan
+from dualmap.research.evaluate.prefixes import key_length_section, shared_prefix_section
+from dualmap.research.evaluate.rates import (
     RateRuns,
     ablation_section,
     capacity_section,
@@ -23,9 +23,9 @@ from research.evaluate.rates import (
     pareto_section,
     run_rates,
 )
-from research.evaluate.scaling import elasticity_section, scalability_section
-from research.evaluate.section import Section
-from research.evaluate.work import Worker
+from dualmap.research.evaluate.scaling import elasticity_section, scalability_section
+from dualmap.research.evaluate.section import Section
+from dualmap.research.evaluate.work import Worker
 
 Experiment = Callable[[Plan, Worker, Callable[[], list[RateRuns]]], Section]
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, policy_title, scenario_for
-from research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName
-from simulation import plots
-from simulation.goodput import GoodputJob, run_goodput
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
-from simulation.scenario import FleetChange
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, policy_title, scenario_for
+from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section, cell_of
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName
+from dualmap.simulation import plots
+from dualmap.simulation.goodput import GoodputJob, run_goodput
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
+from dualmap.simulation.scenario import FleetChange
 
 POLICIES: tuple[PolicyName, ...] = (
     "dualmap",

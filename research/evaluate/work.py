@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from simulation.runs import map_jobs
+from dualmap.simulation.runs import map_jobs
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")

@@ -7,15 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from research.evaluate.work import Worker
-from research.laboratory.document import filled
-from research.laboratory.experiment import Experiment, run_experiment
-from research.laboratory.orders import order_tables
-from research.laboratory.provenance import Provenance
-from research.laboratory.report import render_markdown, report_tables
-from research.laboratory.results_file import RESULTS, read_experiment, render_json
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import (
+from dualmap.research.evaluate.work import Worker
+from dualmap.research.laboratory.document import filled
+from dualmap.research.laboratory.experiment import Experiment, run_experiment
+from dualmap.research.laboratory.orders import order_tables
+from dualmap.research.laboratory.provenance import Provenance
+from dualmap.research.laboratory.report import render_markdown, report_tables
+from dualmap.research.laboratory.results_file import RESULTS, read_experiment, render_json
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import (
     CROSSED,
     PRESET_SHORTHANDS,
     SUITES,
@@ -26,17 +26,17 @@ from research.laboratory.suite import (
     recorded,
     workload_of,
 )
-from research.laboratory.summary import SUMMARY, summary_tables
-from research.laboratory.tables import rich_table
-from research.laboratory.targets import TARGETS, targets_of
-from research.laboratory.variants import Variant, parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
-from simulation.commands.progress import by_name, progress_bars
-from simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
-from simulation.roles import roles_of
-from simulation.settings import EngineSettings
-from simulation.terminal import terminal
+from dualmap.research.laboratory.summary import SUMMARY, summary_tables
+from dualmap.research.laboratory.tables import rich_table
+from dualmap.research.laboratory.targets import TARGETS, targets_of
+from dualmap.research.laboratory.variants import Variant, parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands.options import OptionError, add_output_arguments, exit_code, write_whole
+from dualmap.simulation.commands.progress import by_name, progress_bars
+from dualmap.simulation.presets import CHANGES, PRESETS, UnknownPresetError, find_preset
+from dualmap.simulation.roles import roles_of
+from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.terminal import terminal
 
 REPORT = "report.md"
 _WHAT_RUNS = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 
-from research.laboratory.experiment import Experiment
-from research.laboratory.orders import order_tables
-from research.laboratory.overview import overview_tables
-from research.laboratory.summary import summary_tables
-from research.laboratory.tables import ReportTable
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.experiment import Experiment
+from dualmap.research.laboratory.orders import order_tables
+from dualmap.research.laboratory.overview import overview_tables
+from dualmap.research.laboratory.summary import summary_tables
+from dualmap.research.laboratory.tables import ReportTable
+from dualmap.simulation.errors import SimulationError
 
 _BLOCK = re.compile(
     r"(?P<begin><!-- laboratory (?P<folder>\S+): (?P<name>[^>]*?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL

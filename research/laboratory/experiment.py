@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from research.evaluate.work import Worker
-from research.laboratory.confidence import Mean
-from research.laboratory.figures import Figures
-from research.laboratory.provenance import Provenance
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import Fleet, Suite, fleets, peers
-from research.laboratory.targets import MAIN, Target, targets_of
-from research.laboratory.trials import (
+from dualmap.research.evaluate.work import Worker
+from dualmap.research.laboratory.confidence import Mean
+from dualmap.research.laboratory.figures import Figures
+from dualmap.research.laboratory.provenance import Provenance
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import Fleet, Suite, fleets, peers
+from dualmap.research.laboratory.targets import MAIN, Target, targets_of
+from dualmap.research.laboratory.trials import (
     BoundsTrial,
     GoodputTrial,
     RateTrial,
@@ -21,10 +21,10 @@ from research.laboratory.trials import (
     run_goodput,
     run_rate,
 )
-from research.laboratory.variants import Variant, parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.bounds import Bounds
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.variants import Variant, parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.errors import SimulationError
 
 Place = tuple[Fleet, int]
 """A fleet and a seed."""

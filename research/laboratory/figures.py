@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simulation.results import RunResult
+from dualmap.simulation.results import RunResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from research.laboratory.confidence import Comparison, Mean
-from research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
-from research.laboratory.tables import ReportTable, shown
-from research.laboratory.targets import Target
-from research.laboratory.variants import Variant
+from dualmap.research.laboratory.confidence import Comparison, Mean
+from dualmap.research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
+from dualmap.research.laboratory.tables import ReportTable, shown
+from dualmap.research.laboratory.targets import Target
+from dualmap.research.laboratory.variants import Variant
 
 _ABSENT = "–"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from research.laboratory.confidence import Comparison, Mean
-from research.laboratory.experiment import Experiment, Rate, RateResult
-from research.laboratory.orders import by_order
-from research.laboratory.suite import MIXED
-from research.laboratory.tables import ReportTable, shown
-from research.laboratory.targets import Target
+from dualmap.research.laboratory.confidence import Comparison, Mean
+from dualmap.research.laboratory.experiment import Experiment, Rate, RateResult
+from dualmap.research.laboratory.orders import by_order
+from dualmap.research.laboratory.suite import MIXED
+from dualmap.research.laboratory.tables import ReportTable, shown
+from dualmap.research.laboratory.targets import Target
 
 LENGTH_COLUMNS: Mapping[str, tuple[str, float, int]] = {
     "on time": ("on_time", 100, 0),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from research.laboratory.confidence import Comparison, Mean, Ranking
-from research.laboratory.experiment import Experiment, GoodputResult, RateResult
-from research.laboratory.orders import order_tables
-from research.laboratory.summary import SUMMARY, summary_tables
-from research.laboratory.tables import ReportTable, counted, markdown_table, shown
-from research.laboratory.targets import MAIN
-from research.laboratory.variants import described
-from simulation.bounds import Bounds, short_trace_note
+from dualmap.research.laboratory.confidence import Comparison, Mean, Ranking
+from dualmap.research.laboratory.experiment import Experiment, GoodputResult, RateResult
+from dualmap.research.laboratory.orders import order_tables
+from dualmap.research.laboratory.summary import SUMMARY, summary_tables
+from dualmap.research.laboratory.tables import ReportTable, counted, markdown_table, shown
+from dualmap.research.laboratory.targets import MAIN
+from dualmap.research.laboratory.variants import described
+from dualmap.simulation.bounds import Bounds, short_trace_note
 
 
 def report_tables(experiment: Experiment) -> list[ReportTable]:

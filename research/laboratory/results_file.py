@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, PositiveFloat, ValidationError, field_validator
 
-from research.laboratory.confidence import Mean, Ranking
-from research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
-from research.laboratory.figures import Figures
-from research.laboratory.provenance import Provenance
-from research.laboratory.suite import Fleet, Suite
-from research.laboratory.targets import targets_of
-from research.laboratory.variants import described, described_variant, first_reason
-from simulation.bounds import Bounds
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.confidence import Mean, Ranking
+from dualmap.research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
+from dualmap.research.laboratory.figures import Figures
+from dualmap.research.laboratory.provenance import Provenance
+from dualmap.research.laboratory.suite import Fleet, Suite
+from dualmap.research.laboratory.targets import targets_of
+from dualmap.research.laboratory.variants import described, described_variant, first_reason
+from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.errors import SimulationError
 
 RESULTS = "results.json"
 _AGAIN = "damaged, or another version wrote it: run the experiment again with --out (--cache spares what it still can)"

@@ -14,21 +14,19 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-import scheduling
-import simulation
-import statestore
-from research.laboratory.figures import Figures
-from scheduling.policies import build_policy
-from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
-from simulation.runs import RunJob
+from dualmap import scheduling, simulation, statestore
+from dualmap.research.laboratory.figures import Figures
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from dualmap.simulation.runs import RunJob
 
 _APART = {
-    "scheduling": frozenset[str](),
-    "statestore": frozenset({"failover", "redis"}),
-    "simulation": frozenset({"commands", "emulator", "evaluate", "laboratory"}),
+    "dualmap.scheduling": frozenset[str](),
+    "dualmap.statestore": frozenset({"failover", "redis"}),
+    "dualmap.simulation": frozenset({"commands", "emulator", "evaluate", "laboratory"}),
 }
 """Parts of each package that no run uses."""
-_FRAMES = {"scheduling.policies.fleet", "scheduling.policies.pair"}
+_FRAMES = {"dualmap.scheduling.policies.fleet", "dualmap.scheduling.policies.pair"}
 """Never left out: policies use their functions without inheriting from their classes."""
 
 
@@ -92,5 +90,7 @@ def _modules_of_others(policy: PolicyName) -> set[Path]:
 def _modules(policy: PolicyName) -> set[Path]:
     """Modules of the policy's class and of those that it inherits from, except the bases."""
     classes = type(build_policy(SchedulingSettings(policy=policy))).__mro__
-    names = {each.__module__ for each in classes if each.__module__.startswith("scheduling.policies.")} - _FRAMES
+    names = {
+        each.__module__ for each in classes if each.__module__.startswith("dualmap.scheduling.policies.")
+    } - _FRAMES
     return {Path(str(sys.modules[name].__file__)) for name in names}

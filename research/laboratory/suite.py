@@ -8,10 +8,10 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
-from research.evaluate.plan import PAPER_CAPS, TRACE_TITLES
-from simulation.errors import TraceError
-from simulation.generators import GeneratorSpec
-from simulation.sources import TraceSource
+from dualmap.research.evaluate.plan import PAPER_CAPS, TRACE_TITLES
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.generators import GeneratorSpec
+from dualmap.simulation.sources import TraceSource
 
 PRESET_SHORTHANDS: Mapping[str, str] = MappingProxyType({preset.split("-")[1]: preset for preset in PAPER_CAPS})
 WARM_UP_SHARE = 8

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from research.laboratory.confidence import Comparison, Mean, Ranking
-from research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
-from research.laboratory.suite import Fleet
-from research.laboratory.tables import ReportTable, shown
+from dualmap.research.laboratory.confidence import Comparison, Mean, Ranking
+from dualmap.research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
+from dualmap.research.laboratory.suite import Fleet
+from dualmap.research.laboratory.tables import ReportTable, shown
 
 SUMMARY = "Summary"
 """Their heading."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from research.laboratory.confidence import Mean
-from simulation.fitting_table import fitting_table
+from dualmap.research.laboratory.confidence import Mean
+from dualmap.simulation.fitting_table import fitting_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from research.laboratory.figures import Figures
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.figures import Figures
+from dualmap.simulation.errors import SimulationError
 
 
 @dataclass(frozen=True, slots=True)

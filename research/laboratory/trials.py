@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from research.laboratory.figures import Figures
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import Fleet
-from research.laboratory.targets import Target
-from research.laboratory.variants import Variant
-from simulation.bounds import Bounds, bounds_of, sustainable_rate
-from simulation.engine_types import EngineConfig
-from simulation.goodput import find_goodput
-from simulation.presets import find_preset
-from simulation.runs import RunJob
+from dualmap.research.laboratory.figures import Figures
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import Fleet
+from dualmap.research.laboratory.targets import Target
+from dualmap.research.laboratory.variants import Variant
+from dualmap.simulation.bounds import Bounds, bounds_of, sustainable_rate
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.goodput import find_goodput
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.runs import RunJob
 
 START_SHARE = 0.8
 """Of the sustainable rate of all requests: where searches start."""

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from scheduling.settings import POLICIES, SchedulingSettings
-from simulation.engine_types import EngineConfig
-from simulation.errors import SimulationError
-from simulation.roles import roles_of
-from simulation.router_queue import RouterQueueRule
-from simulation.scenario import Dispatch, Scenario
+from dualmap.scheduling.settings import POLICIES, SchedulingSettings
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.roles import roles_of
+from dualmap.simulation.router_queue import RouterQueueRule
+from dualmap.simulation.scenario import Dispatch, Scenario
 
 
 class VariantError(SimulationError):

@@ -13,12 +13,12 @@ import httpx
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from router.admin.scope import PoolsParam, RuntimeParam
-from router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
-from router.http.paths import ENGINE_CONTROL_PATHS
-from router.runtime import Runtime
-from router.served_pool import ServedPool
-from scheduling.lifecycle import SERVING
+from dualmap.router.admin.scope import PoolsParam, RuntimeParam
+from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
+from dualmap.router.http.paths import ENGINE_CONTROL_PATHS
+from dualmap.router.runtime import Runtime
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.lifecycle import SERVING
 
 log = logging.getLogger(__name__)
 

@@ -15,15 +15,15 @@ from urllib.parse import quote
 import httpx
 from fastapi import APIRouter, Path, Query, Request
 
-from router.admin.auth import key_of
-from router.admin.scope import RuntimeParam
-from router.errors import NotFoundError
-from router.explain import KEPT_EXPLANATIONS, Explanation
-from router.explain_costs import costs_of
-from router.inference_request import request_of_response
-from router.runtime import Runtime
-from scheduling.request import Request as RequestRecord
-from statestore.trust import system_trust
+from dualmap.router.admin.auth import key_of
+from dualmap.router.admin.scope import RuntimeParam
+from dualmap.router.errors import NotFoundError
+from dualmap.router.explain import KEPT_EXPLANATIONS, Explanation
+from dualmap.router.explain_costs import costs_of
+from dualmap.router.inference_request import request_of_response
+from dualmap.router.runtime import Runtime
+from dualmap.scheduling.request import Request as RequestRecord
+from dualmap.statestore.trust import system_trust
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 

@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Query
 
-from router.admin.scope import PoolParam, PoolsParam, RuntimeParam
-from router.errors import InvalidRequestError
-from router.inference_request import SCHEDULED_PATHS
-from router.pools import Route
-from router.prompt import read_prompt, sent_prompt
-from router.served_pool import ServedPool
-from scheduling.chain import Chain
-from scheduling.request import Request, RequestState
-from scheduling.ring import VIRTUAL_NODES, Ring
-from scheduling.view import ClusterView
+from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam
+from dualmap.router.errors import InvalidRequestError
+from dualmap.router.inference_request import SCHEDULED_PATHS
+from dualmap.router.pools import Route
+from dualmap.router.prompt import read_prompt, sent_prompt
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.ring import VIRTUAL_NODES, Ring
+from dualmap.scheduling.view import ClusterView
 
 routes = APIRouter(prefix="/admin", tags=["inspection"])
 

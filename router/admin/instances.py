@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
-from router.errors import ConflictError, InvalidRequestError, NotFoundError
-from router.served_pool import ServedPool
-from scheduling.errors import TransitionError
-from scheduling.instance import InstanceLoad, InstanceSpec, Role
-from scheduling.lifecycle import InstanceEvent, next_state
-from statestore.answers import Note
-from statestore.settings import (
+from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
+from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError
+from dualmap.router.served_pool import ServedPool
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.lifecycle import InstanceEvent, next_state
+from dualmap.statestore.answers import Note
+from dualmap.statestore.settings import (
     BaseUrl,
     DispatchWindow,
     InstanceSettings,

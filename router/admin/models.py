@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
-from router.admin.scope import RuntimeParam, pool_of
-from router.errors import ConflictError, NotFoundError
-from router.runtime import Runtime
+from dualmap.router.admin.scope import RuntimeParam, pool_of
+from dualmap.router.errors import ConflictError, NotFoundError
+from dualmap.router.runtime import Runtime
 
 routes = APIRouter(prefix="/admin/models", tags=["models"])
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Depends, Query, Request
 
-from router.errors import InvalidRequestError, NotFoundError
-from router.runtime import Runtime
-from router.served_pool import ServedPool
+from dualmap.router.errors import InvalidRequestError, NotFoundError
+from dualmap.router.runtime import Runtime
+from dualmap.router.served_pool import ServedPool
 
 
 def runtime_of(request: Request) -> Runtime:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from router.admin.scope import PoolParam
-from router.errors import InvalidRequestError
-from router.settings import not_finite
-from scheduling.settings import with_overrides
+from dualmap.router.admin.scope import PoolParam
+from dualmap.router.errors import InvalidRequestError
+from dualmap.router.settings import not_finite
+from dualmap.scheduling.settings import with_overrides
 
 routes = APIRouter(prefix="/admin/settings", tags=["settings"])
 

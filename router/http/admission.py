@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
-from router.api_keys import ApiKeys
-from router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
-from router.http.model_field import form_model
-from router.http.paths import (
+from dualmap.router.api_keys import ApiKeys
+from dualmap.router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
+from dualmap.router.http.model_field import form_model
+from dualmap.router.http.paths import (
     INFERENCE_PATHS,
     forbidden_path_finder,
     is_inference,
@@ -22,19 +22,19 @@ from router.http.paths import (
     needs_api_key,
     stored_response_id,
 )
-from router.http.request_reader import HeadCheck, Request
-from router.inference_request import (
+from dualmap.router.http.request_reader import HeadCheck, Request
+from dualmap.router.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
     storing_instance,
 )
-from router.prompt import sent_prompt
-from scheduling.json_body import UnreadableJsonError, read_json
-from scheduling.lax_values import lax_bool, lax_int
-from scheduling.prompt import MAX_PARTS, LongTexts
-from scheduling.settings import MAX_SLO_S
+from dualmap.router.prompt import sent_prompt
+from dualmap.scheduling.json_body import UnreadableJsonError, read_json
+from dualmap.scheduling.lax_values import lax_bool, lax_int
+from dualmap.scheduling.prompt import MAX_PARTS, LongTexts
+from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 from urllib.parse import unquote_to_bytes
 
-from router.errors import RouterError, from_exception
-from router.http.downstream import Downstream
-from router.http.heads import Header, response_head
-from router.http.request_reader import Request
+from dualmap.router.errors import RouterError, from_exception
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.heads import Header, response_head
+from dualmap.router.http.request_reader import Request
 
 _log = logging.getLogger(__name__)
 

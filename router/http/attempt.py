@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from router.http.answer_checks import ABORTED
-from router.http.heads import Header
-from router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
-from router.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
-from scheduling.answers import Verdict, judge_status
-from scheduling.values import value
+from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.http.heads import Header
+from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
+from dualmap.router.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
+from dualmap.scheduling.answers import Verdict, judge_status
+from dualmap.scheduling.values import value
 
 
 def is_retried(status: int) -> bool:

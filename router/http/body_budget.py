@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.errors import ReplicaFullError
+from dualmap.router.errors import ReplicaFullError
 
 
 class BodyBudget:

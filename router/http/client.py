@@ -10,17 +10,17 @@ from typing import Any, Final, cast
 
 from uvicorn.server import ServerState
 
-from router.errors import ReplicaFullError, RequestTimeoutError, RouterError
-from router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
-from router.http.connection_limit import ConnectionLimit
-from router.http.downstream import ByteSource
-from router.http.forward import serve_inference
-from router.http.half_closed import DepartureProbes
-from router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
-from router.http.paths import INFERENCE_PATHS, is_inference
-from router.http.plane import DataPlane
-from router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
-from router.outcome import Outcome
+from dualmap.router.errors import ReplicaFullError, RequestTimeoutError, RouterError
+from dualmap.router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
+from dualmap.router.http.connection_limit import ConnectionLimit
+from dualmap.router.http.downstream import ByteSource
+from dualmap.router.http.forward import serve_inference
+from dualmap.router.http.half_closed import DepartureProbes
+from dualmap.router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
+from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
+from dualmap.router.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from typing import Any, Final
 
 import orjson
 
-from router.errors import RouterError, error_body
-from router.http.admission import may_split
-from router.http.downstream import ByteSource, Downstream
-from router.http.heads import Header, as_chunk
-from router.http.sse import EVENT_END, EventEditor, error_event, event_object
-from router.outcome import Usage
-from scheduling.json_body import read_json, write_json
-from scheduling.lax_values import lax_int
-from scheduling.values import value
+from dualmap.router.errors import RouterError, error_body
+from dualmap.router.http.admission import may_split
+from dualmap.router.http.downstream import ByteSource, Downstream
+from dualmap.router.http.heads import Header, as_chunk
+from dualmap.router.http.sse import EVENT_END, EventEditor, error_event, event_object
+from dualmap.router.outcome import Usage
+from dualmap.scheduling.json_body import read_json, write_json
+from dualmap.scheduling.lax_values import lax_int
+from dualmap.scheduling.values import value
 
 _CHAT: Final = "/v1/chat/completions"
 _NOT_CONTINUED: Final = frozenset(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from router.http.heads import FLEET_FIELDS, Header
-from router.http.paths import needs_api_key
-from router.http.request_reader import Request
+from dualmap.router.http.heads import FLEET_FIELDS, Header
+from dualmap.router.http.paths import needs_api_key
+from dualmap.router.http.request_reader import Request
 
 _ANY: Final = "*"
 _READABLE: Final = b", ".join(sorted([b"retry-after", b"x-request-id", *FLEET_FIELDS]))

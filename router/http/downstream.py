@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from router.errors import RouterError
-from router.http.heads import Header
+from dualmap.router.errors import RouterError
+from dualmap.router.http.heads import Header
 
 
 class ByteSource(Protocol):

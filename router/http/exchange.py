@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
-from router.http.answer_checks import (
+from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
+from dualmap.router.http.answer_checks import (
     JSON_STARTS,
     OBJECT_PATHS,
     TAIL_BYTES,
@@ -29,7 +29,7 @@ from router.http.answer_checks import (
     retry_after_s,
     starts_events,
 )
-from router.http.attempt import (
+from dualmap.router.http.attempt import (
     GIVEN_BACK,
     MARK_BYTES,
     ErrorAnswer,
@@ -41,9 +41,9 @@ from router.http.attempt import (
     gives_back,
     is_retried,
 )
-from router.http.downstream import Downstream
-from router.http.heads import Header, as_chunk, fields_for_client, response_head
-from router.http.sse import (
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.heads import Header, as_chunk, fields_for_client, response_head
+from dualmap.router.http.sse import (
     EventSplitter,
     ends_event,
     error_event,
@@ -52,10 +52,10 @@ from router.http.sse import (
     read_ending,
     starts_output,
 )
-from router.http.stream_usage import UsageRemover
-from router.http.upstream import AnswerHead, Framing, UpstreamConnection
-from router.outcome import FailureKind, InstanceFailure
-from scheduling.answers import Verdict, judge_status
+from dualmap.router.http.stream_usage import UsageRemover
+from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.answers import Verdict, judge_status
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""

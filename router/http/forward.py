@@ -10,9 +10,9 @@ from typing import Any
 
 import orjson
 
-from router import trace_context
-from router.errors import RouterError, UpstreamError, UpstreamTimeoutError, from_exception
-from router.http.admission import (
+from dualmap.router import trace_context
+from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, from_exception
+from dualmap.router.http.admission import (
     is_form,
     mint_request_id,
     read_form_request,
@@ -20,26 +20,26 @@ from router.http.admission import (
     read_request_id,
     read_stored_request,
 )
-from router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
-from router.http.continuation import Continuation, continued
-from router.http.downstream import Downstream
-from router.http.exchange import Exchange
-from router.http.heads import Header, response_head
-from router.http.keeping_exchange import KeepingExchange
-from router.http.layerwise_forward import LayerwiseTry
-from router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
-from router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
-from router.http.paths import stored_response_id
-from router.http.plane import DataPlane
-from router.http.request_reader import Request
-from router.http.sending import Sender, Sending, Target
-from router.http.split_forward import SplitTry
-from router.http.stream_usage import id_edit, usage_edit
-from router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
-from router.lifecycle import PlacedRequest, SplitRequest
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from scheduling.answers import Verdict, is_server_fault
-from scheduling.legs import Leg
+from dualmap.router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
+from dualmap.router.http.continuation import Continuation, continued
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.heads import Header, response_head
+from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.layerwise_forward import LayerwiseTry
+from dualmap.router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
+from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
+from dualmap.router.http.paths import stored_response_id
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import Request
+from dualmap.router.http.sending import Sender, Sending, Target
+from dualmap.router.http.split_forward import SplitTry
+from dualmap.router.http.stream_usage import id_edit, usage_edit
+from dualmap.router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
+from dualmap.router.lifecycle import PlacedRequest, SplitRequest
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.answers import Verdict, is_server_fault
+from dualmap.scheduling.legs import Leg
 
 _log = logging.getLogger(__name__)
 

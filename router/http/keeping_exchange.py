@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult, where_given_back
-from router.http.exchange import MAX_HELD_BYTES, Exchange
-from router.http.heads import as_chunk
-from router.http.sse import EVENT_END
-from router.http.upstream import Framing
-from router.outcome import InstanceFailure
+from dualmap.router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult, where_given_back
+from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
+from dualmap.router.http.heads import as_chunk
+from dualmap.router.http.sse import EVENT_END
+from dualmap.router.http.upstream import Framing
+from dualmap.router.outcome import InstanceFailure
 
 MAX_KEPT_BYTES: Final = 1 << 20
 """Of a stream's events; a longer one is not continued."""

@@ -14,15 +14,15 @@ from typing import Any
 
 import orjson
 
-from router.connectors import layerwise_decode_params
-from router.decode_leg import DecodeLeg
-from router.http.attempt import ExchangeResult, never_asked, stuck_transfer
-from router.http.heads import Header
-from router.http.leg_answer import NO_CLIENT, PrefillExchange
-from router.http.leg_bodies import params_edit, prefill_body
-from router.http.sending import Sending
-from router.http.split_forward import Forwarding
-from router.lifecycle import SplitRequest
+from dualmap.router.connectors import layerwise_decode_params
+from dualmap.router.decode_leg import DecodeLeg
+from dualmap.router.http.attempt import ExchangeResult, never_asked, stuck_transfer
+from dualmap.router.http.heads import Header
+from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
+from dualmap.router.http.leg_bodies import params_edit, prefill_body
+from dualmap.router.http.sending import Sending
+from dualmap.router.http.split_forward import Forwarding
+from dualmap.router.lifecycle import SplitRequest
 
 
 class LayerwiseTry:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from router.errors import RouterError
-from router.http.attempt import ExchangeResult, failure_of_whole
-from router.http.downstream import ByteSource
-from router.http.exchange import Exchange
-from router.http.heads import Header
-from router.http.upstream import AnswerHead
-from router.outcome import FailureKind, InstanceFailure
+from dualmap.router.errors import RouterError
+from dualmap.router.http.attempt import ExchangeResult, failure_of_whole
+from dualmap.router.http.downstream import ByteSource
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.heads import Header
+from dualmap.router.http.upstream import AnswerHead
+from dualmap.router.outcome import FailureKind, InstanceFailure
 
 _OUTPUT: Final = b'"choices"'
 _MAX_BEGUN_BYTES: Final = 64 << 10

@@ -17,7 +17,7 @@ from typing import Final
 
 import xxhash
 
-from scheduling.json_body import UnreadableJsonError, read_json
+from dualmap.scheduling.json_body import UnreadableJsonError, read_json
 
 LONG_STRING_BYTES: Final = 64 << 10
 

@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.api_keys import ApiKeys
-from router.http.body_budget import BodyBudget
-from router.http.cors import CorsRule
-from router.http.long_bodies import LongBodies
-from router.http.observer import NullObserver, Observer
-from router.http.port_checks import PortChecks
-from router.http.sweeper import Sweeper
-from router.http.transfers import Transfers
-from router.http.upstream_pool import UpstreamPool
-from router.http.usage_asks import UsageAsks
-from router.lifecycle import Lifecycle
-from router.settings import RouterSettings
-from router.trace_context import TraceContexts
-from statestore.trust import InstanceTrust
+from dualmap.router.api_keys import ApiKeys
+from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.cors import CorsRule
+from dualmap.router.http.long_bodies import LongBodies
+from dualmap.router.http.observer import NullObserver, Observer
+from dualmap.router.http.port_checks import PortChecks
+from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.transfers import Transfers
+from dualmap.router.http.upstream_pool import UpstreamPool
+from dualmap.router.http.usage_asks import UsageAsks
+from dualmap.router.lifecycle import Lifecycle
+from dualmap.router.settings import RouterSettings
+from dualmap.router.trace_context import TraceContexts
+from dualmap.statestore.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
 MAX_IDLE_CONNECTIONS = 256

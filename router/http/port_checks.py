@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from router.errors import OutOfFilesError
-from router.http.upstream_pool import ConnectError, UpstreamPool
+from dualmap.router.errors import OutOfFilesError
+from dualmap.router.http.upstream_pool import ConnectError, UpstreamPool
 
 FRESH_S: Final = 2.0
 """A result is valid this long; later callers cause another check."""

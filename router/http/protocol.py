@@ -9,10 +9,10 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from router.http.admission import make_head_check
-from router.http.client import ClientConnection
-from router.http.connection_limit import connection_limit_finder
-from router.http.plane import DataPlane
+from dualmap.router.http.admission import make_head_check
+from dualmap.router.http.client import ClientConnection
+from dualmap.router.http.connection_limit import connection_limit_finder
+from dualmap.router.http.plane import DataPlane
 
 
 def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:

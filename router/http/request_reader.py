@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import httptools
 
-from router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
-from router.http.body_budget import BodyBudget
-from router.http.heads import Header
-from router.http.paths import is_inference, meant_path
+from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
+from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.heads import Header
+from dualmap.router.http.paths import is_inference, meant_path
 
 MAX_HEADER_BYTES = 64 << 10
 """Of a head, and of a trailer."""

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from router.errors import OutOfFilesError
-from router.http.attempt import ExchangeResult, ExchangeTimes
-from router.http.downstream import Downstream
-from router.http.exchange import Exchange
-from router.http.heads import Header, fields_for_instance
-from router.http.model_field import BodyPart
-from router.http.plane import DataPlane
-from router.http.request_reader import Request
-from router.http.upstream import UpstreamConnection
-from router.http.upstream_pool import ConnectError, parse_origin
-from router.inference_request import InferenceRequest
-from router.instance_loss import InstanceLossNotifier
-from router.outcome import FailureKind
-from scheduling.values import value
+from dualmap.router.errors import OutOfFilesError
+from dualmap.router.http.attempt import ExchangeResult, ExchangeTimes
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.heads import Header, fields_for_instance
+from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import Request
+from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.router.http.upstream_pool import ConnectError, parse_origin
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.outcome import FailureKind
+from dualmap.scheduling.values import value
 
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""

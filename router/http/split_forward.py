@@ -16,24 +16,24 @@ from typing import Any, Protocol
 
 import orjson
 
-from router.connectors import PREFILL_PARAMS
-from router.decode_leg import DecodeLeg
-from router.errors import RouterError
-from router.http.attempt import ErrorAnswer, ExchangeResult
-from router.http.downstream import Downstream
-from router.http.exchange import Exchange
-from router.http.heads import Header
-from router.http.leg_answer import NO_CLIENT, PrefillExchange
-from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
-from router.http.model_field import BodyPart, Edit
-from router.http.plane import DataPlane
-from router.http.request_reader import Request
-from router.http.sending import Sender, Sending, Target
-from router.http.transfers import Try
-from router.http.upstream import UpstreamConnection
-from router.lifecycle import SplitRequest
-from router.outcome import FailureKind, InstanceFailure
-from scheduling.legs import Leg
+from dualmap.router.connectors import PREFILL_PARAMS
+from dualmap.router.decode_leg import DecodeLeg
+from dualmap.router.errors import RouterError
+from dualmap.router.http.attempt import ErrorAnswer, ExchangeResult
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.heads import Header
+from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
+from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
+from dualmap.router.http.model_field import BodyPart, Edit
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import Request
+from dualmap.router.http.sending import Sender, Sending, Target
+from dualmap.router.http.transfers import Try
+from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.router.lifecycle import SplitRequest
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.legs import Leg
 
 FREEING_TRIES = 2
 _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)

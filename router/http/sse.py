@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import orjson
 
-from router.outcome import ENGINE_DEATH
-from scheduling.values import value
+from dualmap.router.outcome import ENGINE_DEATH
+from dualmap.scheduling.values import value
 
 EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LONGEST_END: Final = 4

@@ -10,8 +10,8 @@ from typing import Final
 
 import orjson
 
-from router.http.model_field import Edit
-from router.http.sse import EventEditor, comments_of, event_object
+from dualmap.router.http.model_field import Edit
+from dualmap.router.http.sse import EventEditor, comments_of, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
 _USAGE: Final = b'"usage"'

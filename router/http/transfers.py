@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from router.http.leg_answer import LateAnswer
-from router.http.model_field import BodyPart
-from router.http.upstream import UpstreamConnection
-from router.http.upstream_pool import ConnectError, UpstreamPool
+from dualmap.router.http.leg_answer import LateAnswer
+from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.router.http.upstream_pool import ConnectError, UpstreamPool
 
 _log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Final, Protocol, cast
 
 import httptools
 
-from router.errors import RouterError
-from router.http.heads import Header
-from router.outcome import FailureKind, InstanceFailure
-from scheduling.values import value
+from dualmap.router.errors import RouterError
+from dualmap.router.http.heads import Header
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is the instance's fault."""

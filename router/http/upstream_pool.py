@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from router.errors import OutOfFilesError
-from router.http.sweeper import Sweeper
-from router.http.upstream import UpstreamConnection
-from router.outcome import FailureKind, InstanceFailure
-from statestore.open_files import ShortageLog, out_of_files
-from statestore.trust import InstanceTrust
+from dualmap.router.errors import OutOfFilesError
+from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.statestore.open_files import ShortageLog, out_of_files
+from dualmap.statestore.trust import InstanceTrust
 
 _log = logging.getLogger(__name__)
 

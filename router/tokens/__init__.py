@@ -12,22 +12,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from router.metrics import PoolMetrics
-from router.prompt import PromptTokenizer
-from router.settings import RouterSettings
-from router.tokens.comparison import compare
-from router.tokens.instance_tokenizer import InstanceTokenizer
-from router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
-from scheduling.view import ClusterView
-from statestore.clock import Clock
-from statestore.extras import how_to_install
-from statestore.settings import PoolSettings
-from statestore.trust import InstanceTrust
+from dualmap.router.metrics import PoolMetrics
+from dualmap.router.prompt import PromptTokenizer
+from dualmap.router.settings import RouterSettings
+from dualmap.router.tokens.comparison import compare
+from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
+from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.extras import how_to_install
+from dualmap.statestore.settings import PoolSettings
+from dualmap.statestore.trust import InstanceTrust
 
 if TYPE_CHECKING:
-    from router.tokens.encoder import LocalEncoder
-    from router.tokens.model_files import ChatTemplates
-    from router.tokens.tokenizer import PoolTokenizer
+    from dualmap.router.tokens.encoder import LocalEncoder
+    from dualmap.router.tokens.model_files import ChatTemplates
+    from dualmap.router.tokens.tokenizer import PoolTokenizer
 
 
 class NoTokenizerError(ValueError):
@@ -90,8 +90,8 @@ def read_model(pool: PoolSettings, folder: Path) -> tuple[LocalEncoder, ChatTemp
             f"pool {pool.name!r} has a tokenizer, which needs packages that are missing: {how_to_install('tokens')};"
             " or let the instances tokenize (tokenizer: instances)"
         )
-    from router.tokens.encoder import LocalEncoder
-    from router.tokens.model_files import read_templates
+    from dualmap.router.tokens.encoder import LocalEncoder
+    from dualmap.router.tokens.model_files import read_templates
 
     try:
         return LocalEncoder(folder), read_templates(
@@ -103,7 +103,7 @@ def read_model(pool: PoolSettings, folder: Path) -> tuple[LocalEncoder, ChatTemp
 
 def _by_files(pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics) -> PoolTokenizer:
     encoder, templates = read_model(pool, folder)
-    from router.tokens.tokenizer import PoolTokenizer
+    from dualmap.router.tokens.tokenizer import PoolTokenizer
 
     return PoolTokenizer(
         encoder,

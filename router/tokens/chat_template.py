@@ -16,8 +16,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from router.tokens.content_format import content_format_of
-from router.tokens.conversation import (
+from dualmap.router.tokens.content_format import content_format_of
+from dualmap.router.tokens.conversation import (
     ContentFormat,
     Message,
     TemplateInput,

@@ -12,11 +12,11 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from router.inference_request import TokenSource
-from router.prompt import sent_prompt
-from router.tokens.instance_tokenizer import TokenizeError
-from scheduling.instance import InstanceSpec
-from scheduling.values import value
+from dualmap.router.inference_request import TokenSource
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.tokens.instance_tokenizer import TokenizeError
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.values import value
 
 log = logging.getLogger(__name__)
 

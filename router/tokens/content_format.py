@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from jinja2 import nodes
 
-from router.tokens.conversation import ContentFormat
+from dualmap.router.tokens.conversation import ContentFormat
 
 
 def content_format_of(template: nodes.Template) -> ContentFormat:

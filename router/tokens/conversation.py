@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 ContentFormat = Literal["string", "openai"]
 """What a template expects of a message's content: a string, or a list of parts."""

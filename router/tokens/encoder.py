@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from tokenizers import Tokenizer
 
-from router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, library_ids
+from dualmap.router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, library_ids
 
 log = logging.getLogger(__name__)
 

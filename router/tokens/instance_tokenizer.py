@@ -19,13 +19,13 @@ import httpx
 import orjson
 import xxhash
 
-from router.inference_request import SentPrompt, TokenSource
-from router.prompt import TokenizedHow
-from scheduling.chain import Chain
-from scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
-from scheduling.view import ClusterView
-from statestore.clock import Clock
-from statestore.trust import InstanceTrust
+from dualmap.router.inference_request import SentPrompt, TokenSource
+from dualmap.router.prompt import TokenizedHow
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 

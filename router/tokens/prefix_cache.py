@@ -20,7 +20,7 @@ from typing import Final
 
 import xxhash
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 GRID_BYTES: Final = 2048
 _MAX_TAILS: Final = 8

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from router.inference_request import RESPONSES_PATH, SentPrompt, TokenSource
-from router.prompt import TokenizedHow
-from router.tokens.chat_template import ChatTemplate
-from router.tokens.conversation import UntokenizedError
-from router.tokens.encoder import Encoder
-from router.tokens.fast_tokenizer import Encoded
-from router.tokens.model_files import ChatTemplates
-from router.tokens.tokenized_chain import ChainMaker, Steps
-from scheduling.chain import Chain
-from scheduling.engine_blocks import BlockExtras
+from dualmap.router.inference_request import RESPONSES_PATH, SentPrompt, TokenSource
+from dualmap.router.prompt import TokenizedHow
+from dualmap.router.tokens.chat_template import ChatTemplate
+from dualmap.router.tokens.conversation import UntokenizedError
+from dualmap.router.tokens.encoder import Encoder
+from dualmap.router.tokens.fast_tokenizer import Encoded
+from dualmap.router.tokens.model_files import ChatTemplates
+from dualmap.router.tokens.tokenized_chain import ChainMaker, Steps
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import BlockExtras
 
 log = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Final, Protocol
 
-from router.inference_request import SentPrompt
-from router.prompt import TokenCount, TokenizedHow, TokenizedPrompt
-from router.tokens.comparison import Compared
-from router.tokens.request_kind import kind_of
-from scheduling.chain import Chain
-from scheduling.instance import InstanceSpec
-from scheduling.token_trust import TokenTrust, Trust
-from scheduling.view import ClusterView
-from statestore.clock import Clock
-from statestore.extras import how_to_install
+from dualmap.router.inference_request import SentPrompt
+from dualmap.router.prompt import TokenCount, TokenizedHow, TokenizedPrompt
+from dualmap.router.tokens.comparison import Compared
+from dualmap.router.tokens.request_kind import kind_of
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.token_trust import TokenTrust, Trust
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.extras import how_to_install
 
 log = logging.getLogger(__name__)
 

@@ -15,20 +15,20 @@ from typing import Any
 
 import orjson
 
-from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
-from router.runtime import Runtime
-from router.traffic import FleetTraffic, TrafficCounts
-from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
-from router.ui.happenings import Reading, happenings
-from router.ui.own_requests import Keys, OwnRequests
-from router.ui.peers import Peers
-from router.ui.problems import FleetState, PoolState, Since, problems, told, troubles
-from router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
-from scheduling.hotness import MIN_KEY_BLOCKS
-from scheduling.scale_record import ScaleEntry
-from statestore.answers import PoolOverview
-from statestore.errors import StoreError
-from statestore.extras import package_version
+from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
+from dualmap.router.runtime import Runtime
+from dualmap.router.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
+from dualmap.router.ui.happenings import Reading, happenings
+from dualmap.router.ui.own_requests import Keys, OwnRequests
+from dualmap.router.ui.peers import Peers
+from dualmap.router.ui.problems import FleetState, PoolState, Since, problems, told, troubles
+from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from dualmap.scheduling.hotness import MIN_KEY_BLOCKS
+from dualmap.scheduling.scale_record import ScaleEntry
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

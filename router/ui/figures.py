@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from router.explain import Explanation
-from router.outcome import Outcome
-from router.traffic import TrafficCounts
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad
-from scheduling.ring import DualRing, Ring
-from scheduling.view import ClusterView
-from statestore.answers import PoolOverview
+from dualmap.router.explain import Explanation
+from dualmap.router.outcome import Outcome
+from dualmap.router.traffic import TrafficCounts
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.ring import DualRing, Ring
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import PoolOverview
 
 RING_ARCS = 720
 """Samples of each ring: half a degree."""

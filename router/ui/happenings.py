@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from scheduling.instance import InstanceState
-from scheduling.view import ClusterView
-from statestore.answers import PoolOverview
-from statestore.leases import RETIRED
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.leases import RETIRED
 
 Happening = tuple[str, str]
 """A kind, which the page colours, and the words."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from router.explain import Explanation
-from router.runtime import Runtime
-from router.ui.figures import is_notable, key_counts, request_row
+from dualmap.router.explain import Explanation
+from dualmap.router.runtime import Runtime
+from dualmap.router.ui.figures import is_notable, key_counts, request_row
 
 NEW_REQUESTS: Final = 20
 """Reported a second at most, and as many more that failed, were late or were retried: more could not be read."""

@@ -15,9 +15,9 @@ import httpx
 import msgspec
 import orjson
 
-from router.ui.own_requests import FIRST_REQUESTS, Keys
-from router.ui.status import ReplicaStatus
-from statestore.trust import system_trust
+from dualmap.router.ui.own_requests import FIRST_REQUESTS, Keys
+from dualmap.router.ui.status import ReplicaStatus
+from dualmap.statestore.trust import system_trust
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from router.traffic import TrafficCounts
-from router.ui.status import Avoidance, Event, ReplicaStatus
-from scheduling.instance import InstanceLoad, InstanceState, Role
-from scheduling.scale_record import ScaleEntry
-from scheduling.view import ClusterView
-from statestore.answers import Note, PoolOverview
-from statestore.leases import RETIRED
+from dualmap.router.traffic import TrafficCounts
+from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
+from dualmap.scheduling.instance import InstanceLoad, InstanceState, Role
+from dualmap.scheduling.scale_record import ScaleEntry
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.leases import RETIRED
 
 STALLED_S: Final = 10.0
 FAULTS: Final = 3

@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
-from router.errors import NotFoundError, ReplicaFullError
-from router.runtime import Runtime
-from router.ui.feed import INTERVAL_S, MAX_VIEWERS, Feed, frame
-from router.ui.own_requests import OwnRequests
-from router.ui.peers import PATH as REPLICA_STREAM
-from router.ui.peers import Peers
-from router.ui.status import status_of
+from dualmap.router.errors import NotFoundError, ReplicaFullError
+from dualmap.router.runtime import Runtime
+from dualmap.router.ui.feed import INTERVAL_S, MAX_VIEWERS, Feed, frame
+from dualmap.router.ui.own_requests import OwnRequests
+from dualmap.router.ui.peers import PATH as REPLICA_STREAM
+from dualmap.router.ui.peers import Peers
+from dualmap.router.ui.status import status_of
 
 _FILES = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

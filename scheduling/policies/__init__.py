@@ -1,5 +1,5 @@
 """Scheduling policies: one file each, chosen by name."""
 
-from scheduling.policies.registry import build_policy
+from dualmap.scheduling.policies.registry import build_policy
 
 __all__ = ["build_policy"]

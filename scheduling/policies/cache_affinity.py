@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.pair import PairPolicy
-from scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.pair import PairPolicy
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.ttft import expected_ttft_s
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.ttft import expected_ttft_s
 
 Cost = tuple[float, ...]
 """Compared element by element: later elements only break ties."""

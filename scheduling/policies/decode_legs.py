@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.policies.pair import BeyondPair
-from scheduling.split import SplitRule
-from scheduling.weights import Weights
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.policies.pair import BeyondPair
+from dualmap.scheduling.split import SplitRule
+from dualmap.scheduling.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.pair import CACHE_FIRST, LOAD, NEVER, PairPolicy
-from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.pair import CACHE_FIRST, LOAD, NEVER, PairPolicy
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
 
 UNCORRECTED_TTFT = PLAIN_TTFT._replace(stall_s=0.0)
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.policies.pair import BeyondPair
-from scheduling.settings import LeastCostSettings
-from scheduling.weights import Form, Weights
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.policies.pair import BeyondPair
+from dualmap.scheduling.settings import LeastCostSettings
+from dualmap.scheduling.weights import Form, Weights
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.pair import LOAD, PairPolicy
-from scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.decision import Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.pair import LOAD, PairPolicy
+from dualmap.scheduling.weights import PLAIN_TTFT, Weights
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.policies.choice import Cost, decide, ranked, usable
-from scheduling.settings import Order
-from scheduling.view import ClusterView
-from scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.policies.choice import Cost, decide, ranked, usable
+from dualmap.scheduling.settings import Order
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import Cost, in_flight
-from scheduling.policies.fleet import FleetPolicy
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.choice import Cost, in_flight
+from dualmap.scheduling.policies.fleet import FleetPolicy
 
 
 @dataclass(frozen=True)

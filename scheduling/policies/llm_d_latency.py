@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import Cost, in_flight
-from scheduling.policies.fleet import FleetPolicy
-from scheduling.settings import LlmDSettings
-from scheduling.ttft import expected_ttft_s
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.choice import Cost, in_flight
+from dualmap.scheduling.policies.fleet import FleetPolicy
+from dualmap.scheduling.settings import LlmDSettings
+from dualmap.scheduling.ttft import expected_ttft_s
 
 STICKY_SHARE = 0.8
 MAX_PENALTY_S = 5.0

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.settings import Order
-from scheduling.view import ClusterView
-from scheduling.weights import Form, Weights
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.settings import Order
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import Form, Weights
 
 PAIR = 2
 

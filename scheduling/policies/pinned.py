@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.settings import Order
-from scheduling.view import ClusterView
-from scheduling.weights import Weights
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.settings import Order
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

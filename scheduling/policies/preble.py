@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import Cost
-from scheduling.policies.fleet import FleetPolicy
-from scheduling.settings import PrebleSettings
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.choice import Cost
+from dualmap.scheduling.policies.fleet import FleetPolicy
+from dualmap.scheduling.settings import PrebleSettings
 
 EXPLOIT_SHARE = 0.5
 BALANCE_RATIO = 2.0

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from scheduling.decision import Policy
-from scheduling.policies.cache_affinity import CacheAffinity
-from scheduling.policies.dualmap import DualMap
-from scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
-from scheduling.policies.dualmap_least_cost import DualMapLeastCost
-from scheduling.policies.dualmap_least_loaded import DualMapLeastLoaded
-from scheduling.policies.dualmap_min_ttft import DualMapMinTtft
-from scheduling.policies.dynamo import Dynamo
-from scheduling.policies.fleet import FleetPolicy
-from scheduling.policies.least_loaded import LeastLoaded
-from scheduling.policies.llm_d import LlmD
-from scheduling.policies.llm_d_latency import LlmDLatency
-from scheduling.policies.min_ttft import MinTtft
-from scheduling.policies.pair import PairPolicy
-from scheduling.policies.preble import Preble
-from scheduling.policies.round_robin import RoundRobin
-from scheduling.policies.sglang import Sglang
-from scheduling.settings import OWN_POLICIES, SchedulingSettings
+from dualmap.scheduling.decision import Policy
+from dualmap.scheduling.policies.cache_affinity import CacheAffinity
+from dualmap.scheduling.policies.dualmap import DualMap
+from dualmap.scheduling.policies.dualmap_cache_affinity import DualMapCacheAffinity
+from dualmap.scheduling.policies.dualmap_least_cost import DualMapLeastCost
+from dualmap.scheduling.policies.dualmap_least_loaded import DualMapLeastLoaded
+from dualmap.scheduling.policies.dualmap_min_ttft import DualMapMinTtft
+from dualmap.scheduling.policies.dynamo import Dynamo
+from dualmap.scheduling.policies.fleet import FleetPolicy
+from dualmap.scheduling.policies.least_loaded import LeastLoaded
+from dualmap.scheduling.policies.llm_d import LlmD
+from dualmap.scheduling.policies.llm_d_latency import LlmDLatency
+from dualmap.scheduling.policies.min_ttft import MinTtft
+from dualmap.scheduling.policies.pair import PairPolicy
+from dualmap.scheduling.policies.preble import Preble
+from dualmap.scheduling.policies.round_robin import RoundRobin
+from dualmap.scheduling.policies.sglang import Sglang
+from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
 
 Builder = Callable[[Any, SchedulingSettings], Policy]
 """Of a policy, by the name under which it is configured."""

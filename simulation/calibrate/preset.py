@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from simulation.calibrate.fit import Fitted
-from simulation.settings import CostSettings, EmulatorSettings
-from simulation.step_time import StepCosts
+from dualmap.simulation.calibrate.fit import Fitted
+from dualmap.simulation.settings import CostSettings, EmulatorSettings
+from dualmap.simulation.step_time import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

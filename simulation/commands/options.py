@@ -10,21 +10,21 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
-from scheduling.instance import InstanceSpec
-from scheduling.scale_settings import autoscale_of
-from scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
-from simulation.autoscale import Autoscale
-from simulation.engine_types import EngineConfig
-from simulation.errors import SimulationError
-from simulation.generators import DEFAULT_SEED, GENERATORS
-from simulation.presets import PRESETS, UnknownPresetError, find_preset
-from simulation.roles import roles_for, roles_of
-from simulation.runs import default_workers
-from simulation.scalers import SCALERS
-from simulation.scenario import Dispatch, Scenario
-from simulation.settings import EngineSettings
-from simulation.sources import TraceSource
-from statestore.settings import PoolSettings
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.scale_settings import autoscale_of
+from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS
+from dualmap.simulation.presets import PRESETS, UnknownPresetError, find_preset
+from dualmap.simulation.roles import roles_for, roles_of
+from dualmap.simulation.runs import default_workers
+from dualmap.simulation.scalers import SCALERS
+from dualmap.simulation.scenario import Dispatch, Scenario
+from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.sources import TraceSource
+from dualmap.statestore.settings import PoolSettings
 
 DEFAULT_INSTANCES = 8
 

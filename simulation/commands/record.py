@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import OptionError, exit_code, write_whole
-from simulation.commands.progress import progress_bars
-from simulation.generators.calibration import trace_figures
-from simulation.recording import merge_recordings, render_mooncake
-from simulation.settings import EngineSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands.options import OptionError, exit_code, write_whole
+from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.generators.calibration import trace_figures
+from dualmap.simulation.recording import merge_recordings, render_mooncake
+from dualmap.simulation.settings import EngineSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,13 +13,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from scheduling.settings import SchedulingSettings
-from simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
-from simulation.replay import ReplayOptions, ReplayProgress, replay
-from simulation.replay_bodies import Endpoint
-from simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
-from simulation.terminal import terminal
-from simulation.traces import Trace
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
+from dualmap.simulation.replay import ReplayOptions, ReplayProgress, replay
+from dualmap.simulation.replay_bodies import Endpoint
+from dualmap.simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
+from dualmap.simulation.terminal import terminal
+from dualmap.simulation.traces import Trace
 
 SOME_FAILED = 1
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import orjson
 from rich.progress import Progress
 
-from simulation.bounds import bounds_of, short_trace_note
-from simulation.commands.options import (
+from dualmap.simulation.bounds import bounds_of, short_trace_note
+from dualmap.simulation.commands.options import (
     ConfiguredFleet,
     FleetOptions,
     OptionError,
@@ -24,14 +24,14 @@ from simulation.commands.options import (
     trace_source,
     write_whole,
 )
-from simulation.commands.progress import progress_bars
-from simulation.commands.tables import changes_table, goodput_table, results_table, roles_table
-from simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
-from simulation.results import RunResult
-from simulation.runs import RunJob, map_jobs, run_job
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
-from simulation.terminal import terminal
+from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table
+from dualmap.simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.terminal import terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     if options.skip_requests >= requests:
         raise OptionError(f"--skip {options.skip_requests} leaves nothing of {requests} requests")
     if arguments.plots is not None and arguments.mode == "run":
-        from simulation.plots import require_matplotlib
+        from dualmap.simulation.plots import require_matplotlib
 
         require_matplotlib()
     if arguments.mode == "goodput":
@@ -155,7 +155,7 @@ def _search_alone(search: GoodputJob, progress: Progress) -> Goodput:
 
 
 def _write_plots(results: list[RunResult], folder: Path) -> None:
-    from simulation.plots import run_plots
+    from dualmap.simulation.plots import run_plots
 
     for name, svg in run_plots(results).items():
         write_whole(folder / f"{name}.svg", svg)

@@ -7,12 +7,12 @@ from itertools import islice
 
 from rich.table import Table
 
-from scheduling.role_plan import RoleChange
-from simulation.autoscale import SizeChange
-from simulation.bounds import Bounds
-from simulation.fitting_table import fitting_table
-from simulation.goodput import Goodput
-from simulation.results import RunResult
+from dualmap.scheduling.role_plan import RoleChange
+from dualmap.simulation.autoscale import SizeChange
+from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.fitting_table import fitting_table
+from dualmap.simulation.goodput import Goodput
+from dualmap.simulation.results import RunResult
 
 Show = Callable[[RunResult], str]
 

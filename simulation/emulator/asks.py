@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import xxhash
 
-from simulation.emulator.errors import ApiError, bad_request
-from simulation.emulator.fields import Body, flag, integer, number, texts
-from simulation.emulator.kv_ask import KvAsk
-from simulation.emulator.scripts import GivenText, MadeUpText, Script
-from simulation.emulator.served_names import ServedNames
-from simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
+from dualmap.simulation.emulator.errors import ApiError, bad_request
+from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
+from dualmap.simulation.emulator.kv_ask import KvAsk
+from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script
+from dualmap.simulation.emulator.served_names import ServedNames
+from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
 MAX_ANSWERS = 16_384
 """Answers to one prompt at most, vLLM's own limit."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from simulation.emulator.asks import Ask, Choice
-from simulation.emulator.connection import Responder
-from simulation.emulator.replies import Ended, Reply, StreamReply, Usage
+from dualmap.simulation.emulator.asks import Ask, Choice
+from dualmap.simulation.emulator.connection import Responder
+from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 
 
 @dataclass(slots=True, eq=False)

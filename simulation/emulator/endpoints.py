@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulation.emulator.asks import Limits
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError
-from simulation.emulator.faults import Faults
-from simulation.emulator.generator import Generator
-from simulation.emulator.inference import Inference
-from simulation.emulator.routes import Route, Routes
-from simulation.emulator.served_names import ServedNames
-from simulation.emulator.server_info import ServerInfo
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.asks import Limits
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.faults import Faults
+from dualmap.simulation.emulator.generator import Generator
+from dualmap.simulation.emulator.inference import Inference
+from dualmap.simulation.emulator.routes import Route, Routes
+from dualmap.simulation.emulator.served_names import ServedNames
+from dualmap.simulation.emulator.server_info import ServerInfo
+from dualmap.simulation.settings import EmulatorSettings
 
 VERSION = "0.32.0+emulated"
 _RESPONSES = "/v1/responses/"

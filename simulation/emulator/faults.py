@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
-from simulation.emulator.fields import read_json, whole_number
-from simulation.emulator.generator import Generator
-from simulation.emulator.lies import Lie, LyingResponder, tell_at_once
-from simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
+from dualmap.simulation.emulator.fields import read_json, whole_number
+from dualmap.simulation.emulator.generator import Generator
+from dualmap.simulation.emulator.lies import Lie, LyingResponder, tell_at_once
+from dualmap.simulation.emulator.routes import Route, Routes, send
 
 
 class EmptyAnswerError(ApiError):

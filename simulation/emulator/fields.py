@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scheduling.json_body import UnreadableJsonError
-from scheduling.json_body import read_json as read_any_json
-from scheduling.lax_values import lax_bool, lax_int
-from simulation.emulator.errors import bad_request, invalid, missing
+from dualmap.scheduling.json_body import UnreadableJsonError
+from dualmap.scheduling.json_body import read_json as read_any_json
+from dualmap.scheduling.lax_values import lax_bool, lax_int
+from dualmap.simulation.emulator.errors import bad_request, invalid, missing
 
 Body = Mapping[str, Any]
 

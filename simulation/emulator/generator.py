@@ -12,19 +12,19 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from simulation.emulator.asks import Ask
-from simulation.emulator.calls import Call, Generation
-from simulation.emulator.clock import EngineClock
-from simulation.emulator.connection import Responder
-from simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
-from simulation.emulator.kv_events import KvEventLog
-from simulation.emulator.kv_legs import KvLegs
-from simulation.emulator.metrics import InstanceMetrics
-from simulation.emulator.replies import Ended, Reply, StreamReply
-from simulation.engine import Engine
-from simulation.engine_types import EngineRequest, EngineStatistics, Event, EventKind
-from simulation.kv_pool import KvPool
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.asks import Ask
+from dualmap.simulation.emulator.calls import Call, Generation
+from dualmap.simulation.emulator.clock import EngineClock
+from dualmap.simulation.emulator.connection import Responder
+from dualmap.simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
+from dualmap.simulation.emulator.kv_events import KvEventLog
+from dualmap.simulation.emulator.kv_legs import KvLegs
+from dualmap.simulation.emulator.metrics import InstanceMetrics
+from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_types import EngineRequest, EngineStatistics, Event, EventKind
+from dualmap.simulation.kv_pool import KvPool
+from dualmap.simulation.settings import EmulatorSettings
 
 _MIN_TICK_S = 0.0005
 FLUSH_INTERVAL_S = 0.005

@@ -9,20 +9,20 @@ from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from simulation.emulator.asks import Ask, Limits
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError
-from simulation.emulator.faults import Faults, GivenBackError
-from simulation.emulator.fields import Body, flag, read_json
-from simulation.emulator.generator import Generator
-from simulation.emulator.kv_ask import read_kv_ask
-from simulation.emulator.messages_api import read_count, read_message
-from simulation.emulator.openai_api import read_chat, read_completion
-from simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
-from simulation.emulator.replies import Reply, Stamp, StreamReply
-from simulation.emulator.responses_api import ResponseReply, StoredResponses, read_response
-from simulation.emulator.routes import Route, Routes, send
-from simulation.tokenizer import count_tokens
+from dualmap.simulation.emulator.asks import Ask, Limits
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.faults import Faults, GivenBackError
+from dualmap.simulation.emulator.fields import Body, flag, read_json
+from dualmap.simulation.emulator.generator import Generator
+from dualmap.simulation.emulator.kv_ask import read_kv_ask
+from dualmap.simulation.emulator.messages_api import read_count, read_message
+from dualmap.simulation.emulator.openai_api import read_chat, read_completion
+from dualmap.simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
+from dualmap.simulation.emulator.replies import Reply, Stamp, StreamReply
+from dualmap.simulation.emulator.responses_api import ResponseReply, StoredResponses, read_response
+from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.tokenizer import count_tokens
 
 R = TypeVar("R", bound=Reply)
 Read = Callable[[Body, Limits, Stamp], tuple[Ask, R]]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from simulation.emulator.connection import Connections, HttpConnection, HttpRequest, Responder
-from simulation.emulator.endpoints import Endpoints
-from simulation.emulator.errors import bad_request
-from simulation.emulator.generator import Generator
-from simulation.emulator.kv_events import KvEventLog
-from simulation.emulator.served_names import ServedNames
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.connection import Connections, HttpConnection, HttpRequest, Responder
+from dualmap.simulation.emulator.endpoints import Endpoints
+from dualmap.simulation.emulator.errors import bad_request
+from dualmap.simulation.emulator.generator import Generator
+from dualmap.simulation.emulator.kv_events import KvEventLog
+from dualmap.simulation.emulator.served_names import ServedNames
+from dualmap.simulation.settings import EmulatorSettings
 
 if TYPE_CHECKING:
-    from simulation.emulator.kv_publisher import KvEventPublisher
+    from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 
 PORT_CLOSES_AFTER_S = 0.2
 """A vLLM server whose engine died lingers this long."""
@@ -74,7 +74,9 @@ class EmulatedInstance:
         """As an instance started by ``vllm serve`` with these endpoints, whose ports each rank adds its number to."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports + rank}" for ports in (offset, 2 * offset))
-        from simulation.emulator.kv_publisher import KvEventPublisher  # with ZeroMQ, loaded only where it is used
+        from dualmap.simulation.emulator.kv_publisher import (
+            KvEventPublisher,  # with ZeroMQ, loaded only where it is used
+        )
 
         topic = f"kv@{host}:{self._port}@{self._settings.served_model}"
         return KvEventPublisher(endpoint, replay_endpoint, topic, rank=rank)

@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import xxhash
 
-from simulation.emulator.errors import bad_request, not_emulated
-from simulation.prompts import WORDS
+from dualmap.simulation.emulator.errors import bad_request, not_emulated
+from dualmap.simulation.prompts import WORDS
 
 _REFUSED = (
     "pattern", "patternProperties", "not", "if", "dependentSchemas", "dependentRequired", "minProperties",

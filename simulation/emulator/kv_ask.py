@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from simulation.emulator.errors import bad_request
-from simulation.emulator.fields import Body, mapping
+from dualmap.simulation.emulator.errors import bad_request
+from dualmap.simulation.emulator.fields import Body, mapping
 
 _FIELDS = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from simulation.emulator.asks import Prompt
-from simulation.kv_pool import CacheChange, Journal
-from simulation.tokenizer import TOKEN_BYTES
+from dualmap.simulation.emulator.asks import Prompt
+from dualmap.simulation.kv_pool import CacheChange, Journal
+from dualmap.simulation.tokenizer import TOKEN_BYTES
 
 if TYPE_CHECKING:
-    from simulation.emulator.kv_publisher import KvEventPublisher
+    from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 
 MEDIUM = "GPU"
 

@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import orjson
 
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.fields import read_json, whole_number
-from simulation.emulator.kv_ask import KvAsk
-from simulation.emulator.routes import Route, Routes, send
-from simulation.http_client import HttpClient, HttpClientError
-from simulation.kv_transfer import KvTransfer
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.fields import read_json, whole_number
+from dualmap.simulation.emulator.kv_ask import KvAsk
+from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.http_client import HttpClient, HttpClientError
+from dualmap.simulation.kv_transfer import KvTransfer
 
 CALL_TIMEOUT_S = 5.0
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import orjson
 
-from simulation.emulator.connection import Responder
-from simulation.emulator.errors import plain
+from dualmap.simulation.emulator.connection import Responder
+from dualmap.simulation.emulator.errors import plain
 
 
 class Lie(StrEnum):

@@ -7,9 +7,9 @@ from typing import Any
 
 import xxhash
 
-from simulation.emulator.errors import ApiError, bad_request
-from simulation.emulator.fields import Body, flag, integer
-from simulation.prompts import WORDS
+from dualmap.simulation.emulator.errors import ApiError, bad_request
+from dualmap.simulation.emulator.fields import Body, flag, integer
+from dualmap.simulation.prompts import WORDS
 
 MAX_LOGPROBS = 20
 

@@ -8,15 +8,15 @@ from typing import Any
 import orjson
 import xxhash
 
-from scheduling.errors import PromptError
-from scheduling.messages_api import chat_of_message
-from simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
-from simulation.emulator.errors import ApiError, bad_request, invalid, missing
-from simulation.emulator.fields import Body, mapping, objects, required, text, word
-from simulation.emulator.openai_api import cache_salt, check_model
-from simulation.emulator.replies import Ended, Stamp, Usage, named_event
-from simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
-from simulation.tokenizer import render_chat
+from dualmap.scheduling.errors import PromptError
+from dualmap.scheduling.messages_api import chat_of_message
+from dualmap.simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
+from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing
+from dualmap.simulation.emulator.fields import Body, mapping, objects, required, text, word
+from dualmap.simulation.emulator.openai_api import cache_salt, check_model
+from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
+from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
+from dualmap.simulation.tokenizer import render_chat
 
 _ROLES = ("user", "assistant", "system")
 

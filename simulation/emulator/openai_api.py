@@ -6,15 +6,15 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import replace
 
-from simulation.emulator.asks import Ask, Limits, generation, read_max_tokens, read_sampling
-from simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated
-from simulation.emulator.fields import Body, flag, mapping, required, text
-from simulation.emulator.kv_ask import read_kv_ask
-from simulation.emulator.logprobs import read_chat_logprobs, read_completion_logprobs
-from simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
-from simulation.emulator.replies import Stamp
-from simulation.emulator.structured import read_chat_tools, read_output_format
-from simulation.tokenizer import TOKEN_BYTES, decode, render_chat
+from dualmap.simulation.emulator.asks import Ask, Limits, generation, read_max_tokens, read_sampling
+from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated
+from dualmap.simulation.emulator.fields import Body, flag, mapping, required, text
+from dualmap.simulation.emulator.kv_ask import read_kv_ask
+from dualmap.simulation.emulator.logprobs import read_chat_logprobs, read_completion_logprobs
+from dualmap.simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
+from dualmap.simulation.emulator.replies import Stamp
+from dualmap.simulation.emulator.structured import read_chat_tools, read_output_format
+from dualmap.simulation.tokenizer import TOKEN_BYTES, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
 _AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"

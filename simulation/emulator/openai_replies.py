@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import xxhash
 
-from simulation.emulator.asks import Ask
-from simulation.emulator.errors import ApiError
-from simulation.emulator.logprobs import chat_logprobs, completion_logprobs
-from simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
-from simulation.emulator.structured import ToolCall
+from dualmap.simulation.emulator.asks import Ask
+from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.logprobs import chat_logprobs, completion_logprobs
+from dualmap.simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
+from dualmap.simulation.emulator.structured import ToolCall
 
 _MARK = "\ue000"
 """Placeholder for an answer's text while its frame is formatted."""

@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 import xxhash
 
-from simulation.emulator.asks import Ask, Choice, Limits, read_prompt
-from simulation.emulator.errors import ApiError, bad_request, invalid, missing
-from simulation.emulator.fields import Body, integer, text, word
-from simulation.emulator.openai_api import chat_prompt, check_model, texts_or_ids
-from simulation.emulator.replies import Ended, Stamp, Usage
-from simulation.emulator.scripts import GivenText, Script
+from dualmap.simulation.emulator.asks import Ask, Choice, Limits, read_prompt
+from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing
+from dualmap.simulation.emulator.fields import Body, integer, text, word
+from dualmap.simulation.emulator.openai_api import chat_prompt, check_model, texts_or_ids
+from dualmap.simulation.emulator.replies import Ended, Stamp, Usage
+from dualmap.simulation.emulator.scripts import GivenText, Script
 
 DIMENSIONS = 128
 

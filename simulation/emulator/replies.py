@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
 

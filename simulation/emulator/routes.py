@@ -8,8 +8,8 @@ from typing import Any
 
 import orjson
 
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import ApiError
 
 ErrorBody = Callable[[ApiError], bytes]
 

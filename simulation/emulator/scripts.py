@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from simulation.prompts import WORDS
+from dualmap.simulation.prompts import WORDS
 
 TOKEN_CHARS = 4
 _RECOMPUTED = "recomputed"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import ApiError, bad_request, unknown_model
-from simulation.emulator.fields import Body, read_json, required, text
-from simulation.emulator.routes import Route, Routes
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import ApiError, bad_request, unknown_model
+from dualmap.simulation.emulator.fields import Body, read_json, required, text
+from dualmap.simulation.emulator.routes import Route, Routes
 
 _PLAIN = "text/plain; charset=utf-8"
 

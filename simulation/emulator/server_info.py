@@ -7,15 +7,21 @@ from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from simulation.emulator.asks import Limits
-from simulation.emulator.connection import HttpRequest, Responder
-from simulation.emulator.errors import invalid
-from simulation.emulator.fields import flag, read_json, required
-from simulation.emulator.generator import Generator
-from simulation.emulator.metrics import render
-from simulation.emulator.openai_api import chat_prompt, check_model, completion_prompts, token_bytes, token_texts
-from simulation.emulator.routes import Route, Routes, send
-from simulation.tokenizer import encode
+from dualmap.simulation.emulator.asks import Limits
+from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.errors import invalid
+from dualmap.simulation.emulator.fields import flag, read_json, required
+from dualmap.simulation.emulator.generator import Generator
+from dualmap.simulation.emulator.metrics import render
+from dualmap.simulation.emulator.openai_api import (
+    chat_prompt,
+    check_model,
+    completion_prompts,
+    token_bytes,
+    token_texts,
+)
+from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.tokenizer import encode
 
 
 class ServerInfo:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulation.emulator.errors import bad_request, invalid, missing, not_emulated
-from simulation.emulator.fields import Body, flag, mapping, objects, word
-from simulation.emulator.json_samples import json_sample
+from dualmap.simulation.emulator.errors import bad_request, invalid, missing, not_emulated
+from dualmap.simulation.emulator.fields import Body, flag, mapping, objects, word
+from dualmap.simulation.emulator.json_samples import json_sample
 
 MakeText = Callable[[int], str]
 """An answer's text from its seed."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from simulation.errors import TraceError
-from simulation.generators.agents import agents
-from simulation.generators.coding import coding
-from simulation.generators.conversation import conversation, thinking, toolagent
-from simulation.generators.elastic import diurnal, flashcrowd, surge
-from simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
-from simulation.traces import Trace
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.generators.agents import agents
+from dualmap.simulation.generators.coding import coding
+from dualmap.simulation.generators.conversation import conversation, thinking, toolagent
+from dualmap.simulation.generators.elastic import diurnal, flashcrowd, surge
+from dualmap.simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
+from dualmap.simulation.traces import Trace
 
 __all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "coding", "conversation", "diurnal", "fewshot"]
 __all__ += ["flashcrowd", "hotspot", "reasoning", "surge", "thinking", "toolagent", "uniform", "zipf"]

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from random import Random
 
-from simulation.generators.draft import Draft, Prompt
-from simulation.generators.quantiles import QuantileTable, exponential, kind_at
-from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
+from dualmap.simulation.generators.draft import Draft, Prompt
+from dualmap.simulation.generators.quantiles import QuantileTable, exponential, kind_at
+from dualmap.simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
 RATE_PER_S = 4.0
 WARM_UP_S = 20_000.0

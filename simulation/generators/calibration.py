@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pvariance
 
-from simulation.traces import Trace
+from dualmap.simulation.traces import Trace
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 BURST_S = 3.0

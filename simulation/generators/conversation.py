@@ -15,9 +15,9 @@ import math
 from dataclasses import dataclass, replace
 from random import Random
 
-from simulation.generators.draft import Draft, Prompt
-from simulation.generators.quantiles import QuantileTable, exponential
-from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
+from dualmap.simulation.generators.draft import Draft, Prompt
+from dualmap.simulation.generators.quantiles import QuantileTable, exponential
+from dualmap.simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
 BURST_S = 3.0
 WARM_UP_S = 3600.0

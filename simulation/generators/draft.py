@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.traces import Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from itertools import accumulate
 from math import cos, tau
 from random import Random
 
-from simulation.generators.conversation import BURST_S, toolagent
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.generators.conversation import BURST_S, toolagent
+from dualmap.simulation.traces import Trace, TraceRequest
 
 CROWD_FACTOR = 2.0
 CROWD_SHARE = 0.04

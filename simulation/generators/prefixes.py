@@ -10,9 +10,9 @@ from bisect import bisect_left
 from itertools import accumulate
 from random import Random
 
-from simulation.generators.draft import Draft
-from simulation.generators.quantiles import QuantileTable, exponential
-from simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
+from dualmap.simulation.generators.draft import Draft
+from dualmap.simulation.generators.quantiles import QuantileTable, exponential
+from dualmap.simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
 RATE_PER_S = 8.0
 PREFIXES = 400

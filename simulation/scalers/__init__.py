@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from scheduling.scale_job import Planner
-from scheduling.scale_plan import ScalePlanner, ScaleRule
-from scheduling.scale_settings import AutoscaleSettings
-from simulation.scalers.apa import Apa
-from simulation.scalers.dynamo import DynamoPlanner
-from simulation.scalers.hpa import Hpa
+from dualmap.scheduling.scale_job import Planner
+from dualmap.scheduling.scale_plan import ScalePlanner, ScaleRule
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation.scalers.apa import Apa
+from dualmap.simulation.scalers.dynamo import DynamoPlanner
+from dualmap.simulation.scalers.hpa import Hpa
 
 __all__ = ["SCALERS", "planner_of"]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from scheduling.scale_plan import FleetFigures, Plan
-from scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scale_plan import FleetFigures, Plan
+from dualmap.scheduling.scale_settings import AutoscaleSettings
 
 INTERVAL_S = 30.0
 GRACE_ROUNDS = 3

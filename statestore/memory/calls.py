@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from statestore.memory.server import MemoryServer
-from statestore.pool.calls import Argument, Calls, Command
-from statestore.pool.scripts import Script, own_clock_word
+from dualmap.statestore.memory.server import MemoryServer
+from dualmap.statestore.pool.calls import Argument, Calls, Command
+from dualmap.statestore.pool.scripts import Script, own_clock_word
 
 
 class MemoryCalls(Calls):

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from lupa import lua51  # type: ignore[import-untyped]
 
-from statestore.pool.replies import reply_error
+from dualmap.statestore.pool.replies import reply_error
 
 _REDIS = b"""
 local call, decode = ...

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from statestore.errors import StoreError
-from statestore.memory.lua import LuaScripts
-from statestore.memory.sorted_set import SortedSet, flat, number
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.memory.lua import LuaScripts
+from dualmap.statestore.memory.sorted_set import SortedSet, flat, number
 
 Word = bytes | int | float
 """Of a command: from a script numbers as well."""

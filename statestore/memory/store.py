@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from statestore.answers import Membership
-from statestore.keys import PoolKeys
-from statestore.memory.calls import MemoryCalls
-from statestore.memory.server import MemoryServer
-from statestore.pool.pool_store import PoolStore
-from statestore.pool.scripts import load_scripts
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.memory.calls import MemoryCalls
+from dualmap.statestore.memory.server import MemoryServer
+from dualmap.statestore.pool.pool_store import PoolStore
+from dualmap.statestore.pool.scripts import load_scripts
 
 
 def wall_clock_ms() -> int:

@@ -1,5 +1,5 @@
 """What a pool's state is made of, on any server: Redis elsewhere, or one within the process."""
 
-from statestore.pool.pool_store import PoolStore
+from dualmap.statestore.pool.pool_store import PoolStore
 
 __all__ = ["PoolStore"]

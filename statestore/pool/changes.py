@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from statestore.errors import StoreError
-from statestore.keys import PoolKeys
-from statestore.pool.calls import Argument, Calls, Command
-from statestore.pool.readable import is_readable
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.calls import Argument, Calls, Command
+from dualmap.statestore.pool.readable import is_readable
 
 MAX_ATTEMPTS = 64
 """To make a change of what others change at the same time."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from scheduling.granting import Grant
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.learning import Finished, FirstToken, Sample
-from scheduling.load_window import LoadWindow
-from scheduling.queue_order import QueueEntry, QueueHead
-from statestore.answers import Note, Transition
-from statestore.leases import ReplicaInfo
-from statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
-from statestore.records import INSTANCE, InstanceRecord, described, load_from
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.learning import Finished, FirstToken, Sample
+from dualmap.scheduling.load_window import LoadWindow
+from dualmap.scheduling.queue_order import QueueEntry, QueueHead
+from dualmap.statestore.answers import Note, Transition
+from dualmap.statestore.leases import ReplicaInfo
+from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
+from dualmap.statestore.records import INSTANCE, InstanceRecord, described, load_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from statestore.errors import LeaseLostError
-from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
-from statestore.leases import ReplicaInfo
-from statestore.pool import codec
-from statestore.pool.calls import Argument, Command
-from statestore.pool.changes import Change, Changes
-from statestore.pool.readable import UNREADABLE, reads
-from statestore.records import HASH_BYTES, InstanceRecord
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from dualmap.statestore.leases import ReplicaInfo
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Argument, Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.records import HASH_BYTES, InstanceRecord
 
 _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()

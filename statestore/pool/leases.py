@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from statestore.errors import LeaseLostError
-from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
-from statestore.pool import codec
-from statestore.pool.calls import Command
-from statestore.pool.changes import Change, Changes
-from statestore.pool.codec import pairs_from
-from statestore.pool.readable import reads
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.readable import reads
 
 
 class Leases(Changes):

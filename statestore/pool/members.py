@@ -8,21 +8,21 @@ from typing import Any
 
 import orjson
 
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings, with_overrides
-from statestore.answers import Membership, Note, SettingsChange
-from statestore.keys import PoolKeys
-from statestore.kv_events import KvViewStatus
-from statestore.pool import codec
-from statestore.pool.calls import Calls, Command
-from statestore.pool.changes import Change
-from statestore.pool.codec import pairs_from
-from statestore.pool.kv_events import READ_SO_FAR
-from statestore.pool.publications import Publications
-from statestore.pool.readable import reads
-from statestore.pool.views import Views
-from statestore.records import described
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.statestore.answers import Membership, Note, SettingsChange
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.kv_events import READ_SO_FAR
+from dualmap.statestore.pool.publications import Publications
+from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.views import Views
+from dualmap.statestore.records import described
 
 EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States at whose beginning an instance is believed to hold no KV blocks."""

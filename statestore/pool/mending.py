@@ -15,19 +15,19 @@ from typing import Final
 
 import orjson
 
-from scheduling.instance import InstanceSpec, Role
-from scheduling.learned import Learned
-from scheduling.request import Counts, RequestState
-from scheduling.scale_record import ScaleRecord
-from statestore.kv_events import KvEventRecord
-from statestore.leases import Leadership, ReplicaInfo
-from statestore.pool import codec
-from statestore.pool.calls import Command
-from statestore.pool.changes import Change
-from statestore.pool.codec import pairs_from
-from statestore.pool.queues import Queues
-from statestore.pool.readable import count_from, is_readable, readable_texts, reads
-from statestore.records import (
+from dualmap.scheduling.instance import InstanceSpec, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.request import Counts, RequestState
+from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.statestore.kv_events import KvEventRecord
+from dualmap.statestore.leases import Leadership, ReplicaInfo
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.queues import Queues
+from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
+from dualmap.statestore.records import (
     INSTANCE,
     REQUEST_TEXTS,
     InstanceRecord,

@@ -9,16 +9,16 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from scheduling.chain import sample_depths
-from scheduling.instance import Role
-from scheduling.legs import Leg
-from scheduling.placement import Placement, PlaceReply, PlaceStatus
-from scheduling.ways import Side
-from scheduling.weights import Form, Weights
-from statestore.pool.calls import Argument, Calls
-from statestore.pool.codec import queue_head_from
-from statestore.pool.readable import UNREADABLE, count_from, unreadable
-from statestore.records import HASH_BYTES, ToldLoads, pack_chain, told_of
+from dualmap.scheduling.chain import sample_depths
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.ways import Side
+from dualmap.scheduling.weights import Form, Weights
+from dualmap.statestore.pool.calls import Argument, Calls
+from dualmap.statestore.pool.codec import queue_head_from
+from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
+from dualmap.statestore.records import HASH_BYTES, ToldLoads, pack_chain, told_of
 
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""

@@ -14,23 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply, Grant
-from scheduling.placement import Observation
-from scheduling.queue_order import QueuePlan
-from scheduling.request import Request
-from scheduling.settings import SchedulingSettings
-from statestore.answers import Release, Transition
-from statestore.keys import PoolKeys
-from statestore.pool import codec
-from statestore.pool.calls import Argument, Calls
-from statestore.pool.changes import Change
-from statestore.pool.kv_events import KvEventCalls
-from statestore.pool.leases import Leases
-from statestore.pool.mending import Mending
-from statestore.pool.placing import placements_of
-from statestore.pool.readable import UNREADABLE, count_from, reads
-from statestore.records import pack_chain
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import CommitReply, Grant
+from dualmap.scheduling.placement import Observation
+from dualmap.scheduling.queue_order import QueuePlan
+from dualmap.scheduling.request import Request
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.answers import Release, Transition
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Argument, Calls
+from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.kv_events import KvEventCalls
+from dualmap.statestore.pool.leases import Leases
+from dualmap.statestore.pool.mending import Mending
+from dualmap.statestore.pool.placing import placements_of
+from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
+from dualmap.statestore.records import pack_chain
 
 STORED_RESPONSES = 10_000
 """Of which the length is kept, see ``PoolStore.keep_response``."""

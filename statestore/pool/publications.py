@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 import orjson
 
-from scheduling.hotness import Arrival, HotnessTree
-from scheduling.learned import Learned
-from scheduling.learning import Sample
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.pool import codec
-from statestore.pool.calls import Command
-from statestore.pool.changes import Change, Changes
-from statestore.pool.codec import pairs_from
-from statestore.pool.readable import UNREADABLE, count_from, reads
-from statestore.records import HASH_BYTES, unpack_chain
+from dualmap.scheduling.hotness import Arrival, HotnessTree
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.learning import Sample
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
+from dualmap.statestore.records import HASH_BYTES, unpack_chain
 
 SCALING_LOG = 1000
 """Lines of the log of scaling that are kept."""

@@ -7,20 +7,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad
-from scheduling.queue_order import PLAN_LIMIT, QueueHead
-from scheduling.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
-from scheduling.request import Counts, Request, RequestState
-from scheduling.settings import SchedulingSettings
-from statestore.keys import PoolKeys
-from statestore.leases import ReplicaInfo
-from statestore.pool import codec
-from statestore.pool.calls import Calls, Command
-from statestore.pool.changes import Change
-from statestore.pool.members import Members
-from statestore.pool.readable import reads
-from statestore.records import HASH_BYTES, REQUEST_TEXTS, InstanceRecord, listed_as, placed_of, request_from, told_of
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.queue_order import PLAN_LIMIT, QueueHead
+from dualmap.scheduling.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
+from dualmap.scheduling.request import Counts, Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.leases import ReplicaInfo
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.members import Members
+from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.records import (
+    HASH_BYTES,
+    REQUEST_TEXTS,
+    InstanceRecord,
+    listed_as,
+    placed_of,
+    request_from,
+    told_of,
+)
 
 _MAX_WANTED = 1024
 _ADOPTED_TOGETHER = 100

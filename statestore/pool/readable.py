@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
-from statestore.errors import UnreadableStateError
+from dualmap.statestore.errors import UnreadableStateError
 
 Parameters = ParamSpec("Parameters")
 Answer = TypeVar("Answer")

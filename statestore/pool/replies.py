@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 
 
 class ScriptMissingError(StoreError):

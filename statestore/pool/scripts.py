@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
-from scheduling.settings import SchedulingSettings
-from statestore.keys import KEY_NAMES
-from statestore.leases import FIRST_LEASE_MS
-from statestore.pool.codec import CONFIRMED_STAMP
-from statestore.records import LUA
+from dualmap.scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.keys import KEY_NAMES
+from dualmap.statestore.leases import FIRST_LEASE_MS
+from dualmap.statestore.pool.codec import CONFIRMED_STAMP
+from dualmap.statestore.records import LUA
 
 LEAST_LOADED = 2
 """Least loaded instances that a placement weighs beyond its candidates."""

@@ -6,19 +6,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from scheduling.instance import InstanceLoad
-from scheduling.learned import Learned
-from scheduling.request import Request
-from statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
-from statestore.errors import StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
-from statestore.pool import codec
-from statestore.pool.calls import Calls, Command
-from statestore.pool.changes import Changes
-from statestore.pool.codec import LoadReader, pairs_from
-from statestore.pool.readable import count_from, each_readable, readable_texts, reads
-from statestore.records import REQUEST_TEXTS, request_from
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.request import Request
+from dualmap.statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
+from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Changes
+from dualmap.statestore.pool.codec import LoadReader, pairs_from
+from dualmap.statestore.pool.readable import count_from, each_readable, readable_texts, reads
+from dualmap.statestore.records import REQUEST_TEXTS, request_from
 
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500

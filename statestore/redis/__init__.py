@@ -1,5 +1,5 @@
 """Redis 6.2 or newer and Valkey 7.2 or newer as servers of pools."""
 
-from statestore.redis.store import RedisStore
+from dualmap.statestore.redis.store import RedisStore
 
 __all__ = ["RedisStore"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from redis import exceptions
 
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 
 
 def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float, credentials: str) -> StoreError:

@@ -12,9 +12,9 @@ from typing import Any
 from redis.asyncio import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import RedisError, ResponseError
 
-from scheduling.backoff import backoff_s
-from statestore.errors import StoreError
-from statestore.redis.connect_errors import connect_error
+from dualmap.scheduling.backoff import backoff_s
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.redis.connect_errors import connect_error
 
 Address = tuple[str, int]
 Place = str | Address | Callable[[], Awaitable[Address]]

@@ -17,12 +17,12 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.pool.calls import Command
-from statestore.redis.connections import Address, Place, connection_pool
-from statestore.redis.wire import WireCalls
-from statestore.url import parse_store_url, without_password
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.redis.connections import Address, Place, connection_pool
+from dualmap.statestore.redis.wire import WireCalls
+from dualmap.statestore.url import parse_store_url, without_password
 
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 

@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from scheduling.settings import SchedulingSettings
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.pool.pool_store import PoolStore
-from statestore.pool.scripts import load_scripts
-from statestore.redis.servers import Servers
-from statestore.redis.wire import OwnClock, WireCalls
-from statestore.settings import StoreSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.pool_store import PoolStore
+from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.redis.servers import Servers
+from dualmap.statestore.redis.wire import OwnClock, WireCalls
+from dualmap.statestore.settings import StoreSettings
 
 _OLDEST_VERSION = (6, 2)
 _log = logging.getLogger(__name__)

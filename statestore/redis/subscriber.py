@@ -11,8 +11,8 @@ from typing import Any
 from redis.asyncio import ConnectionPool, Redis
 from redis.exceptions import NoPermissionError, RedisError
 
-from scheduling.backoff import worth_logging
-from statestore.errors import StoreError
+from dualmap.scheduling.backoff import worth_logging
+from dualmap.statestore.errors import StoreError
 
 ASK_AGAIN_S = 5.0
 """How often a silent server is pinged, and a refused channel subscribed again."""

@@ -11,12 +11,12 @@ from typing import Any
 import hiredis
 from redis.asyncio import ConnectionPool
 
-from statestore.errors import StoreError, StoreUnavailableError
-from statestore.pool.calls import Argument, Calls, Command
-from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, TooLateError, reply_error
-from statestore.pool.scripts import Script, own_clock_word
-from statestore.redis.server_clock import ServerClock
-from statestore.redis.subscriber import Subscriber
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.pool.calls import Argument, Calls, Command
+from dualmap.statestore.pool.replies import MovedElsewhereError, ScriptMissingError, TooLateError, reply_error
+from dualmap.statestore.pool.scripts import Script, own_clock_word
+from dualmap.statestore.redis.server_clock import ServerClock
+from dualmap.statestore.redis.subscriber import Subscriber
 
 MAX_IN_FLIGHT = 16_384
 """Unanswered commands at which no more are sent; a server so far behind counts as unavailable."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cli import figures
-from cli.fetch import Answer
+from dualmap.cli import figures
+from dualmap.cli.fetch import Answer
 
 
 @pytest.fixture

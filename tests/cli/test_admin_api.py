@@ -10,10 +10,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cli.admin_api import AdminApi, endpoint
-from cli.errors import CommandError
-from cli.main import main
-from cli.settings import Settings
+from dualmap.cli.admin_api import AdminApi, endpoint
+from dualmap.cli.errors import CommandError
+from dualmap.cli.main import main
+from dualmap.cli.settings import Settings
 
 
 class Replica(HTTPServer):

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import pytest
 
-from cli.as_json import as_json
-from scheduling.instance import InstanceSpec
+from dualmap.cli.as_json import as_json
+from dualmap.scheduling.instance import InstanceSpec
 
 
 def test_values_of_the_store_keep_their_names_and_numbers() -> None:

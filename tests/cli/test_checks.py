@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from router import tracing
+from dualmap.cli.main import main
+from dualmap.router import tracing
 
 NOT_THERE = "/no/such/file"
 
@@ -51,6 +51,6 @@ def test_packages_that_tracing_lacks_are_named(
     def missing(_: object) -> None:
         raise tracing.TracingUnavailableError("router.tracing_url needs OpenTelemetry")
 
-    monkeypatch.setattr("cli.checks.require_tracing", missing)
+    monkeypatch.setattr("dualmap.cli.checks.require_tracing", missing)
     assert main(["settings", "--router.tracing_url", "http://127.0.0.1:9"]) == 2
     assert "needs OpenTelemetry" in capsys.readouterr().err

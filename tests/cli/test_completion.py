@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cli.completion import SHELLS, script
+from dualmap.cli.completion import SHELLS, script
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
-from cli.main import main
-from cli.settings import Settings
+from dualmap.cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
+from dualmap.cli.main import main
+from dualmap.cli.settings import Settings
 
 
 def load(*words: str, environment: dict[str, str] | None = None, config: Path | None = None) -> Settings:

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.explain import listed, tell
+from dualmap.cli.explain import listed, tell
 
 
 def told(**changes: Any) -> str:

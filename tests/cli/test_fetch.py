@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli.fetch import fetch
+from dualmap.cli.fetch import fetch
 
 
 def test_a_url_with_a_password_is_no_answer_and_the_password_is_not_shown() -> None:

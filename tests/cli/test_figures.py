@@ -6,11 +6,11 @@ import io
 
 from rich.console import Console
 
-from cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
-from cli.live_status import LiveStatus, line, table
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.memory import MemoryStore
+from dualmap.cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
+from dualmap.cli.live_status import LiveStatus, line, table
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
 from tests.placements import placement
 
 PAGE = """\

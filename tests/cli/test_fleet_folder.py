@@ -12,12 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from cli.fleet_folder import CONFIG, STORE_SOCKET, fleet_folder, fleet_of_this_machine, running_fleets, write_pid
+from dualmap.cli.fleet_folder import (
+    CONFIG,
+    STORE_SOCKET,
+    fleet_folder,
+    fleet_of_this_machine,
+    running_fleets,
+    write_pid,
+)
 
 OWNER = """
 import sys, time
 from pathlib import Path
-from cli.fleet_folder import fleet_folder
+from dualmap.cli.fleet_folder import fleet_folder
 with fleet_folder(Path(sys.argv[1])) as folder:
     (folder / "router-1.log").write_text("hello")
     print(folder, flush=True)

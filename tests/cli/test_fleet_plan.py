@@ -8,10 +8,10 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from cli.configuration import load_settings, split_flags
-from cli.errors import CommandError
-from cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
-from cli.settings import Settings
+from dualmap.cli.configuration import load_settings, split_flags
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
+from dualmap.cli.settings import Settings
 from tests.ports import first_port
 
 SIZE = FleetSize(replicas=3, workers=2, instances=4)
@@ -116,7 +116,7 @@ def test_a_replicas_own_port_is_never_the_endpoints(monkeypatch: pytest.MonkeyPa
     # given a kernel that offers the endpoint's port, on which no process listens yet
     offered = MagicMock()
     offered.return_value.__enter__.return_value.getsockname.side_effect = [("", 7001), ("", 7002), ("", 7003)]
-    monkeypatch.setattr("cli.fleet_plan.socket.socket", offered)
+    monkeypatch.setattr("dualmap.cli.fleet_plan.socket.socket", offered)
 
     assert free_ports(2, taken=(7001,)) == (7002, 7003)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.fleet_plan import free_ports
-from cli.hang_watch import Patience, hung_ones_killed
-from cli.processes import Child, ChildSpec, ProcessGroup
+from dualmap.cli.fleet_plan import free_ports
+from dualmap.cli.hang_watch import Patience, hung_ones_killed
+from dualmap.cli.processes import Child, ChildSpec, ProcessGroup
 
 DEADLINE_S = 60.0
 IMPATIENT = Patience(every_s=0.02, answer_within_s=0.3, questions=3)

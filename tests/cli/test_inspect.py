@@ -14,16 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from cli import inspect_tables
-from cli.main import main
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg, decode_leg_id
-from scheduling.ring import DualRing
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey, server_binary
-from statestore.settings import StoreSettings
+from dualmap.cli import inspect_tables
+from dualmap.cli.main import main
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg, decode_leg_id
+from dualmap.scheduling.ring import DualRing
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey, server_binary
+from dualmap.statestore.settings import StoreSettings
 from tests.placements import placement
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cli.interfaces import COMMAND_LINE, HTTP, command_line, with_operator_api
-from cli.main import COMMANDS
+from dualmap.cli.interfaces import COMMAND_LINE, HTTP, command_line, with_operator_api
+from dualmap.cli.main import COMMANDS
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 

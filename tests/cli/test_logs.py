@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.logs import log_to_stderr
+from dualmap.cli.logs import log_to_stderr
 
 
 @pytest.fixture(autouse=True)
@@ -18,21 +18,22 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
-    logging.getLogger("loud").setLevel(logging.NOTSET)
+    for name in ("loud", "dualmap.loud"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 def test_a_line_is_one_json_object_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr("info", style="json")
 
-    logging.getLogger("router.serve").warning('two\nlines of "%s"', "schlüssel")
+    logging.getLogger("dualmap.router.serve").warning('two\nlines of "%s"', "schlüssel")
     try:
         raise ValueError("no")
     except ValueError:
-        logging.getLogger("workers").exception("failed")
+        logging.getLogger("dualmap.workers").exception("failed")
 
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert first["message"] == 'two\nlines of "schlüssel"'
-    assert (first["level"], first["logger"]) == ("warning", "router.serve")
+    assert (first["level"], first["logger"]) == ("warning", "dualmap.router.serve")
     assert first["time"].endswith("+00:00")
     assert "ValueError: no" in second["exception"]
 
@@ -44,3 +45,12 @@ def test_a_package_may_have_a_level_of_its_own(capsys: pytest.CaptureFixture[str
     logging.getLogger("other").info("not heard")
 
     assert capsys.readouterr().err.endswith("DEBUG   loud.part: heard\n")
+
+
+def test_a_package_of_ours_is_named_with_or_without_the_namespace(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("warning", levels={"loud": "debug"})
+    logging.getLogger("dualmap.loud.part").debug("heard")
+    log_to_stderr("warning", levels={"dualmap.loud": "info"})
+    logging.getLogger("dualmap.loud.part").debug("not heard")
+
+    assert capsys.readouterr().err.endswith("DEBUG   dualmap.loud.part: heard\n")

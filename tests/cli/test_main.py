@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import COMMANDS, main
+from dualmap.cli.main import COMMANDS, main
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_every_command_provides_what_the_front_door_calls(name: str) -> None:
 
 def test_help_loads_neither_settings_nor_servers() -> None:
     script = (
-        "import sys; from cli.main import main; main(['--help']);"
+        "import sys; from dualmap.cli.main import main; main(['--help']);"
         "print([m for m in ('pydantic', 'fastapi', 'redis', 'rich', 'httpx') if m in sys.modules], file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
@@ -60,7 +60,7 @@ def test_a_port_in_use_is_named_with_the_setting_that_chooses_another(command: s
             [
                 sys.executable,
                 "-m",
-                "cli.main",
+                "dualmap",
                 command,
                 "--store.url",
                 "memory://",
@@ -92,7 +92,7 @@ def test_what_the_server_refuses_of_the_store_url_is_a_wrong_setting(
     url = valkey_url.replace("redis://", "redis://nobody:wrong@")
 
     ended = subprocess.run(
-        [sys.executable, "-m", "cli.main", *command, "--store.url", url],
+        [sys.executable, "-m", "dualmap", *command, "--store.url", url],
         env={"TMPDIR": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
-from cli.configuration import split_flags
-from cli.main import COMMANDS, command_parser, main
-from cli.parser import CommandParser
+from dualmap.cli.configuration import split_flags
+from dualmap.cli.main import COMMANDS, command_parser, main
+from dualmap.cli.parser import CommandParser
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from cli.private_store import private_store
+from dualmap.cli.private_store import private_store
 
 DEADLINE_S = 60.0
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import CommandError
-from cli.processes import ChildSpec, ProcessGroup
+from dualmap.cli.errors import CommandError
+from dualmap.cli.processes import ChildSpec, ProcessGroup
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -124,11 +124,11 @@ async def test_a_stopped_fleet_does_not_come_back(group: ProcessGroup, said: lis
 async def test_children_end_with_a_parent_that_is_killed_outright(tmp_path: Path) -> None:
     """The parent gets SIGKILL and can clean up nothing; the pipe it held does it."""
     child = (
-        "import os, time; from cli.parent import end_with_parent; end_with_parent(os.environ);"
+        "import os, time; from dualmap.cli.parent import end_with_parent; end_with_parent(os.environ);"
         "print(os.getpid(), flush=True); time.sleep(60)"
     )
     parent_source = (
-        "import asyncio, os, sys; from pathlib import Path; from cli.processes import *\n"
+        "import asyncio, os, sys; from pathlib import Path; from dualmap.cli.processes import *\n"
         "async def main():\n"
         "    group = ProcessGroup(Path(sys.argv[1]), os.environ, print, command=(sys.executable, '-c'))\n"
         "    await group.start(ChildSpec('orphan', (sys.argv[2],), 0))\n"

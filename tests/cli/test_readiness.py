@@ -9,15 +9,15 @@ from http import HTTPStatus
 
 import pytest
 
-from cli import readiness
-from cli.configuration import load_settings, split_flags
-from cli.errors import CommandError
-from cli.fetch import Answer
-from cli.fleet_plan import FleetSize, plan_fleet
-from cli.readiness import Pace, Readiness
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.memory import MemoryStore
+from dualmap.cli import readiness
+from dualmap.cli.configuration import load_settings, split_flags
+from dualmap.cli.errors import CommandError
+from dualmap.cli.fetch import Answer
+from dualmap.cli.fleet_plan import FleetSize, plan_fleet
+from dualmap.cli.readiness import Pace, Readiness
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
 
 A, B = "http://a:8000", "http://b:8000"
 REFUSED = Answer(0, b"[Errno 111] Connection refused")

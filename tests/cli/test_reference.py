@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.main import main
-from cli.reference import markdown, sections, with_request_fields
-from cli.settings import Settings
+from dualmap.cli.main import main
+from dualmap.cli.reference import markdown, sections, with_request_fields
+from dualmap.cli.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
 

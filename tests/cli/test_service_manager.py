@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.service_manager import ServiceManager
+from dualmap.cli.service_manager import ServiceManager
 
 DEADLINE_S = 60.0
 
@@ -79,7 +79,7 @@ def test_routers_and_workers_say_when_they_serve(
     command: tuple[str, ...], manager: socket.socket, valkey_url: str
 ) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *command, "--store.url", valkey_url],
+        [sys.executable, "-m", "dualmap", *command, "--store.url", valkey_url],
         env=environment(manager, PATH=os.environ["PATH"], WATCHDOG_USEC="200000"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

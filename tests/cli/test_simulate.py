@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
+from dualmap.cli.main import main
 
 CONFIG = """
 scheduling:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli.settings import Settings
-from cli.top import Shown, _bar, _screen, pool_table
-from router.traffic import INFO_FIELD, TrafficCounts
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.answers import PoolOverview
-from statestore.leases import Lease, ReplicaInfo
-from statestore.memory import MemoryStore
+from dualmap.cli.settings import Settings
+from dualmap.cli.top import Shown, _bar, _screen, pool_table
+from dualmap.router.traffic import INFO_FIELD, TrafficCounts
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.leases import Lease, ReplicaInfo
+from dualmap.statestore.memory import MemoryStore
 
 READY = InstanceState.READY
 LOADS = {
@@ -55,7 +55,7 @@ def test_instances_come_in_the_order_that_is_asked_for(sort: str, order: str) ->
 
 def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> None:
     shown, now_s = Shown(), 100.0
-    monkeypatch.setattr("cli.top.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("dualmap.cli.top.time.monotonic", lambda: now_s)
     pool_table("default", overview(TrafficCounts(ended=1000, late=1000)), shown, "name", 5.0, None)
     now_s = 110.0
     later = TrafficCounts(ended=1020, refused=5, on_time=15, late=1000, prompt_tokens=100, hit_tokens=25)

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.configuration import load_settings, split_flags
-from cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
-from cli.live_status import LiveStatus
-from cli.main import main
-from cli.settings import Settings
-from cli.up import listed_model, show_until, unserved_models
-from scheduling.settings import SchedulingSettings
-from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
+from dualmap.cli.configuration import load_settings, split_flags
+from dualmap.cli.fleet_plan import FleetPlan, FleetSize, plan_fleet
+from dualmap.cli.live_status import LiveStatus
+from dualmap.cli.main import main
+from dualmap.cli.settings import Settings
+from dualmap.cli.up import listed_model, show_until, unserved_models
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
 from tests.ports import first_port
 
 
@@ -32,7 +32,7 @@ def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behin
     nowhere = f"unix://{tmp_path}/nobody.sock"
 
     ended = subprocess.run(
-        [sys.executable, "-m", "cli.main", "up", "--port", "0", "--store.url", nowhere],
+        [sys.executable, "-m", "dualmap", "up", "--port", "0", "--store.url", nowhere],
         env={"TMPDIR": str(tmp_path), "PATH": ""},
         capture_output=True,
         text=True,

@@ -27,8 +27,8 @@ import httpx
 import orjson
 import pytest
 
-from simulation.emulator.serve import emulated_instances
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.settings import EmulatorSettings
 from tests.ports import first_port
 
 START_TIMEOUT_S = 600.0

@@ -14,10 +14,10 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.workers.kv_events.decoding import Stored, read_batch
+from dualmap.workers.kv_events.engine_view import EngineView
 from tests.conformance.conftest import Server
-from workers.kv_events.decoding import Stored, read_batch
-from workers.kv_events.engine_view import EngineView
 
 COMPLETIONS = "/v1/completions"
 BLOCK_TOKENS = 32

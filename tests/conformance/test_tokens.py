@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from router.prompt import sent_prompt
-from router.tokens.encoder import LocalEncoder
-from router.tokens.instance_tokenizer import InstanceTokenizer
-from router.tokens.model_files import read_templates
-from router.tokens.tokenizer import PoolTokenizer
-from router.tokens.verified import TokenCounter
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.view import ClusterView
-from statestore.clock import RealClock
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.tokens.encoder import LocalEncoder
+from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
+from dualmap.router.tokens.model_files import read_templates
+from dualmap.router.tokens.tokenizer import PoolTokenizer
+from dualmap.router.tokens.verified import TokenCounter
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import RealClock
 from tests.conformance.agent_sessions import SESSIONS
 from tests.conformance.conftest import Server
 

@@ -128,7 +128,7 @@ class Fleet:
     def dualmap(self, *words: str, exit_codes: Sequence[int] = (0,)) -> str:
         """Run a `dualmap` command against this fleet; its standard output, given one of the exit codes."""
         done = subprocess.run(
-            [sys.executable, "-m", "cli.main", *words], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-m", "dualmap", *words], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode in exit_codes, f"exit code {done.returncode}:\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -146,7 +146,7 @@ def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Flee
     output = directory / "up.out"
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "up", *FREE_PORTS, "--time-scale", "20", *options],
+            [sys.executable, "-m", "dualmap", "up", *FREE_PORTS, "--time-scale", "20", *options],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from fleet_process import Fleet, running_fleet, until
 
-from simulation.commands.replay import SOME_FAILED
+from dualmap.simulation.commands.replay import SOME_FAILED
 from tests.ports import first_port
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
@@ -120,7 +120,16 @@ def orders() -> Iterator[Orders]:
 def emulators(directory: Path, count: int) -> Iterator[list[str]]:
     """URLs of so many emulated instances that no fleet has started."""
     log = directory / "emulators.log"
-    words = (sys.executable, "-m", "cli.main", "emulate", "--port", str(first_port(23_000)), "--time-scale", "20")
+    words = (
+        sys.executable,
+        "-m",
+        "dualmap",
+        "emulate",
+        "--port",
+        str(first_port(23_000)),
+        "--time-scale",
+        "20",
+    )
     with (
         log.open("wb") as out,
         subprocess.Popen([*words, "--instances", str(count)], stdout=out, stderr=subprocess.STDOUT) as process,

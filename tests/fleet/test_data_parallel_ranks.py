@@ -33,7 +33,7 @@ def server() -> Iterator[str]:
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--emulator.{name}", str(value))]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
-    process = subprocess.Popen([sys.executable, "-m", "cli.main", "emulate", *words], env=environment)
+    process = subprocess.Popen([sys.executable, "-m", "dualmap", "emulate", *words], env=environment)
     url = f"http://127.0.0.1:{port}"
     until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)
     yield url

@@ -61,7 +61,7 @@ def extra_instance(fleet: Fleet, tmp_path) -> Iterator[subprocess.Popen[bytes]]:
     log = tmp_path / "emulator.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
         )
     try:
         url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")

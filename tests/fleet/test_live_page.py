@@ -320,7 +320,7 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     replay = subprocess.Popen(
         [
-            sys.executable, "-m", "cli.main", "replay", "--trace", "toolagent", "--limit", "1500", "--rate", "4",
+            sys.executable, "-m", "dualmap", "replay", "--trace", "toolagent", "--limit", "1500", "--rate", "4",
             "--max-input-tokens", "20480", "--time-scale", "2", "--url", watched.endpoint,
         ],
         stdout=subprocess.DEVNULL,

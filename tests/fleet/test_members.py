@@ -35,7 +35,7 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
     log = tmp_path / "emulator.log"
     with log.open("wb") as out:
         emulator = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
         )
     try:
         url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
@@ -66,7 +66,7 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
 
 def test_an_instance_that_nobody_knows_is_an_error_that_names_it(fleet: Fleet) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "instances", "drain", "nobody", "--url", fleet.endpoint],
+        [sys.executable, "-m", "dualmap", "instances", "drain", "nobody", "--url", fleet.endpoint],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 1

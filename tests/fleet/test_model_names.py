@@ -28,7 +28,7 @@ def other(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "emulator.log"
     words = ("emulate", "--port", "0", "--emulator.model", "llama", "--emulator.aliases", '["llama-8b"]')
     with log.open("wb") as out:
-        emulator = subprocess.Popen([sys.executable, "-m", "cli.main", *words, "--time-scale", "20"], stdout=out)
+        emulator = subprocess.Popen([sys.executable, "-m", "dualmap", *words, "--time-scale", "20"], stdout=out)
     try:
         url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
         fleet.dualmap("instances", "add", "other", url, "--url", fleet.endpoint)

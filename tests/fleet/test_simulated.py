@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fleet_process import running_fleet
 
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.routed_chains import routed_chains
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.routed_chains import routed_chains
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
 
 TRACE, REQUESTS, CAP, RATE_PER_S, SKIP = "coding", 200, 20_480, 3.5, 20
 INSTANCES = 4

@@ -28,7 +28,7 @@ def emulated(log: Path) -> Iterator[str]:
     """The URL of an emulated instance."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cli.main", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
+            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
         )
     try:
         yield until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")

@@ -23,7 +23,7 @@ def test_once_prints_the_fleet_and_a_terminal_is_redrawn_until_q(fleet: Fleet) -
 
     terminal, other_end = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "top", "--interval-s", "0.2", "--store.url", fleet.store_url],
+        [sys.executable, "-m", "dualmap", "top", "--interval-s", "0.2", "--store.url", fleet.store_url],
         stdin=other_end, stdout=other_end, stderr=other_end, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
     )  # fmt: skip
     os.close(other_end)

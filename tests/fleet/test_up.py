@@ -40,7 +40,7 @@ def test_what_it_prints_to_look_into_the_fleet_works_as_written(tmp_path: Path) 
     here = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
     with running_fleet(tmp_path, SMALL) as fleet:
         answer = fleet.post("/v1/chat/completions", {"model": fleet.model, "messages": HELLO, "max_tokens": 1})
-        lines = re.findall(r"^  (\S*(?:dualmap|cli\.main|python\S* -m cli\.main) \w.*?)   ", fleet.output, re.MULTILINE)
+        lines = re.findall(r"^  (\S*(?:dualmap|python\S* -m dualmap) \w.*?)   ", fleet.output, re.MULTILINE)
         assert len(lines) == 3
         for line in [*lines, f"{lines[1]} {answer['id']}", f"{lines[1].rsplit(' ', 1)[0]} instances list"]:
             done = subprocess.run(line.split(), capture_output=True, text=True, timeout=60, check=False, env=here)
@@ -96,7 +96,7 @@ def test_a_port_in_use_stops_the_start_and_is_named() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "cli.main", "up", "--port", str(port)],
+            [sys.executable, "-m", "dualmap", "up", "--port", str(port)],
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
     assert done.returncode == 1
@@ -106,7 +106,7 @@ def test_a_port_in_use_stops_the_start_and_is_named() -> None:
 
 def test_a_wrong_setting_stops_the_start_with_exit_code_2() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.main", "up", "--policy", "best"],
+        [sys.executable, "-m", "dualmap", "up", "--policy", "best"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2

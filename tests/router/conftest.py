@@ -11,17 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
-from router.app import create_app
-from router.inference_request import SCHEDULED_PATHS, InferenceRequest
-from router.prompt import sent_prompt
-from router.retry_budget import RetryBudget
-from router.runtime import Runtime
-from router.settings import RouterSettings
-from scheduling.breaker import BreakerRule
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.memory import MemoryStore
-from statestore.settings import PoolSettings
+from dualmap.router.app import create_app
+from dualmap.router.inference_request import SCHEDULED_PATHS, InferenceRequest
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.breaker import BreakerRule
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.settings import PoolSettings
 from tests.placements import placement
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.api_keys import ApiKeys, presented_key
-from router.errors import InvalidApiKeyError
+from dualmap.router.api_keys import ApiKeys, presented_key
+from dualmap.router.errors import InvalidApiKeyError
 
 
 def test_without_keys_everybody_may_ask() -> None:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from router.app import create_app
-from router.http.paths import is_own
-from router.outcome import Outcome
-from router.runtime import Runtime
-from router.settings import RouterSettings
-from statestore.errors import StoreUnavailableError
-from statestore.extras import package_version
-from statestore.settings import PoolSettings
+from dualmap.router.app import create_app
+from dualmap.router.http.paths import is_own
+from dualmap.router.outcome import Outcome
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import RouterSettings
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.extras import package_version
+from dualmap.statestore.settings import PoolSettings
 
 
 async def test_ready_turns_off_while_draining_and_health_does_not(

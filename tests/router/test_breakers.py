@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from router.breakers import CONSECUTIVE, SHARE, CircuitBreakers
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from scheduling.breaker import BreakerRule, BreakerState
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.view import ClusterView
+from dualmap.router.breakers import CONSECUTIVE, SHARE, CircuitBreakers
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.breaker import BreakerRule, BreakerState
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.view import ClusterView
 
 RULE = BreakerRule(fault_limit=2, cooldown_s=5.0, max_cooldown_s=20.0, trials=1)
 BROKEN = InstanceFailure(FailureKind.TRUNCATED, "the stream ended before the answer did")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.context import LiveRequests
-from router.errors import ReplicaFullError
-from router.outcome import Outcome
+from dualmap.router.context import LiveRequests
+from dualmap.router.errors import ReplicaFullError
+from dualmap.router.outcome import Outcome
 
 
 @dataclass(eq=False)

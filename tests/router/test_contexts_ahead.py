@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.contexts_ahead import ContextsAhead, shared_blocks
-from scheduling.chain import Chain
-from scheduling.engine_blocks import engine_chain
+from dualmap.router.contexts_ahead import ContextsAhead, shared_blocks
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import engine_chain
 
 BLOCK_TOKENS = 4
 SYSTEM = range(100, 108)

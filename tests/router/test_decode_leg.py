@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from scheduling.instance import Role
-from scheduling.learning import Finished
-from scheduling.legs import Leg, decode_leg_id
-from scheduling.placement import Search
-from scheduling.request import RequestState
-from scheduling.settings import SchedulingSettings, SplitSettings
-from statestore.answers import Release
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.learning import Finished
+from dualmap.scheduling.legs import Leg, decode_leg_id
+from dualmap.scheduling.placement import Search
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.statestore.answers import Release
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
 CLOSED = InstanceFailure(FailureKind.CLOSED)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import router.errors as errors
-from router.errors import RouterError, UnavailableError, error_body, error_headers, from_exception
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
+import dualmap.router.errors as errors
+from dualmap.router.errors import RouterError, UnavailableError, error_body, error_headers, from_exception
+from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RouterError)]
 

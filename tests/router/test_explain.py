@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
-from scheduling.decision import Decision, Reason
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.legs import Leg
-from scheduling.placement import Placed, PlaceReply, PlaceStatus
-from statestore.pool.codec import new_record
-from statestore.records import ToldLoads
+from dualmap.router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
+from dualmap.scheduling.decision import Decision, Reason
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.statestore.pool.codec import new_record
+from dualmap.statestore.records import ToldLoads
 
 
 def explanation(request_id: str) -> Explanation:

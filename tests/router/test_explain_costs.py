@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from router.explain_costs import PARTS
-from scheduling.settings import SchedulingSettings
-from scheduling.weights import Form
+from dualmap.router.explain_costs import PARTS
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.weights import Form
 
 
 def test_every_feature_of_a_cost_belongs_to_one_part() -> None:

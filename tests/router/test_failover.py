@@ -12,21 +12,21 @@ from typing import Any, cast
 import pytest
 import redis
 
-from router.failover import STEADY_S, FailoverPool, FailoverStore
-from scheduling.granting import CommitReply, Grant
-from scheduling.instance import InstanceState
-from scheduling.placement import Observation, PlaceReply, PlaceStatus
-from scheduling.queue_order import QueuePlan
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from statestore.answers import Membership, PoolSnapshot, Release, Transition
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.memory import MemoryStore, wall_clock_ms
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.router.failover import STEADY_S, FailoverPool, FailoverStore
+from dualmap.scheduling.granting import CommitReply, Grant
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.placement import Observation, PlaceReply, PlaceStatus
+from dualmap.scheduling.queue_order import QueuePlan
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.answers import Membership, PoolSnapshot, Release, Transition
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.memory import MemoryStore, wall_clock_ms
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import (
     CHAIN,
     DEADLINE,

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
-from router.failures import exhausted, outcome_of
-from router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
+from dualmap.router.failures import exhausted, outcome_of
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 
 
 def test_time_outs_are_told_from_other_failures() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.failover import FailoverPool
-from router.fleet_gauges import FleetGauges, FleetOverviews
-from router.metrics import RouterMetrics
-from scheduling.instance import InstanceState
-from statestore.errors import StoreUnavailableError
+from dualmap.router.failover import FailoverPool
+from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.metrics import RouterMetrics
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 def overviews(pool: Any, clock: Any) -> FleetOverviews:

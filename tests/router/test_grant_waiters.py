@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
-from router.grant_waiters import GrantWaiters, ReservationLostError
-from router.metrics import RouterMetrics
-from scheduling.granting import Grant, grant_queue
-from scheduling.queue_order import QueueOrder
-from scheduling.request import Request, RequestState
-from scheduling.steps import drive
+from dualmap.router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
+from dualmap.router.grant_waiters import GrantWaiters, ReservationLostError
+from dualmap.router.metrics import RouterMetrics
+from dualmap.scheduling.granting import Grant, grant_queue
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.steps import drive
 from tests.statestore.samples import finish
 
 ORDER = QueueOrder(by_deadline=False, max_deferred_s=30.0)
@@ -110,7 +110,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
 async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_its_turn(
     store: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.grant_waiters.LOOKED_UP", 2)
+    monkeypatch.setattr("dualmap.router.grant_waiters.LOOKED_UP", 2)
     asked: list[list[str]] = []
 
     class Pool:

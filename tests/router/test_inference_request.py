@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from router.inference_request import request_of_response, response_id, storing_instance
+from dualmap.router.inference_request import request_of_response, response_id, storing_instance
 
 IDS = ["a", "a/b", "a~2Fb", "a%2Fb", "a?b#c", "a@b", "a b", "a+b", "ä", "../..", "a\udc80"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.instance_loss import GONE_S, InstanceLossNotifier
-from router.retry_budget import RetryBudget
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.view import ClusterView
+from dualmap.router.instance_loss import GONE_S, InstanceLossNotifier
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.view import ClusterView
 
 
 class Try:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
 
-from router.instruments import Instruments
+from dualmap.router.instruments import Instruments
 
 
 def exported(make: Instruments) -> CollectorRegistry:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.errors import (
+from dualmap.router.errors import (
     HoldTimeoutError,
     NotFoundError,
     QueueFullError,
@@ -20,18 +20,18 @@ from router.errors import (
     UpstreamError,
     UpstreamTimeoutError,
 )
-from router.inference_request import response_id
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from router.prompt import sent_prompt
-from router.view import POLL_S as VIEW_POLL_S
-from scheduling.granting import Grant
-from scheduling.instance import InstanceState
-from scheduling.learning import Finished
-from scheduling.placement import PlaceReply, PlaceStatus
-from scheduling.request import RequestState
-from scheduling.settings import SchedulingSettings
-from statestore.errors import StoreUnavailableError
-from statestore.settings import PoolSettings
+from dualmap.router.inference_request import response_id
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.view import POLL_S as VIEW_POLL_S
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.learning import Finished
+from dualmap.scheduling.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.settings import PoolSettings
 from tests.statestore.samples import finish
 
 LONG = "word " * 1000

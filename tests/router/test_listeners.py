@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from router.listeners import advertised_host, advertised_url, bind, port_of
+from dualmap.router.listeners import advertised_host, advertised_url, bind, port_of
 
 
 def test_replicas_share_a_port_and_an_own_port_is_not_shared() -> None:

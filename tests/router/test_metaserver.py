@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.metaserver import Metaserver
+from dualmap.router.metaserver import Metaserver
 
 
 @pytest.mark.parametrize("asked_for", ["r-1", "chatcmpl-r-1", "cmpl-r-1-0"])

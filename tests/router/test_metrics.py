@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
-from router.metrics import RouterMetrics, measured
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from statestore.answers import Release
-from statestore.errors import StoreUnavailableError
+from dualmap.router.metrics import RouterMetrics, measured
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.statestore.answers import Release
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 def sample(runtime: Any, name: str, **labels: str) -> float | None:

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from router.model_lengths import ASK_AGAIN_S, KEPT_S, ModelLengths
-from router.model_lists import InstanceAsker
-from scheduling.hotness import HotnessTree
-from scheduling.view import ClusterView
+from dualmap.router.model_lengths import ASK_AGAIN_S, KEPT_S, ModelLengths
+from dualmap.router.model_lists import InstanceAsker
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.view import ClusterView
 
 
 class Instance(httpx.AsyncBaseTransport):

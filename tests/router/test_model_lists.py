@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from router.model_lists import AGAIN_S, InstanceAsker, ModelLists
-from router.runtime import Runtime
+from dualmap.router.model_lists import AGAIN_S, InstanceAsker, ModelLists
+from dualmap.router.runtime import Runtime
 
 
 class Instance(httpx.AsyncBaseTransport):

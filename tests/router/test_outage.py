@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.failover import FailoverPool
-from router.lifecycle import PlacedRequest
-from router.outcome import Outcome
-from router.runtime import Runtime
-from scheduling.request import RequestState
-from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryStore
+from dualmap.router.failover import FailoverPool
+from dualmap.router.lifecycle import PlacedRequest
+from dualmap.router.outcome import Outcome
+from dualmap.router.runtime import Runtime
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
 
 LONG = "word " * 1000
 """1250 tokens: one such prompt fills an instance."""

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from router.outbox import TOGETHER, Outbox
-from statestore.answers import Release
-from statestore.errors import StoreError, StoreUnavailableError
+from dualmap.router.outbox import TOGETHER, Outbox
+from dualmap.statestore.answers import Release
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 
 class Fleet:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.outcome import FailureKind, InstanceFailure
-from scheduling.answers import Verdict
+from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.answers import Verdict
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.errors import InvalidRequestError, UnavailableError
-from router.passthrough import PassthroughBalancer
-from scheduling.instance import InstanceState, Role
-from statestore.settings import PoolSettings
+from dualmap.router.errors import InvalidRequestError, UnavailableError
+from dualmap.router.passthrough import PassthroughBalancer
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.statestore.settings import PoolSettings
 
 READY = tuple(f"i{number}" for number in range(8))
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.peer_watch import FAILURES, PeerWatch
+from dualmap.router.peer_watch import FAILURES, PeerWatch
 
 
 class Network(httpx.AsyncBaseTransport):

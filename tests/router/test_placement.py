@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from router.errors import RouterError, SloUnreachableError
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from router.retry_budget import RetryBudget
-from router.runtime import Runtime
-from router.settings import RouterSettings
-from scheduling.decision import Reason
-from scheduling.leader_jobs import sweep_queue
-from scheduling.placement import PlaceStatus
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from statestore.connect import Store, open_store
-from statestore.settings import PoolSettings, StoreSettings
+from dualmap.router.errors import RouterError, SloUnreachableError
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.runtime import Runtime
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.decision import Reason
+from dualmap.scheduling.leader_jobs import sweep_queue
+from dualmap.scheduling.placement import PlaceStatus
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.settings import PoolSettings, StoreSettings
 
 FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16)
 HASTE = SchedulingSettings(slo_ttft_s=0.005, max_deferred_s=0.002, block_tokens=16)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from router.errors import QueueFullError, SloUnreachableError
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from router.runtime import Runtime
-from scheduling.chain import Chain
-from scheduling.leader_jobs import sweep_queue
-from scheduling.queue_order import QueueOrder
-from scheduling.request import RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from statestore.errors import StoreUnavailableError
+from dualmap.router.errors import QueueFullError, SloUnreachableError
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.runtime import Runtime
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.leader_jobs import sweep_queue
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.errors import StoreUnavailableError
 from tests.statestore.samples import first_token
 
 LONG = "word " * 1000

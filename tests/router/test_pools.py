@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from router.errors import InvalidRequestError, UnknownModelError
-from router.pools import DuplicateModelError, PoolDirectory, Route
-from statestore.settings import PoolSettings
+from dualmap.router.errors import InvalidRequestError, UnknownModelError
+from dualmap.router.pools import DuplicateModelError, PoolDirectory, Route
+from dualmap.statestore.settings import PoolSettings
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.fleet_gauges import FleetOverviews
-from router.metrics import RouterMetrics
-from router.outcome import Outcome
-from router.port_metrics import COUNTS_PATH, PortMetrics
-from scheduling.instance import InstanceLoad, InstanceState
-from statestore.answers import PoolOverview
-from statestore.clock import RealClock
-from statestore.leases import ReplicaInfo
+from dualmap.router.fleet_gauges import FleetOverviews
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.outcome import Outcome
+from dualmap.router.port_metrics import COUNTS_PATH, PortMetrics
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.leases import ReplicaInfo
 
 HERE = {"host": "here", "port": "8000"}
 Answer = Callable[[httpx.Request], Any]
@@ -117,7 +117,7 @@ async def test_a_replica_of_another_port_is_not_counted(info: dict[str, str]) ->
 
 
 async def test_a_peer_that_hangs_or_fails_counts_with_what_it_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.port_metrics.ASK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("dualmap.router.port_metrics.ASK_TIMEOUT_S", 0.01)
     stand, other = Stand(replica("me", HERE), replica("peer", HERE)), RouterMetrics(["default"])
     other.refused(429, "queue_full")
     stand.answers["peer"] = lambda _: peer_counts("peer", other)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.inference_request import SentPrompt
-from router.prompt import LONG_PROMPT_BYTES, ReadPrompt, TokenCount, TokenizedPrompt, read_prompt, sent_prompt
-from scheduling.blocks import BlockRule, TextPrompt, cache_seed
-from scheduling.chain import Chain
-from scheduling.engine_blocks import engine_chain
-from scheduling.learned import Learned
+from dualmap.router.inference_request import SentPrompt
+from dualmap.router.prompt import LONG_PROMPT_BYTES, ReadPrompt, TokenCount, TokenizedPrompt, read_prompt, sent_prompt
+from dualmap.scheduling.blocks import BlockRule, TextPrompt, cache_seed
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.learned import Learned
 
 LEARNED = Learned(answer_tokens=(20.0, 90.0, 300.0, 500.0, 700.0, 256.0))
 """The last one without a limit."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-import router.quarantine as quarantine_module
-from router.errors import RequestQuarantinedError
-from router.quarantine import FIRST_REFUSAL_S, MEMORY_S, ONE_DEATH_S, TRIAL_S, Quarantine, Trial
+import dualmap.router.quarantine as quarantine_module
+from dualmap.router.errors import RequestQuarantinedError
+from dualmap.router.quarantine import FIRST_REFUSAL_S, MEMORY_S, ONE_DEATH_S, TRIAL_S, Quarantine, Trial
 
 PROMPT, OTHER = 7, 8
 

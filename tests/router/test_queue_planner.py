@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.queue_planner import QueuePlanner
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.queue_order import QueueHead
+from dualmap.router.queue_planner import QueuePlanner
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.queue_order import QueueHead
 
 
 def queue_head(instance_id: str, version: int) -> QueueHead:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.outcome import Usage
-from router.recent_answers import KEPT_S, MAX_KEPT, RecentAnswers
-from scheduling.chain import Chain
-from scheduling.engine_blocks import engine_chain
+from dualmap.router.outcome import Usage
+from dualmap.router.recent_answers import KEPT_S, MAX_KEPT, RecentAnswers
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import engine_chain
 
 BLOCK_TOKENS = 4
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from router.recording import TrafficRecorder, open_recorder
-from router.settings import RouterSettings
-from scheduling.chain import Chain
+from dualmap.router.recording import TrafficRecorder, open_recorder
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.chain import Chain
 
 CHAIN = Chain((7, 8), 128, 300)
 

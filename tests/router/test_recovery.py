@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from router.recovery import Recovered, lost_members, recover_requests, restore_members
-from scheduling.request import Request, RequestState
-from statestore.answers import Membership
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.router.recovery import Recovered, lost_members, recover_requests, restore_members
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock, assert_sums_hold, finish, instance, lead, place, record
 
 

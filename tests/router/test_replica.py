@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from router.failover import FailoverStore
-from router.outcome import Outcome
-from scheduling.instance import InstanceState
-from scheduling.request import RequestState
-from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryStore
-from statestore.settings import InstanceSettings, PoolSettings
+from dualmap.router.failover import FailoverStore
+from dualmap.router.outcome import Outcome
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from tests.statestore.samples import finish
 
 

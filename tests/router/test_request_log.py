@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from router.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.router.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -76,7 +76,7 @@ class HungFile:
 async def test_a_file_that_hangs_delays_nobody_and_what_does_not_fit_is_counted(
     start_runtime: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.request_log.MAX_WAITING_LINES", 3)
+    monkeypatch.setattr("dualmap.router.request_log.MAX_WAITING_LINES", 3)
     runtime, file = await start_runtime(instances=(tools.spec("a"),)), HungFile()
     log = RequestLog(file, clock.call_later)
     explanation = (await runtime.lifecycle.place(tools.request(request_id="r"))).explain()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.outcome import Outcome
-from router.runtime import Runtime, make_replica_id
-from router.settings import RouterSettings
-from scheduling.request import RequestState
-from statestore.errors import StoreUnavailableError
-from statestore.settings import PoolSettings
+from dualmap.router.outcome import Outcome
+from dualmap.router.runtime import Runtime, make_replica_id
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.settings import PoolSettings
 
 
 async def test_a_store_out_of_reach_stops_the_start_and_it_can_be_tried_again(

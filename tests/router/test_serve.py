@@ -18,14 +18,14 @@ from typing import Any
 import httpx
 import pytest
 
-from router.serve import serve
-from router.settings import RouterSettings
-from scheduling.instance import InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreConfigurationError
-from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import StoreConfigurationError
+from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 
 MODELS = b'{"data":[{"id":"default","max_model_len":4096}]}'
 COMPLETION = json.dumps(
@@ -83,11 +83,11 @@ StartProcess = Callable[..., Awaitable[Process]]
 PROGRAM = textwrap.dedent(
     """
     import asyncio, json, sys
-    from router.serve import serve
-    from router.settings import RouterSettings
-    from scheduling.settings import SchedulingSettings
-    from statestore.settings import PoolSettings
-    from statestore.settings import StoreSettings
+    from dualmap.router.serve import serve
+    from dualmap.router.settings import RouterSettings
+    from dualmap.scheduling.settings import SchedulingSettings
+    from dualmap.statestore.settings import PoolSettings
+    from dualmap.statestore.settings import StoreSettings
     router, store, pool = (json.loads(each) for each in sys.argv[1:])
     asyncio.run(serve(
         RouterSettings(**router), SchedulingSettings(), StoreSettings(**store), [PoolSettings(**pool)],
@@ -244,7 +244,7 @@ async def talk_for_ever(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 async def test_a_client_that_does_not_read_that_its_request_was_cut_off_is_not_waited_for(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.serve.CUT_OFF_S", 0.3)
+    monkeypatch.setattr("dualmap.router.serve.CUT_OFF_S", 0.3)
     instance = await asyncio.start_server(talk_for_ever, "127.0.0.1", 0)
     pool = PoolSettings(
         instances=(InstanceSettings(id="a", url=f"http://127.0.0.1:{instance.sockets[0].getsockname()[1]}"),)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.outcome import FailureKind, InstanceFailure, Outcome
-from router.replica import RECONCILE_S
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.replica import RECONCILE_S
 
 
 async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:

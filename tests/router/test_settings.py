@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from router.settings import RouterSettings
+from dualmap.router.settings import RouterSettings
 
 
 def test_every_setting_is_described() -> None:

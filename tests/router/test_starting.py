@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from router import starting
-from router.listeners import bind, port_of
-from router.starting import until_store_is_there
-from statestore.errors import StoreUnavailableError
+from dualmap.router import starting
+from dualmap.router.listeners import bind, port_of
+from dualmap.router.starting import until_store_is_there
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 @pytest.fixture
@@ -83,6 +83,6 @@ async def test_an_outage_names_the_store_and_does_not_flood_the_log(
     with bind("127.0.0.1", 0, shared=True) as listener, caplog.at_level(logging.WARNING):
         assert await until_store_is_there(tenth_time, url="redis://h/0", stopping=stopping, listener=listener) is None
 
-    told = [record.getMessage() for record in caplog.records if record.name == "router.starting"]
+    told = [record.getMessage() for record in caplog.records if record.name == "dualmap.router.starting"]
     assert [line.partition("failures=")[2].partition(":")[0] for line in told] == ["1", "2", "4", "8"]
     assert all("redis://h/0" in line and "connection refused" in line for line in told)

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import pytest
 
-from router.steps import in_steps
+from dualmap.router.steps import in_steps
 
 
 async def test_others_run_between_two_steps_and_the_result_is_the_works() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.supervision import Supervisor
+from dualmap.router.supervision import Supervisor
 
 
 async def test_a_job_that_fails_is_started_again(clock: Any, tools: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.trace_context import TraceContext, TraceContexts
+from dualmap.router.trace_context import TraceContext, TraceContexts
 
 TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import trustme
 
-from router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from router.settings import RouterSettings
-from router.trace_context import TraceContext, TraceContexts
-from router.tracing import TracingUnavailableError, open_tracing, tracing_session
+from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.router.settings import RouterSettings
+from dualmap.router.trace_context import TraceContext, TraceContexts
+from dualmap.router.tracing import TracingUnavailableError, open_tracing, tracing_session
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, RouterMetrics
-from router.outcome import Outcome
-from router.traffic import INFO_FIELD, PROCESS_FIELD, FleetTraffic, TrafficCounts
-from statestore.leases import ReplicaInfo
+from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, RouterMetrics
+from dualmap.router.outcome import Outcome
+from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD, FleetTraffic, TrafficCounts
+from dualmap.statestore.leases import ReplicaInfo
 
 
 def beat(replica_id: str, counts: TrafficCounts) -> ReplicaInfo:

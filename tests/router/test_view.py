@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from router.metrics import RouterMetrics
-from router.view import ViewKeeper, next_view
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.view import ClusterView
-from statestore.answers import Membership
-from statestore.errors import StoreUnavailableError
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.view import ViewKeeper, next_view
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:

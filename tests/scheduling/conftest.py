@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.policies import build_policy
-from scheduling.policies.choice import usable
-from scheduling.settings import SchedulingSettings
-from scheduling.view import ClusterView
-from scheduling.weights import features_of
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.policies.choice import usable
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.weights import features_of
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 import pytest
 
-from scheduling.answer_length import CLASSES, PRIOR_MEANS, AnswerLengths, class_of, expected_answer_tokens
-from scheduling.learned import Learned
-from scheduling.learning import Finished, FleetLearner, Sample, finished_note
+from dualmap.scheduling.answer_length import CLASSES, PRIOR_MEANS, AnswerLengths, class_of, expected_answer_tokens
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.learning import Finished, FleetLearner, Sample, finished_note
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,14 @@ import math
 
 import pytest
 
-from scheduling.answers import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, Verdict, is_server_fault, judge_status, pause_s
+from dualmap.scheduling.answers import (
+    LONGEST_PAUSE_S,
+    SHORTEST_PAUSE_S,
+    Verdict,
+    is_server_fault,
+    judge_status,
+    pause_s,
+)
 
 
 @pytest.mark.parametrize(

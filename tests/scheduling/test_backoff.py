@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.backoff import backoff_s, worth_logging
+from dualmap.scheduling.backoff import backoff_s, worth_logging
 
 
 def test_backoff_doubles_and_is_bounded() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.blocks import (
+from dualmap.scheduling.blocks import (
     BlockRule,
     TextPrompt,
     TokenPrompt,
@@ -17,9 +17,9 @@ from scheduling.blocks import (
     continued_chain,
     with_images,
 )
-from scheduling.engine_blocks import engine_chain
-from scheduling.prompt import chat_prompt
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.prompt import chat_prompt
+from dualmap.scheduling.settings import SchedulingSettings
 
 SEED = cache_seed("model")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.breaker import Breaker, BreakerEvent, BreakerRule, BreakerState, next_state
-from scheduling.errors import TransitionError
+from dualmap.scheduling.breaker import Breaker, BreakerEvent, BreakerRule, BreakerState, next_state
+from dualmap.scheduling.errors import TransitionError
 
 RULE = BreakerRule(fault_limit=3, cooldown_s=5.0, max_cooldown_s=30.0, trials=2, forgiving_s=60.0)
 

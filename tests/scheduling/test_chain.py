@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.chain import Chain, sample_depths
+from dualmap.scheduling.chain import Chain, sample_depths
 
 
 def test_a_hit_covers_whole_blocks_and_never_the_block_of_the_last_token() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scheduling.blocks import BlockRule, TokenPrompt
-from scheduling.chain import Chain
-from scheduling.engine_blocks import (
+from dualmap.scheduling.blocks import BlockRule, TokenPrompt
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import (
     NO_EXTRAS,
     ROOT,
     BlockExtras,

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from scheduling.evacuation import plan_evacuation
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg
-from scheduling.request import Request, RequestState
+from dualmap.scheduling.evacuation import plan_evacuation
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.request import Request, RequestState
 
 Load = Callable[..., InstanceLoad]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduling.granting import MAX_PLANS, CommitReply, Grant, grant_queue
-from scheduling.instance import InstanceLoad
-from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, QueuePlan
-from scheduling.steps import drive_now
+from dualmap.scheduling.granting import MAX_PLANS, CommitReply, Grant, grant_queue
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.steps import drive_now
 
 Load = Callable[..., InstanceLoad]
 FIFO = QueueOrder(by_deadline=False, max_deferred_s=30.0)

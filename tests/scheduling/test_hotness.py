@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.blocks import chain_of_trace
-from scheduling.chain import Chain
-from scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.blocks import chain_of_trace
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
 
 RULE = HotnessRule(min_requests=10)
 TOOL_AND_AGENT = Path(os.environ.get("DUALMAP_TRACES", "traces")) / "toolagent_first1000.jsonl"

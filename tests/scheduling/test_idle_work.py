@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduling.idle_work import IdleWork, is_idle, late_requests
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg
-from scheduling.rebalance import HotQueue
-from scheduling.request import Request, RequestState
+from dualmap.scheduling.idle_work import IdleWork, is_idle, late_requests
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.rebalance import HotQueue
+from dualmap.scheduling.request import Request, RequestState
 
 Load = Callable[..., InstanceLoad]
 NOW_MS = 100_000

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import scheduling
+from dualmap import scheduling
 
 ROOM = Path(scheduling.__file__).parent
 ALLOWED = {
@@ -39,9 +39,9 @@ def imported_rooms(source: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            names |= {alias.name.removeprefix("dualmap.") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add("." * node.level + (node.module or ""))
+            names.add("." * node.level + (node.module or "").removeprefix("dualmap."))
     return {name.split(".")[0] for name in names}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.instance import InstanceLoad
 
 Load = Callable[..., InstanceLoad]
 

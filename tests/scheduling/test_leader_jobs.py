@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from scheduling.granting import CommitReply, Grant
-from scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.leader_jobs import READ_LIMIT, HotnessKeeper, Moved, evacuate, rebalance, sweep_queue
-from scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, QueuePlan
-from scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move
-from scheduling.request import Request, RequestState
-from scheduling.steps import drive_now
+from dualmap.scheduling.granting import CommitReply, Grant
+from dualmap.scheduling.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.leader_jobs import READ_LIMIT, HotnessKeeper, Moved, evacuate, rebalance, sweep_queue
+from dualmap.scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.rebalance import HotQueue, MigrateStatus, Migration, Move
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.steps import drive_now
 
 Load = Callable[..., InstanceLoad]
 NOW_MS = 1_000_000

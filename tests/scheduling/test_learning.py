@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.learned import PRIOR_IMAGE_TOKENS, Learned
-from scheduling.learning import (
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.learned import PRIOR_IMAGE_TOKENS, Learned
+from dualmap.scheduling.learning import (
     MIN_IMAGES,
     RATIO_MIN_TOKENS,
     Finished,
@@ -18,8 +18,8 @@ from scheduling.learning import (
     features_to_note,
     transfer_note,
 )
-from scheduling.ttft_model import PRIOR_WEIGHTS
-from scheduling.weights import Form
+from dualmap.scheduling.ttft_model import PRIOR_WEIGHTS
+from dualmap.scheduling.weights import Form
 
 
 def first_token(instance_id: str, tokens: int, busy_ms: int, *, at_ms: int = 1_000_000, **changes: object) -> Sample:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.leaving import plan_leaving
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.leaving import plan_leaving
 
 
 def load(name: str, **figures: int) -> InstanceLoad:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from scheduling.instance import Role
-from scheduling.legs import Leg, decode_leg_id, request_id_of, serves
-from scheduling.request import Counts, Request, RequestState
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.legs import Leg, decode_leg_id, request_id_of, serves
+from dualmap.scheduling.request import Counts, Request, RequestState
 
 
 def request(leg: Leg, state: RequestState) -> Request:

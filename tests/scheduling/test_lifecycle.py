@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from scheduling.errors import TransitionError
-from scheduling.instance import InstanceState as State
-from scheduling.lifecycle import InstanceEvent as Event
-from scheduling.lifecycle import next_state
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.instance import InstanceState as State
+from dualmap.scheduling.lifecycle import InstanceEvent as Event
+from dualmap.scheduling.lifecycle import next_state
 
 EXPECTED = {
     #                healthy, unhealthy, restarted, drain, drained, resume, park

@@ -4,7 +4,7 @@ from math import e
 
 import pytest
 
-from scheduling.load_window import WINDOW_MS, LoadWindow
+from dualmap.scheduling.load_window import WINDOW_MS, LoadWindow
 
 
 def test_assigned_work_adds_up_and_fades() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduling.model_names import MAX_NAMES, ModelList, listed_models, merged_models
+from dualmap.scheduling.model_names import MAX_NAMES, ModelList, listed_models, merged_models
 
 
 def test_names_of_the_model_and_adapters_with_their_model_are_told_apart() -> None:

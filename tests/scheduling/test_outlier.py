@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.outlier import OutcomeWindow, OutlierRule, Tally, most_ejected, stands_out
+from dualmap.scheduling.outlier import OutcomeWindow, OutlierRule, Tally, most_ejected, stands_out
 
 RULE = OutlierRule(window_s=30.0)
 

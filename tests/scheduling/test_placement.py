@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.decision import Policy, Reason, RouteQuery
-from scheduling.instance import InstanceLoad, InstanceState, Role
-from scheduling.learned import Learned
-from scheduling.placement import (
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Policy, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad, InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import (
     CHECKED_ROUNDS,
     MAX_ROUNDS,
     Observation,
@@ -23,10 +23,10 @@ from scheduling.placement import (
     Search,
     SearchFailed,
 )
-from scheduling.queue_order import QueueOrder
-from scheduling.request import Request, RequestState
-from scheduling.steps import drive_now
-from scheduling.view import ClusterView
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.steps import drive_now
+from dualmap.scheduling.view import ClusterView
 
 Load = Callable[..., InstanceLoad]
 Answer = Callable[[Placement], PlaceReply]

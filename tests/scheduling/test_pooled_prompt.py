@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from scheduling.blocks import TextPrompt, TokenPrompt
-from scheduling.errors import TooManyPartsError
-from scheduling.pooled_prompt import pooled_prompt
+from dualmap.scheduling.blocks import TextPrompt, TokenPrompt
+from dualmap.scheduling.errors import TooManyPartsError
+from dualmap.scheduling.pooled_prompt import pooled_prompt
 
 
 def text_bytes(body: dict[str, Any]) -> int:

@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.prefill_rate import CONFIRMED_S, FORGOTTEN_S, MEMORY_S, BusyTime, PeerRates, runs_of, step_tokens_of
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.prefill_rate import (
+    CONFIRMED_S,
+    FORGOTTEN_S,
+    MEMORY_S,
+    BusyTime,
+    PeerRates,
+    runs_of,
+    step_tokens_of,
+)
 
 STEP_TOKENS = 2048
 RATE = 8000.0

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.queue_order import (
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.queue_order import (
     CALM_WINDOWS,
     DEFERRED_RANK_MS,
     OnTimePlan,
@@ -24,8 +24,8 @@ from scheduling.queue_order import (
     plan_queue,
     step_rest_tokens,
 )
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
 
 Load = Callable[..., InstanceLoad]
 TOKENS_PER_S = 1000.0  # one token per millisecond

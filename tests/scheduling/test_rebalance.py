@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.rebalance import HotQueue, Move, plan_rebalance, plan_sweep, waited_s
-from scheduling.request import Request, RequestState
-from scheduling.ttft import expected_ttft_s
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.rebalance import HotQueue, Move, plan_rebalance, plan_sweep, waited_s
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.ttft import expected_ttft_s
 
 RATE = 1000.0
 NOW_MS = 1_000_000

@@ -4,10 +4,10 @@ from itertools import product
 
 import pytest
 
-from scheduling.errors import TransitionError
-from scheduling.request import Counts, Request, next_request_state
-from scheduling.request import RequestEvent as Event
-from scheduling.request import RequestState as State
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.request import Counts, Request, next_request_state
+from dualmap.scheduling.request import RequestEvent as Event
+from dualmap.scheduling.request import RequestState as State
 
 EXPECTED = {
     #                 granted, migrated, first token

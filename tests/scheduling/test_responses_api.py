@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduling.errors import PromptError
-from scheduling.prompt import chat_prompt
-from scheduling.responses_api import chat_of_response
+from dualmap.scheduling.errors import PromptError
+from dualmap.scheduling.prompt import chat_prompt
+from dualmap.scheduling.responses_api import chat_of_response
 
 
 def test_a_text_is_a_question() -> None:

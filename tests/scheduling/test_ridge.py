@@ -7,7 +7,7 @@ from functools import reduce
 
 import pytest
 
-from scheduling.ridge import Ridge
+from dualmap.scheduling.ridge import Ridge
 
 RIDGE = Ridge.of((1.0, 0.5), (1.0, 1.0), (0.0, 0.0))
 TRUTH = (3.0, 0.2)

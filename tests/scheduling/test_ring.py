@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.ring import RING_SEEDS, DualRing, Ring
+from dualmap.scheduling.ring import RING_SEEDS, DualRing, Ring
 
 ids = st.text(alphabet="abcdef0123456789-", min_size=1, max_size=6)
 memberships = st.frozensets(ids, max_size=8)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.role_plan import HOLDS_MS, PAUSE_MS, RoleChange, RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.role_plan import HOLDS_MS, PAUSE_MS, RoleChange, RoleState, RoleTargets, plan_roles
 
 Load = Callable[..., InstanceLoad]
 SLO_S, SLO_TPOT_S = 5.0, 0.05

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from scheduling.scale_job import MAX_ASKED, OTHERS_TERM_MS, ActuatorReply, FleetNow, ScaleKeeper
-from scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
-from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
-from scheduling.scale_settings import AutoscaleSettings
-from scheduling.steps import at_once, drive_now
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.scale_job import MAX_ASKED, OTHERS_TERM_MS, ActuatorReply, FleetNow, ScaleKeeper
+from dualmap.scheduling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
+from dualmap.scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.steps import at_once, drive_now
 
 READY, STANDBY, STARTING = InstanceState.READY, InstanceState.STANDBY, InstanceState.STARTING
 DRAINING, DOWN = InstanceState.DRAINING, InstanceState.DOWN

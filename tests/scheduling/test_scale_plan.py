@@ -11,7 +11,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from scheduling.scale_plan import (
+from dualmap.scheduling.scale_plan import (
     DOWN_GAP_S,
     LONGEST_GAP_S,
     SETTLED_S,
@@ -22,7 +22,7 @@ from scheduling.scale_plan import (
     ScaleRule,
     staffing,
 )
-from scheduling.scale_settings import MARGIN
+from dualmap.scheduling.scale_settings import MARGIN
 
 REQUEST_S = 0.5
 """Prefill work of one request."""

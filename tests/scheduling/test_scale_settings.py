@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from scheduling.scale_settings import AutoscaleSettings, autoscale_of
+from dualmap.scheduling.scale_settings import AutoscaleSettings, autoscale_of
 
 
 @pytest.mark.parametrize(

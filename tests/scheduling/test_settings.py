@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from scheduling.settings import (
+from dualmap.scheduling.settings import (
     FIXED_AT_START,
     DynamoSettings,
     LeastCostSettings,

@@ -1,7 +1,7 @@
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from scheduling.slo import slo_s
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.slo import slo_s
 
 BY_LENGTH = SchedulingSettings(slo_ttft_s=5.0, slo_ttft_s_per_1k_tokens=0.5, slo_ttft_max_s=30.0)
 

@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.decision import Policy, Reason, RouteQuery
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.learned import Learned
-from scheduling.legs import Leg, decode_leg_id
-from scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
-from scheduling.policies.decode_legs import DecodeLegs
-from scheduling.queue_order import QueueOrder
-from scheduling.request import Request, RequestState
-from scheduling.settings import POLICIES, SchedulingSettings, SplitSettings
-from scheduling.split import SplitRule
-from scheduling.steps import at_once, drive_now
-from scheduling.view import ClusterView
-from statestore.memory import MemoryStore
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Policy, Reason, RouteQuery
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg, decode_leg_id
+from dualmap.scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import POLICIES, SchedulingSettings, SplitSettings
+from dualmap.scheduling.split import SplitRule
+from dualmap.scheduling.steps import at_once, drive_now
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.memory import MemoryStore
 
 SCHEDULING = SchedulingSettings(block_tokens=100)
 BLOCKS = 100

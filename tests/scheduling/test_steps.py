@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from scheduling.steps import Step, Steps, at_once, drive, drive_now
-from scheduling.values import value
+from dualmap.scheduling.steps import Step, Steps, at_once, drive, drive_now
+from dualmap.scheduling.values import value
 
 
 class DoublingPort(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduling.surplus import SURPLUS_S, TROUGH_S, Surplus
+from dualmap.scheduling.surplus import SURPLUS_S, TROUGH_S, Surplus
 
 
 def test_it_grows_by_what_exceeds_the_reference_and_ends_at_zero() -> None:

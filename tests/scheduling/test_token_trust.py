@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from scheduling.token_trust import (
+from dualmap.scheduling.token_trust import (
     AGREED_AGAIN,
     AGREED_IN_ROW,
     MAX_KINDS,

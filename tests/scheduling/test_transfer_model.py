@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
+from dualmap.scheduling.transfer_model import taught_transfer, transfer_cost, transfer_prior
 
 
 def test_a_few_transfers_teach_latency_and_bandwidth() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.ttft import compute_s, expected_ttft_s, queueing_s, stall_s
 
 
 def load(*, pending: int = 0, deferred: int = 0, stalled_s: float = 0.0) -> InstanceLoad:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduling.ridge import Ridge
-from scheduling.ttft_model import Features, taught, ttft_prior
+from dualmap.scheduling.ridge import Ridge
+from dualmap.scheduling.ttft_model import Features, taught, ttft_prior
 
 TRUTH = (0.08, 1.1, 0.8, 0.5, 0.2)
 """Weights of a pool that this file makes up."""

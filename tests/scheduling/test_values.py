@@ -8,7 +8,7 @@ from dataclasses import asdict, field, fields, replace
 
 import pytest
 
-from scheduling.values import documented, record, value
+from dualmap.scheduling.values import documented, record, value
 
 
 @value

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg
-from scheduling.ring import DualRing
-from scheduling.view import ClusterView, takers
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.ring import DualRing
+from dualmap.scheduling.view import ClusterView, takers
 
 
 def spec(

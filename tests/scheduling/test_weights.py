@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceLoad
-from scheduling.learned import PAIRS_UNIT, Learned
-from scheduling.ttft import expected_ttft_s
-from scheduling.weights import PLAIN_TTFT, Form, Weights, attention_pairs, features_of
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.learned import PAIRS_UNIT, Learned
+from dualmap.scheduling.ttft import expected_ttft_s
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights, attention_pairs, features_of
 
 Load = Callable[..., InstanceLoad]
 CHAIN = Chain(tuple(range(10)), 100, 1000)

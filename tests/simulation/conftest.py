@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from simulation.emulator.instance import EmulatedInstance
-from simulation.emulator.serve import emulated_instances
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.settings import EmulatorSettings
 
 StartEmulator = Callable[..., Awaitable[EmulatedInstance]]
 Condition = Callable[[], bool] | Callable[[], Awaitable[bool]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from simulation.answer_stream import AnswerStream
+from dualmap.simulation.answer_stream import AnswerStream
 
 ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
 USAGE = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
-from scheduling.scale_settings import AutoscaleSettings
-from scheduling.settings import SchedulingSettings
-from simulation.autoscale import Autoscale
-from simulation.generators import GeneratorSpec
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.generators import GeneratorSpec
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
 
 PRESET = find_preset("qwen2.5-7b-910b4").engine
 

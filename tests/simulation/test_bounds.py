@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.bounds import bounds_of, ideal_requests, longest_step_s, sustainable_rate
-from simulation.engine_types import EngineConfig
-from simulation.goodput import find_goodput
-from simulation.presets import find_preset
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
-from simulation.step_time import StepCosts
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.settings import PolicyName, SchedulingSettings
+from dualmap.simulation.bounds import bounds_of, ideal_requests, longest_step_s, sustainable_rate
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.goodput import find_goodput
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.step_time import StepCosts
+from dualmap.simulation.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 PLAIN = EngineConfig(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.cluster import Cluster, KvSource
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
-from simulation.event_queue import EventQueue
-from simulation.kv_transfer import KvTransfer
-from simulation.step_time import StepCosts
+from dualmap.simulation.cluster import Cluster, KvSource
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
+from dualmap.simulation.event_queue import EventQueue
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.step_time import StepCosts
 
 # 10 ms per step and 1 ms per token; a thousand tokens of KV take a second on a link, and every move 100 ms besides.
 COSTS = StepCosts(

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.instance import InstanceSpec, Role
-from scheduling.settings import SchedulingSettings
-from simulation.commands import simulate
-from simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
-from simulation.commands.tables import COLUMNS
-from simulation.errors import SimulationError
-from simulation.scenario import Dispatch
-from simulation.settings import EngineSettings
-from statestore.settings import InstanceSettings, PoolSettings
+from dualmap.scheduling.instance import InstanceSpec, Role
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.commands import simulate
+from dualmap.simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
+from dualmap.simulation.commands.tables import COLUMNS
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.scenario import Dispatch
+from dualmap.simulation.settings import EngineSettings
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.endless_kv_pool import EndlessKvPool
-from simulation.generators.calibration import cached_tokens_if_infinite
-from simulation.generators.conversation import conversation
-from simulation.presets import find_preset
-from simulation.scenario import Scenario
-from simulation.simulate import Simulation
+from dualmap.scheduling.settings import PolicyName, SchedulingSettings
+from dualmap.simulation.endless_kv_pool import EndlessKvPool
+from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
+from dualmap.simulation.generators.conversation import conversation
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import Simulation
 
 
 def test_what_one_has_computed_all_of_them_have() -> None:

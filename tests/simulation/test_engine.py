@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.engine import Engine
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
-from simulation.step_time import StepCosts, attention_pairs
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
+from dualmap.simulation.step_time import StepCosts, attention_pairs
 
 # Round figures, so that expected times can be read off: 10 ms per step and 1 ms per token.
 COSTS = StepCosts(

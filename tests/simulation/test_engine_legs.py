@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.engine import Engine
-from simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
-from simulation.step_time import StepCosts
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
+from dualmap.simulation.step_time import StepCosts
 
 # 10 ms per step and 1 ms per token, blocks of 10 tokens, 20 tokens in a step.
 COSTS = StepCosts(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.engine import Engine
-from simulation.engine_scheduler import StepPlan
-from simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
-from simulation.step_time import StepCosts
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_scheduler import StepPlan
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
+from dualmap.simulation.step_time import StepCosts
 
 COSTS = StepCosts(
     overhead_s=0.003,

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation.event_queue import Priority
-from simulation.presets import find_preset
-from simulation.scenario import Scenario, SpeedChange
-from simulation.simulate import Simulation
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.event_queue import Priority
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Scenario, SpeedChange
+from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 TROUBLE_S, SETTLES_S, END_S = 20.0, 30.0, 80.0

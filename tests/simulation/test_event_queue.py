@@ -1,4 +1,4 @@
-from simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.event_queue import EventQueue, Priority
 
 
 def test_events_come_by_time_then_priority_then_order_of_arrival() -> None:

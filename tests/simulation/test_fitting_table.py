@@ -1,9 +1,9 @@
 import pytest
 from rich.console import Console
 
-from simulation.commands.tables import COLUMNS, results_table
-from simulation.fitting_table import fitting_table
-from simulation.results import RequestOutcome, RunRecord, RunResult, summarize
+from dualmap.simulation.commands.tables import COLUMNS, results_table
+from dualmap.simulation.fitting_table import fitting_table
+from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, summarize
 
 
 def result(policy: str, ttft_s: float) -> RunResult:

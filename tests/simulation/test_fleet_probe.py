@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulation.fleet_probe import FleetProbe
-from simulation.http_client import HttpClient
+from dualmap.simulation.fleet_probe import FleetProbe
+from dualmap.simulation.http_client import HttpClient
 
 
 class PagesInTurn(HttpClient):

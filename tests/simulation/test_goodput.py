@@ -1,13 +1,13 @@
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation.bounds import bounds_of
-from simulation.goodput import GoodputJob, find_goodput, run_goodput
-from simulation.presets import find_preset
-from simulation.runs import RunJob
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.bounds import bounds_of
+from dualmap.simulation.goodput import GoodputJob, find_goodput, run_goodput
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.runs import RunJob
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 SOURCE = TraceSource("uniform", requests=300)

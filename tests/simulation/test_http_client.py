@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from simulation.emulator.instance import EmulatedInstance
-from simulation.http_client import HttpClient, HttpClientError
-from statestore.settings import UpstreamSettings
-from statestore.trust import InstanceTrust
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.http_client import HttpClient, HttpClientError
+from dualmap.statestore.settings import UpstreamSettings
+from dualmap.statestore.trust import InstanceTrust
 
 
 @asynccontextmanager

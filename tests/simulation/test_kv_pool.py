@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulation.kv_pool import KvPool
+from dualmap.simulation.kv_pool import KvPool
 
 
 def test_a_match_ends_at_the_first_missing_block() -> None:

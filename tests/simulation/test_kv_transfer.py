@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.kv_transfer import KvLinks, KvTransfer
-from simulation.presets import PRESETS
+from dualmap.simulation.kv_transfer import KvLinks, KvTransfer
+from dualmap.simulation.presets import PRESETS
 
 # A thousand tokens take a second on a link, and every move 100 ms besides.
 TRANSFER = KvTransfer(bytes_per_token=1000, bytes_per_s=1e6, latency_s=0.1)

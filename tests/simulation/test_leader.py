@@ -3,15 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.learning import FirstToken
-from scheduling.settings import PolicyName, SchedulingSettings
-from scheduling.steps import at_once
-from scheduling.ttft_model import PRIOR_WEIGHTS
-from simulation.generators import conversation, toolagent
-from simulation.presets import find_preset
-from simulation.scenario import Scenario
-from simulation.simulate import Simulation
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.learning import FirstToken
+from dualmap.scheduling.settings import PolicyName, SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.ttft_model import PRIOR_WEIGHTS
+from dualmap.simulation.generators import conversation, toolagent
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=200, seed=1).capped(20_480)

@@ -2,7 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from simulation.on_time import OnTimeShares
+from dualmap.simulation.on_time import OnTimeShares
 
 
 @dataclass

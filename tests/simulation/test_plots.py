@@ -5,14 +5,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation import plots
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.sources import TraceSource
-from statestore.extras import how_to_install
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation import plots
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.sources import TraceSource
+from dualmap.statestore.extras import how_to_install
 
 
 @pytest.fixture(scope="module")

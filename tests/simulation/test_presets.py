@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.presets import PRESETS, QWEN25_7B, QWEN25_14B, UnknownPresetError, find_preset
+from dualmap.simulation.presets import PRESETS, QWEN25_7B, QWEN25_14B, UnknownPresetError, find_preset
 
 
 @pytest.mark.parametrize(

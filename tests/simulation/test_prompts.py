@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.errors import TraceError
-from simulation.prompts import PromptWriter
-from simulation.tokenizer import block_hashes, count_tokens, render_chat
-from simulation.traces import TraceRequest
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.prompts import PromptWriter
+from dualmap.simulation.tokenizer import block_hashes, count_tokens, render_chat
+from dualmap.simulation.traces import TraceRequest
 
 BLOCK_TOKENS = 32
 

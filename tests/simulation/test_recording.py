@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from router.recording import TrafficRecorder
-from scheduling.chain import Chain
-from simulation.errors import TraceError
-from simulation.recording import merge_recordings, render_mooncake
-from simulation.traces import Trace, read_trace
+from dualmap.router.recording import TrafficRecorder
+from dualmap.scheduling.chain import Chain
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.recording import merge_recordings, render_mooncake
+from dualmap.simulation.traces import Trace, read_trace
 
 SHARED = (11 << 60, 12 << 60)
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation.emulator.instance import EmulatedInstance
-from simulation.engine import Engine
-from simulation.engine_types import EngineRequest, EventKind
-from simulation.prompts import PromptWriter
-from simulation.replay import ReplayError, ReplayOptions, ReplayProgress, replay
-from simulation.replay_bodies import Endpoint
-from simulation.replay_report import summarize_replay
-from simulation.tokenizer import block_hashes
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine_types import EngineRequest, EventKind
+from dualmap.simulation.prompts import PromptWriter
+from dualmap.simulation.replay import ReplayError, ReplayOptions, ReplayProgress, replay
+from dualmap.simulation.replay_bodies import Endpoint
+from dualmap.simulation.replay_report import summarize_replay
+from dualmap.simulation.tokenizer import block_hashes
+from dualmap.simulation.traces import Trace, TraceRequest
 
 SCALE = 20.0
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -208,7 +208,7 @@ async def test_the_routers_estimate_is_read_in_engine_seconds(field: str, expect
 async def test_times_count_from_when_a_request_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that is behind hides nothing: every look at its clock takes it a second."""
     seconds = count()
-    monkeypatch.setattr("simulation.replay.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr("dualmap.simulation.replay.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
 
     async with answering() as url:
         record = await replay(make_trace(1), ReplayOptions(url=url, model="m"))

@@ -1,7 +1,7 @@
 import json
 
-from simulation.replay_bodies import Endpoint, RequestBodies
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.replay_bodies import Endpoint, RequestBodies
+from dualmap.simulation.traces import Trace, TraceRequest
 
 
 def test_a_request_that_was_answered_with_nothing_asks_for_a_token() -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.instance import EmulatedInstance
 
 PROGRAM = """
 import argparse, sys
-from simulation.commands import replay
+from dualmap.simulation.commands import replay
 parser = argparse.ArgumentParser()
 replay.add_arguments(parser)
 sys.exit(replay.run(parser.parse_args()))

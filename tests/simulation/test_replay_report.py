@@ -8,7 +8,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from simulation.replay_report import (
+from dualmap.simulation.replay_report import (
     CachedError,
     ReplayedRequest,
     ReplayRecord,
@@ -17,7 +17,7 @@ from simulation.replay_report import (
     report_tables,
     summarize_replay,
 )
-from simulation.results import LoadSample
+from dualmap.simulation.results import LoadSample
 
 
 def answered(

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import Placement
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from scheduling.weights import PLAIN_TTFT, Weights
-from simulation.kv_pool import CacheChange
-from simulation.presets import find_preset
-from simulation.reported_caches import ReportedCaches
-from simulation.scenario import Scenario
-from simulation.simulate import simulate
-from simulation.simulated_pool import SimulatedPool
-from simulation.sources import TraceSource
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.placement import Placement
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.simulation.kv_pool import CacheChange
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.reported_caches import ReportedCaches
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.simulated_pool import SimulatedPool
+from dualmap.simulation.sources import TraceSource
 
 CHAIN = Chain((11, 12), 512, 1024)
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulation.results import LoadSample, Percentiles, RequestOutcome, RunRecord, summarize, undisturbed
+from dualmap.simulation.results import LoadSample, Percentiles, RequestOutcome, RunRecord, summarize, undisturbed
 
 
 def outcome(arrival_s: float, ttft_s: float | None, e2e_s: float | None, **more: int | str) -> RequestOutcome:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import Role
-from simulation.roles import RolesError, roles_for, roles_of
+from dualmap.scheduling.instance import Role
+from dualmap.simulation.roles import RolesError, roles_for, roles_of
 
 
 def test_the_short_form_names_the_roles_in_its_order() -> None:

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.router_queue import Pressure, RouterQueue, RouterQueueRule
-from simulation.scenario import Scenario
-from simulation.simulate import Simulation
-from simulation.sources import TraceSource
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.router_queue import Pressure, RouterQueue, RouterQueueRule
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.sources import TraceSource
 
 IDLE = Pressure(0, 0, 0.0)
 ENGINE = find_preset("qwen2.5-7b-910b4").engine

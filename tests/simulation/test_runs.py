@@ -5,17 +5,17 @@ import sys
 import time
 from pathlib import Path
 
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.runs import RunJob, map_jobs, run_job
-from simulation.scenario import Scenario
-from simulation.sources import TraceSource
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.sources import TraceSource
 
 SCENARIO = Scenario(SchedulingSettings(policy="dualmap"), find_preset("qwen2.5-7b-910b4").engine, instances=2)
 
 WAITING_POOL = """
 import os, sys, time
-from simulation.runs import map_jobs
+from dualmap.simulation.runs import map_jobs
 
 def work(folder):
     open(os.path.join(folder, str(os.getpid())), "w").close()

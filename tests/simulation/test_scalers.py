@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.scale_job import Planner
-from scheduling.scale_plan import FleetFigures
-from scheduling.scale_settings import AutoscaleSettings
-from simulation.scalers import SCALERS, planner_of
+from dualmap.scheduling.scale_job import Planner
+from dualmap.scheduling.scale_plan import FleetFigures
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.simulation.scalers import SCALERS, planner_of
 
 BOUNDS = AutoscaleSettings(min_instances=2, max_instances=10)
 

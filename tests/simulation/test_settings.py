@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from simulation.kv_transfer import KvTransfer
-from simulation.presets import find_preset
-from simulation.settings import CostSettings, EmulatorSettings, TransferSettings
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.settings import CostSettings, EmulatorSettings, TransferSettings
 
 
 def test_figures_of_one_s_own_replace_the_preset_s_one_by_one() -> None:

@@ -4,17 +4,17 @@ from typing import Literal
 
 import pytest
 
-from scheduling.instance import InstanceSpec
-from scheduling.settings import POLICIES, PolicyName, SchedulingSettings
-from scheduling.steps import at_once
-from simulation.engine_types import EngineConfig
-from simulation.generators import conversation, hotspot, toolagent
-from simulation.presets import find_preset
-from simulation.results import RunResult
-from simulation.scenario import Dispatch, FleetChange, Scenario, SpeedChange
-from simulation.simulate import Simulation, simulate
-from simulation.sources import TraceSource
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.generators import conversation, hotspot, toolagent
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario, SpeedChange
+from dualmap.simulation.simulate import Simulation, simulate
+from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.traces import Trace, TraceRequest
 
 ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=400, seed=1).capped(20_480)

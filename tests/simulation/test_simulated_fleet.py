@@ -1,12 +1,12 @@
-from scheduling.chain import Chain
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import Placement
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from scheduling.weights import PLAIN_TTFT, Weights
-from simulation.simulated_fleet import SimulatedFleet
-from simulation.simulated_pool import SimulatedPool
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.placement import Placement
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+from dualmap.simulation.simulated_pool import SimulatedPool
 
 SETTINGS = SchedulingSettings()
 CHAIN = Chain((1, 2, 3, 4), 128, 512)

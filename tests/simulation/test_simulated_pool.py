@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.placement import Placement, PlaceStatus
-from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from scheduling.weights import PLAIN_TTFT, Weights
-from simulation.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import Placement, PlaceStatus
+from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.simulation.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
 from tests.statestore.samples import own_chain
 
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.settings import POLICIES, PolicyName, SchedulingSettings, SplitSettings
-from scheduling.steps import at_once
-from simulation.engine_types import EngineConfig
-from simulation.generators import toolagent
-from simulation.kv_transfer import KvTransfer
-from simulation.presets import find_preset
-from simulation.scenario import Dispatch, Scenario
-from simulation.simulate import Simulation, simulate
-from simulation.traces import Trace, TraceRequest
+from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings, SplitSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.generators import toolagent
+from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Dispatch, Scenario
+from dualmap.simulation.simulate import Simulation, simulate
+from dualmap.simulation.traces import Trace, TraceRequest
 
 ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
 TRACE = toolagent(requests=300, seed=1).capped(20_480)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from simulation.time_scale import scaled_scheduling
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.time_scale import scaled_scheduling
 
 SETTINGS = SchedulingSettings(
     slo_ttft_s=5.0,

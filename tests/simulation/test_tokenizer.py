@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.tokenizer import block_hashes, count_tokens, decode, encode, render_chat
+from dualmap.simulation.tokenizer import block_hashes, count_tokens, decode, encode, render_chat
 
 texts = st.text(max_size=200).map(str.encode)
 

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from simulation.errors import TraceError
-from simulation.sources import TraceSource
-from simulation.traces import read_mooncake, read_trace
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.traces import read_mooncake, read_trace
 
 
 def line(timestamp: object = 0, tokens: object = 600, output: object = 5, ids: object = (0, 1), **more: object) -> str:

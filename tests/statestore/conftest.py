@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from statestore.connect import Store
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import Store
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock
 from tests.support.store_servers import SERVER_KINDS, StoreServers, binary_of
 

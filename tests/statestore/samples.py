@@ -9,19 +9,19 @@ from typing import Any, Protocol
 
 import xxhash
 
-from scheduling.chain import Chain
-from scheduling.granting import CommitReply, grant_queue
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.leader_jobs import sweep_queue
-from scheduling.placement import Placement, PlaceReply
-from scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import drive
-from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore.answers import Release, Transition
-from statestore.pool import PoolStore
-from statestore.records import INSTANCE
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import CommitReply, grant_queue
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.leader_jobs import sweep_queue
+from dualmap.scheduling.placement import Placement, PlaceReply
+from dualmap.scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import drive
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.statestore.answers import Release, Transition
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.records import INSTANCE
 
 BLOCK_TOKENS = 100
 SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)

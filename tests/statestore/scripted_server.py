@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 from redis.asyncio import ConnectionPool
 
-from statestore.redis.connections import connection_pool
+from dualmap.statestore.redis.connections import connection_pool
 
 Answer = Callable[[list[bytes]], bytes | None]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.redis import RedisStore
-from statestore.redis.connections import Address, connection_pool
-from statestore.settings import StoreSettings
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.redis.connections import Address, connection_pool
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.tls_front import Authority, tls_front
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState
-from scheduling.request import RequestState
-from statestore.errors import LeaseLostError
-from statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, chain, finish, hold, instance, lead, place, record, sweep
 
 LEASE_MS = 2000

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.learned import Learned
-from statestore.errors import LeaseLostError
-from statestore.leases import Lease
-from statestore.pool import PoolStore
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,

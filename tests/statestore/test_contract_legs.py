@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from scheduling.instance import Role
-from scheduling.legs import Leg, decode_leg_id
-from scheduling.placement import PlaceStatus
-from scheduling.request import RequestState
-from scheduling.ways import Side
-from scheduling.weights import PLAIN_TTFT, Form, Weights
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.legs import Leg, decode_leg_id
+from dualmap.scheduling.placement import PlaceStatus
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.ways import Side
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, FIRST, assert_sums_hold, finish, first_token, instance, lead, place, record
 
 LEAST_LOADED = Weights(Form(ahead_s=1.0, kv_demand=4.0), PLAIN_TTFT)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState, Role
-from scheduling.learned import Learned
-from statestore.answers import Note
-from statestore.errors import LeaseLostError
-from statestore.kv_events import KvViewStatus
-from statestore.pool import PoolStore
-from statestore.settings import InstanceSettings
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.statestore.answers import Note
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import InstanceSettings
 from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 
 

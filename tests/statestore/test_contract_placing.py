@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from scheduling.instance import InstanceState, Role
-from scheduling.learned import Learned
-from scheduling.placement import PlaceReply, PlaceStatus
-from scheduling.request import RequestState
-from scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
+from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     BLOCK_TOKENS,
     CHAIN,

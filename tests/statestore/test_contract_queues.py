@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from scheduling.granting import CommitReply, Grant
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.legs import Leg
-from scheduling.placement import PlaceStatus
-from scheduling.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
-from scheduling.rebalance import HotQueue, Migration
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.weights import PLAIN_TTFT, Weights
-from statestore.errors import LeaseLostError
-from statestore.pool import PoolStore
+from dualmap.scheduling.granting import CommitReply, Grant
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placement import PlaceStatus
+from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
+from dualmap.scheduling.rebalance import HotQueue, Migration
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
 from tests.statestore import samples
 from tests.statestore.samples import (
     CHAIN,

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from statestore.connect import Store
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
+from dualmap.statestore.connect import Store
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
 from tests.statestore.samples import (
     CHAIN,
     SCHEDULING,

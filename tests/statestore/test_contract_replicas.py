@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from scheduling.request import Request, RequestState
-from statestore.keys import PoolKeys
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import SCHEDULING, HandClock, first_token, instance, lead, place, sweep
 
 

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from scheduling.granting import Grant
-from scheduling.learning import Finished, FirstToken
-from scheduling.queue_order import PlanStep, QueuePlan
-from scheduling.request import RequestState
-from statestore.answers import Transition
-from statestore.pool import PoolStore
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.learning import Finished, FirstToken
+from dualmap.scheduling.queue_order import PlanStep, QueuePlan
+from dualmap.scheduling.request import RequestState
+from dualmap.statestore.answers import Transition
+from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     CHAIN,
     HandClock,

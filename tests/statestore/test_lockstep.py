@@ -19,29 +19,29 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from scheduling.chain import Chain
-from scheduling.granting import Grant
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState, Role
-from scheduling.learned import Learned
-from scheduling.legs import Leg, serves
-from scheduling.placement import Placement, PlaceReply, PlaceStatus
-from scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from scheduling.ways import Side
-from scheduling.weights import Form, Weights, features_of
-from statestore.errors import LeaseLostError
-from statestore.keys import PoolKeys
-from statestore.kv_events import KvChange, KvViewStatus
-from statestore.memory import MemoryStore
-from statestore.memory.sorted_set import SortedSet
-from statestore.pool import PoolStore
-from statestore.pool.codec import CONFIRMED_STAMP, pairs_from
-from statestore.records import pack_chain
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.granting import Grant
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.legs import Leg, serves
+from dualmap.scheduling.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.ways import Side
+from dualmap.scheduling.weights import Form, Weights, features_of
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.memory.sorted_set import SortedSet
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.codec import CONFIRMED_STAMP, pairs_from
+from dualmap.statestore.records import pack_chain
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,

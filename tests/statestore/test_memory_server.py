@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from statestore.errors import StoreError
-from statestore.keys import PoolKeys
-from statestore.memory import MemoryStore
-from statestore.memory.calls import MemoryCalls
-from statestore.memory.server import MemoryServer
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.memory.calls import MemoryCalls
+from dualmap.statestore.memory.server import MemoryServer
 from tests.statestore.samples import SCHEDULING, instance
 
 K = b"{unit}:key"

@@ -10,17 +10,17 @@ from typing import Any
 import orjson
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState, Role
-from scheduling.learned import Learned
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.answers import Release
-from statestore.errors import StoreError
-from statestore.keys import PoolKeys
-from statestore.kv_events import KvChange
-from statestore.leases import Lease
-from statestore.pool import PoolStore
-from statestore.pool.changes import Change
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.answers import Release
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_events import KvChange
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.changes import Change
 from tests.statestore.samples import CHAIN, assert_sums_hold, instance, placement
 
 pytestmark = pytest.mark.parametrize("store", ["valkey"], indirect=True)  # nobody writes by hand into a process

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from scheduling.placement import PlaceReply
-from statestore.answers import Release
-from statestore.connect import Store
-from statestore.errors import StoreUnavailableError
-from statestore.pool import PoolStore
-from statestore.pool.placing import Turn
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.placement import PlaceReply
+from dualmap.statestore.answers import Release
+from dualmap.statestore.connect import Store
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.placing import Turn
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from scheduling.instance import InstanceSpec
-from statestore.errors import StoreConfigurationError, StoreError
-from statestore.keys import PoolKeys
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.statestore.errors import StoreConfigurationError, StoreError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
 from tests.statestore.samples import SCHEDULING, assert_sums_hold, finish, grant, instance, lead, place, record
 from tests.statestore.scripted_server import scripted_server
@@ -126,7 +126,7 @@ async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
 async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_same_connection(
     allow: Allow, server_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("dualmap.statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
     store = RedisStore(StoreSettings(url=allow("~*", "resetchannels", "+@all")), scheduling=SCHEDULING)
     await store.open()
     store.pool("default").on_grant("router-1", lambda grant: None)

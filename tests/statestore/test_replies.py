@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.pool.replies import MovedElsewhereError, ScriptMissingError, reply_error
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.pool.replies import MovedElsewhereError, ScriptMissingError, reply_error
 
 
 @pytest.mark.parametrize(

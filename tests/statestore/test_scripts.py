@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import redis
 
-from statestore.keys import KEY_NAMES, PoolKeys
-from statestore.pool.scripts import load_scripts
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.statestore.keys import KEY_NAMES, PoolKeys
+from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 
 SCRIPTS = load_scripts(SCHEDULING)

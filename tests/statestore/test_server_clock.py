@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statestore.redis.server_clock import ServerClock
+from dualmap.statestore.redis.server_clock import ServerClock
 
 HOUR_MS = 3_600_000
 

@@ -16,12 +16,12 @@ import redis
 import trustme
 from redis.crc import key_slot
 
-from statestore.errors import StoreConfigurationError, StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.redis import RedisStore
-from statestore.redis.connections import Address
-from statestore.redis.servers import Servers, tls_context
-from statestore.settings import StoreSettings
+from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.redis.connections import Address
+from dualmap.statestore.redis.servers import Servers, tls_context
+from dualmap.statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, place
 from tests.statestore.tls_front import Authority, tls_front

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from statestore.settings import InstanceSettings, KvEventSettings, StoreSettings
+from dualmap.statestore.settings import InstanceSettings, KvEventSettings, StoreSettings
 
 URL = "http://10.0.0.1:8000"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from statestore.settings import UpstreamSettings
-from statestore.trust import InstanceTrust, TrustError, system_trust
+from dualmap.statestore.settings import UpstreamSettings
+from dualmap.statestore.trust import InstanceTrust, TrustError, system_trust
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.url import StoreUrl, parse_store_url, without_password
+from dualmap.statestore.url import StoreUrl, parse_store_url, without_password
 
 
 @pytest.mark.parametrize(

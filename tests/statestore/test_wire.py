@@ -13,13 +13,13 @@ import redis
 import uvloop
 from redis.asyncio import ConnectionPool
 
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
-from statestore.keys import PoolKeys
-from statestore.pool.replies import TooLateError
-from statestore.pool.scripts import load_scripts
-from statestore.redis.servers import Servers
-from statestore.redis.wire import Wire, WireCalls
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.replies import TooLateError
+from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.redis.servers import Servers
+from dualmap.statestore.redis.wire import Wire, WireCalls
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 from tests.statestore.tls_front import Authority, tls_front
@@ -332,7 +332,7 @@ async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
 ) -> None:
     calls = WireCalls(connections_to(int(server_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
     await calls.command("PING")
-    monkeypatch.setattr("statestore.redis.wire.MAX_IN_FLIGHT", 3)
+    monkeypatch.setattr("dualmap.statestore.redis.wire.MAX_IN_FLIGHT", 3)
 
     others = [calls.command("PING") for _ in range(waiting)]
     together = await asyncio.gather(calls.together([("SET", "k", "v"), ("GET", "k")]), return_exceptions=True)

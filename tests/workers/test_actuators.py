@@ -15,10 +15,10 @@ import orjson
 import pytest
 import trustme
 
-from scheduling.scale_job import ActuatorReply
-from scheduling.scale_record import ScaleRecord
-from scheduling.scale_settings import AutoscaleSettings
-from workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
+from dualmap.scheduling.scale_job import ActuatorReply
+from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
 
 RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")
 ECHO = "import sys; data = sys.stdin.read(); print(data); sys.exit({code})"

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceSpec
-from scheduling.model_names import ModelList
-from workers.described import reported_changes, reported_limits
-from workers.probe import EngineFacts, scheduler_limits_of
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.model_names import ModelList
+from dualmap.workers.described import reported_changes, reported_limits
+from dualmap.workers.probe import EngineFacts, scheduler_limits_of
 
 
 def facts(**reported: int) -> EngineFacts:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from scheduling.instance import InstanceState
+from dualmap.scheduling.instance import InstanceState
+from dualmap.workers.drainer import Drainer
 from tests.statestore.samples import finish
-from workers.drainer import Drainer
 
 
 async def test_a_draining_instance_is_done_when_its_last_request_is(

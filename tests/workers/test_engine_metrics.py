@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.settings import MAX_KV_CAPACITY_TOKENS
-from workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
+from dualmap.statestore.settings import MAX_KV_CAPACITY_TOKENS
+from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.

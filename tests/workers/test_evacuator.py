@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState, Role
-from scheduling.settings import SchedulingSettings
-from workers.evacuator import Evacuator
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.workers.evacuator import Evacuator
 
 
 @pytest.fixture

@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.instance import InstanceSpec, InstanceState
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
+from dualmap.workers.health_rules import HealthRecord
+from dualmap.workers.probe import Health, Prober
+from dualmap.workers.settings import WorkerSettings
 from tests.statestore.samples import finish, first_token
-from workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
-from workers.health_rules import HealthRecord
-from workers.probe import Health, Prober
-from workers.settings import WorkerSettings
 
 SETTINGS = WorkerSettings(health_interval_s=1.0, stall_down_s=20.0)
 

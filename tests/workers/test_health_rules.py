@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.lifecycle import InstanceEvent
-from workers.health_rules import (
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.lifecycle import InstanceEvent
+from dualmap.workers.health_rules import (
     CheckResult,
     HealthRecord,
     Suspicion,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState, Role
-from scheduling.settings import SchedulingSettings
-from statestore.errors import LeaseLostError
+from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.workers.hotness_keeper import HotnessJob, scheduled_ready
 from tests.statestore.samples import finish
-from workers.hotness_keeper import HotnessJob, scheduled_ready
 
 HOT, COLD_BASE = 0xAAAA, 1_000
 

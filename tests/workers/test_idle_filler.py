@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import Role
-from scheduling.request import RequestState
-from scheduling.settings import SchedulingSettings
-from statestore.errors import LeaseLostError
-from workers.idle_filler import IdleFiller
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.workers.idle_filler import IdleFiller
 
 
 @pytest.fixture

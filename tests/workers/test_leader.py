@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from scheduling.instance import InstanceState
-from statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
-from statestore.leases import Lease
-from workers.leader import Election, Step, Term, plan_tick
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
+from dualmap.statestore.leases import Lease
+from dualmap.workers.leader import Election, Step, Term, plan_tick
 
 LEASE_S = 3.0
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from scheduling.learned import DEFAULT_BYTES_PER_TOKEN
-from scheduling.learning import RATIO_MIN_TOKENS, features_to_note
-from scheduling.weights import Form
-from statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.scheduling.learned import DEFAULT_BYTES_PER_TOKEN
+from dualmap.scheduling.learning import RATIO_MIN_TOKENS, features_to_note
+from dualmap.scheduling.weights import Form
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.workers.learner import Learner
 from tests.statestore.samples import finish, first_token
-from workers.learner import Learner
 
 RATE = 2000.0
 """What the engines of these tests really prefill, tokens per second; they are entered with half of that."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from statestore.errors import LeaseLostError, StoreUnavailableError
-from workers.loop import run_job
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.workers.loop import run_job
 
 
 class ScriptedJob:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from statestore.pool.changes import Change
-from workers.mender import Mender
+from dualmap.statestore.pool.changes import Change
+from dualmap.workers.mender import Mender
 
 
 async def test_unreadable_state_is_mended_and_counted_once(pool, fence, metrics, add_instance, value) -> None:

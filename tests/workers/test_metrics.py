@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import REGISTRY
 
-from workers.metrics import WorkerMetrics
+from dualmap.workers.metrics import WorkerMetrics
 
 
 def test_every_metric_carries_the_workers_prefix_and_the_pool() -> None:

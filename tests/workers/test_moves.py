@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from scheduling.instance import InstanceState
-from scheduling.leader_jobs import evacuate
-from scheduling.steps import drive
-from statestore.errors import StoreUnavailableError
-from statestore.led import LedPool
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.leader_jobs import evacuate
+from dualmap.scheduling.steps import drive
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.led import LedPool
+from dualmap.workers import evacuator, idle_filler, rebalancer
+from dualmap.workers.evacuator import Evacuator
+from dualmap.workers.moves import count_moves
 from tests.statestore.samples import finish
-from workers import evacuator, idle_filler, rebalancer
-from workers.evacuator import Evacuator
-from workers.moves import count_moves
 
 PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "reference" / "redis-keys.md"
 

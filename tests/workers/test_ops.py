@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from statestore.settings import PoolSettings, StoreSettings
-from workers.metrics import WorkerMetrics
-from workers.ops import create_app, serve_ops
-from workers.pool_worker import PoolWorker
-from workers.serve import serve
-from workers.settings import WorkerSettings
-from workers.status import WorkerStatus
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.ops import create_app, serve_ops
+from dualmap.workers.pool_worker import PoolWorker
+from dualmap.workers.serve import serve
+from dualmap.workers.settings import WorkerSettings
+from dualmap.workers.status import WorkerStatus
 
 
 async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from statestore.errors import StoreUnavailableError
-from workers.pool_reader import CachedPoolReader
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.workers.pool_reader import CachedPoolReader
 
 
 async def test_looks_within_the_bound_share_one_read_and_later_ones_see_what_changed(

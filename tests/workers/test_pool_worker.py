@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from scheduling.instance import InstanceState
-from scheduling.settings import SchedulingSettings
-from scheduling.steps import at_once
-from statestore.clock import RealClock
-from statestore.errors import LeaseLostError
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
-from statestore.settings import InstanceSettings, PoolSettings
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.steps import at_once
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
+from dualmap.workers.loop import LoopContext
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_worker import PoolWorker, run_together
+from dualmap.workers.settings import WorkerSettings
 from tests.placements import placement
-from workers.loop import LoopContext
-from workers.metrics import WorkerMetrics
-from workers.pool_worker import PoolWorker, run_together
-from workers.settings import WorkerSettings
 
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
 JOBS = {

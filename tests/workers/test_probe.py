@@ -8,10 +8,10 @@ import json
 
 import pytest
 
-from scheduling.model_names import ModelList
+from dualmap.scheduling.model_names import ModelList
+from dualmap.workers.engine_metrics import ServerRun
+from dualmap.workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
 from tests.statestore.tls_front import Authority
-from workers.engine_metrics import ServerRun
-from workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
 
 METRICS = """\
 # TYPE vllm:prompt_tokens_total counter

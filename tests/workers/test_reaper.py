@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.errors import LeaseLostError, StoreUnavailableError
-from workers.reaper import Reaper
-from workers.sweeper import Sweeper
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.workers.reaper import Reaper
+from dualmap.workers.sweeper import Sweeper
 
 
 @pytest.fixture

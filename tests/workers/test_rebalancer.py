@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from statestore.errors import LeaseLostError
-from workers.rebalancer import Rebalancer, TickPlan, plan_tick
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.workers.rebalancer import Rebalancer, TickPlan, plan_tick
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.learned import Learned
-from statestore.answers import Membership
-from statestore.errors import StoreUnavailableError
-from statestore.memory import MemoryStore
-from statestore.settings import InstanceSettings, PoolSettings
-from workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
+from dualmap.workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
 
 A = InstanceSettings(id="a", url="http://a:8000")
 B = InstanceSettings(id="b", url="http://b:8000", kv_capacity_tokens=500_000, max_running_requests=64)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dualmap.workers.repairer import Repairer
 from tests.statestore.samples import drift
-from workers.repairer import Repairer
 
 
 async def test_drift_is_repaired_and_counted_once(pool, fence, metrics, add_instance, reserve, value) -> None:

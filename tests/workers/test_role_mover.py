@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import Role
-from scheduling.legs import Leg
-from scheduling.role_plan import HOLDS_MS, PAUSE_MS
-from scheduling.settings import SchedulingSettings
-from statestore.errors import LeaseLostError
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.role_plan import HOLDS_MS, PAUSE_MS
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import LeaseLostError
+from dualmap.workers.role_mover import RoleMover
 from tests.statestore.samples import placement
-from workers.role_mover import RoleMover
 
 
 @pytest.fixture

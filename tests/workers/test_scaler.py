@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceState
-from scheduling.scale_record import DecisionStatus
-from scheduling.scale_settings import AutoscaleSettings
-from scheduling.settings import SchedulingSettings
-from statestore.errors import LeaseLostError, StoreUnavailableError
-from statestore.settings import InstanceSettings, PoolSettings
-from workers.scaler import Scaler
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.scale_record import DecisionStatus
+from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.settings import InstanceSettings, PoolSettings
+from dualmap.workers.scaler import Scaler
 
 
 def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSettings:

@@ -13,29 +13,29 @@ from typing import Any
 
 import pytest
 
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceState
-from scheduling.learned import Learned
-from scheduling.request import Request, RequestState
-from scheduling.settings import SchedulingSettings
-from statestore.connect import open_store
-from statestore.embedded import EmbeddedValkey
-from statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
-from statestore.leases import Lease
-from statestore.pool import PoolStore
-from statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
+from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from dualmap.workers.serve import serve
+from dualmap.workers.settings import WorkerSettings
 from tests.placements import placement
-from workers.serve import serve
-from workers.settings import WorkerSettings
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """
 import asyncio, json, logging, sys
-from scheduling.settings import SchedulingSettings
-from statestore.settings import PoolSettings
-from statestore.settings import StoreSettings
-from workers.serve import serve
-from workers.settings import WorkerSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.settings import PoolSettings
+from dualmap.statestore.settings import StoreSettings
+from dualmap.workers.serve import serve
+from dualmap.workers.settings import WorkerSettings
 logging.basicConfig(level=logging.INFO)
 given = json.loads(sys.argv[1])
 scheduling = SchedulingSettings(policy="dualmap")

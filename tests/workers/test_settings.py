@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from workers.settings import WorkerSettings
+from dualmap.workers.settings import WorkerSettings
 
 
 def test_every_setting_is_described_and_names_its_unit() -> None:

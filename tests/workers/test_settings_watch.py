@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.settings import SchedulingSettings
-from statestore.memory import MemoryStore
-from workers.settings_watch import SettingsChangedError, SettingsWatch
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
+from dualmap.workers.settings_watch import SettingsChangedError, SettingsWatch
 
 
 async def test_the_jobs_end_when_the_settings_are_others_than_they_were_started_with() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.request import RequestState
-from scheduling.settings import SchedulingSettings
+from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.workers.sweeper import Sweeper
 from tests.statestore.samples import first_token
-from workers.sweeper import Sweeper
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from scheduling.engine_blocks import encode_extra_keys
-from scheduling.values import value
+from dualmap.scheduling.engine_blocks import encode_extra_keys
+from dualmap.scheduling.values import value
 
 _STORED = (
     "block_hashes",

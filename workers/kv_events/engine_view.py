@@ -13,9 +13,9 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
-from scheduling.engine_blocks import ROOT, TOKEN_BYTES, block_hash
-from statestore.kv_events import KvChange
-from workers.kv_events.decoding import Batch, Cleared, Removed, Stored
+from dualmap.scheduling.engine_blocks import ROOT, TOKEN_BYTES, block_hash
+from dualmap.statestore.kv_events import KvChange
+from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored
 
 MAX_BLOCKS: Final = 1 << 20
 """Blocks of one instance that are followed at most; 16 million tokens in blocks of 16."""

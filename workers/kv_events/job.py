@@ -9,16 +9,16 @@ from typing import Final
 
 import zmq.asyncio
 
-from statestore.clock import Clock
-from statestore.errors import StoreError
-from statestore.kv_events import KvViewStatus
-from statestore.pool import PoolStore
-from statestore.settings import PoolSettings
-from workers.kv_events.share import share_of
-from workers.kv_events.source import EventSource, source_of
-from workers.kv_events.subscriber import Subscriber
-from workers.kv_events.view_writer import ViewWriter
-from workers.metrics import WorkerMetrics
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import PoolSettings
+from dualmap.workers.kv_events.share import share_of
+from dualmap.workers.kv_events.source import EventSource, source_of
+from dualmap.workers.kv_events.subscriber import Subscriber
+from dualmap.workers.kv_events.view_writer import ViewWriter
+from dualmap.workers.metrics import WorkerMetrics
 
 LEASE_MS: Final = 2000
 """A dead worker's instances are taken over after this."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from scheduling.values import value
+from dualmap.scheduling.values import value
 
 
 class Step(StrEnum):

@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from workers.kv_events.decoding import Batch, UnreadableEventsError, read_batch
+from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError, read_batch
 
 MAX_WAITING: Final = 10_000
 """Batches that wait in the socket at most; further ones are lost, and asked for again."""

@@ -14,17 +14,17 @@ from typing import Final
 
 import zmq.asyncio
 
-from scheduling.backoff import backoff_s, worth_logging
-from statestore.clock import Clock
-from statestore.errors import LeaseLostError, StoreUnavailableError
-from statestore.kv_events import CHANGES_PER_CALL
-from workers.kv_events.decoding import Batch, UnreadableEventsError
-from workers.kv_events.engine_view import AmbiguousEventsError
-from workers.kv_events.reading import Position, Step
-from workers.kv_events.sockets import EventSockets, NoReplayError
-from workers.kv_events.source import EventSource
-from workers.kv_events.view_writer import StoreSlowError, ViewWriter
-from workers.metrics import WorkerMetrics
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.kv_events import CHANGES_PER_CALL
+from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError
+from dualmap.workers.kv_events.engine_view import AmbiguousEventsError
+from dualmap.workers.kv_events.reading import Position, Step
+from dualmap.workers.kv_events.sockets import EventSockets, NoReplayError
+from dualmap.workers.kv_events.source import EventSource
+from dualmap.workers.kv_events.view_writer import StoreSlowError, ViewWriter
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from statestore.clock import Clock
-from statestore.kv_events import KvViewStatus
-from statestore.pool import PoolStore
-from workers.kv_events.decoding import Batch
-from workers.kv_events.engine_view import AmbiguousEventsError, EngineView
-from workers.kv_events.reading import BEGINNING, Position
-from workers.kv_events.source import EventSource
-from workers.metrics import WorkerMetrics
+from dualmap.statestore.clock import Clock
+from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.kv_events.decoding import Batch
+from dualmap.workers.kv_events.engine_view import AmbiguousEventsError, EngineView
+from dualmap.workers.kv_events.reading import BEGINNING, Position
+from dualmap.workers.kv_events.source import EventSource
+from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 

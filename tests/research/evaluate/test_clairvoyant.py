@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from research.evaluate.clairvoyant import paid_hours
-from simulation.scenario import FleetChange
+from dualmap.research.evaluate.clairvoyant import paid_hours
+from dualmap.simulation.scenario import FleetChange
 
 
 def test_hours_are_those_of_each_size_and_of_each_start() -> None:

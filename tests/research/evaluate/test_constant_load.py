@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from research.evaluate import constant_load
-from research.evaluate.constant_load import FOUND_S, constant_load_section, in_words
-from research.evaluate.plan import QUICK
-from research.evaluate.work import Worker
-from simulation.autoscale import SizeChange
-from simulation.results import RunResult
-from simulation.runs import RunJob, run_job
+from dualmap.research.evaluate import constant_load
+from dualmap.research.evaluate.constant_load import FOUND_S, constant_load_section, in_words
+from dualmap.research.evaluate.plan import QUICK
+from dualmap.research.evaluate.work import Worker
+from dualmap.simulation.autoscale import SizeChange
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, run_job
 
 TINY = replace(QUICK, toolagent_requests=100, skip_requests=20, scaling_requests=60, constant_s=20, constant_seeds=2)
 

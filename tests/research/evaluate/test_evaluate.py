@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from research.evaluate import command, overhead, scaling
-from research.evaluate.plan import DEFAULT_POLICY, FULL, QUICK, Plan, scheduling_for
-from research.evaluate.rates import goodput_finding
-from research.evaluate.report import render_html, render_json, rules_of, show
-from research.evaluate.run import evaluate
-from research.evaluate.section import Section
-from research.evaluate.work import Worker
-from scheduling.settings import PolicyName, SchedulingSettings
-from simulation.commands.options import OptionError
-from simulation.settings import EngineSettings
-from simulation.sources import TraceSource
+from dualmap.research.evaluate import command, overhead, scaling
+from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, QUICK, Plan, scheduling_for
+from dualmap.research.evaluate.rates import goodput_finding
+from dualmap.research.evaluate.report import render_html, render_json, rules_of, show
+from dualmap.research.evaluate.run import evaluate
+from dualmap.research.evaluate.section import Section
+from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.settings import PolicyName, SchedulingSettings
+from dualmap.simulation.commands.options import OptionError
+from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.sources import TraceSource
 
 TINY: Plan = replace(
     QUICK,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from research.laboratory.suite import Suite, Workload
+from dualmap.research.laboratory.suite import Suite, Workload
 
 
 @pytest.fixture

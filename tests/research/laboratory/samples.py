@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
-from research.laboratory.figures import Figures
-from research.laboratory.suite import Fleet, Suite, Workload
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.bounds import Bounds
+from dualmap.research.laboratory.experiment import Experiment, GoodputResult, Rate, RateResult
+from dualmap.research.laboratory.figures import Figures
+from dualmap.research.laboratory.suite import Fleet, Suite, Workload
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.bounds import Bounds
 
 FLEET = Fleet(Workload("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
 FIGURES = Figures(

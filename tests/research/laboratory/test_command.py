@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from research.laboratory import command as laboratory
-from research.laboratory.suite import PEERS, peers
-from scheduling.settings import SchedulingSettings
-from simulation.errors import SimulationError
-from simulation.settings import EngineSettings
+from dualmap.research.laboratory import command as laboratory
+from dualmap.research.laboratory.suite import PEERS, peers
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.settings import EngineSettings
 
 TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "30"]
 

@@ -2,7 +2,7 @@ from statistics import stdev
 
 import pytest
 
-from research.laboratory.confidence import Comparison, Mean, Ranking
+from dualmap.research.laboratory.confidence import Comparison, Mean, Ranking
 
 
 def test_the_interval_is_students() -> None:

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from research.laboratory.document import blocks_of, filled
-from research.laboratory.provenance import Provenance
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.document import blocks_of, filled
+from dualmap.research.laboratory.provenance import Provenance
+from dualmap.simulation.errors import SimulationError
 from tests.research.laboratory.samples import experiment
 from tests.research.laboratory.test_orders import crossed
 

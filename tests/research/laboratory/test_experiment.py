@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from research.evaluate.work import Worker
-from research.laboratory.experiment import Rate, run_experiment
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import PEERS, Suite
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.errors import SimulationError
+from dualmap.research.evaluate.work import Worker
+from dualmap.research.laboratory.experiment import Rate, run_experiment
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import PEERS, Suite
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.errors import SimulationError
 
 BASE = SchedulingSettings()
 VARIANTS = [parse_variant(text, BASE) for text in ("ours=dualmap-least-cost,queue_order=deadline", "peer=min-ttft")]

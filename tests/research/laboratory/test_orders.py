@@ -1,9 +1,9 @@
 from dataclasses import replace
 
-from research.laboratory.experiment import Experiment
-from research.laboratory.orders import by_order, order_tables
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
+from dualmap.research.laboratory.experiment import Experiment
+from dualmap.research.laboratory.orders import by_order, order_tables
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
 from tests.research.laboratory.samples import FIGURES, experiment
 
 NAMES = ("a deadline=dualmap-least-cost,queue_order=deadline", "a fifo=dualmap-least-cost,queue_order=fifo")

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from research.laboratory.overview import overview_tables
-from research.laboratory.variants import ScenarioOptions
+from dualmap.research.laboratory.overview import overview_tables
+from dualmap.research.laboratory.variants import ScenarioOptions
 from tests.research.laboratory.samples import experiment
 from tests.research.laboratory.test_orders import crossed
 

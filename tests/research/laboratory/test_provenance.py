@@ -1,6 +1,6 @@
 import re
 
-from research.laboratory.provenance import Provenance
+from dualmap.research.laboratory.provenance import Provenance
 
 
 def test_it_names_the_commit_the_day_and_what_the_command_ran() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from research.laboratory.document import blocks_of, filled
-from research.laboratory.results_file import read_experiment
+from dualmap.research.laboratory.document import blocks_of, filled
+from dualmap.research.laboratory.results_file import read_experiment
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "research"
 PAGE = DOCS / "earlier-studies.md"

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from research.laboratory.report import render_markdown, report_tables
-from research.laboratory.tables import rich_table
-from simulation.bounds import Bounds
+from dualmap.research.laboratory.report import render_markdown, report_tables
+from dualmap.research.laboratory.tables import rich_table
+from dualmap.simulation.bounds import Bounds
 from tests.research.laboratory.samples import experiment
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from research.laboratory.experiment import Experiment
-from research.laboratory.report import render_markdown
-from research.laboratory.results_file import ResultsError, read_experiment, render_json
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.bounds import Bounds
+from dualmap.research.laboratory.experiment import Experiment
+from dualmap.research.laboratory.report import render_markdown
+from dualmap.research.laboratory.results_file import ResultsError, read_experiment, render_json
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.bounds import Bounds
 from tests.research.laboratory.samples import experiment
 
 

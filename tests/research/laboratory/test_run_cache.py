@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from research.laboratory.figures import Figures
-from research.laboratory.run_cache import RunCache, code_digest, run_key
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.runs import RunJob
-from simulation.scenario import Scenario
-from simulation.sources import TraceSource
+from dualmap.research.laboratory.figures import Figures
+from dualmap.research.laboratory.run_cache import RunCache, code_digest, run_key
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.runs import RunJob
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.sources import TraceSource
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 JOB = RunJob(TraceSource("uniform", 30), Scenario(SchedulingSettings(policy="llm-d"), ENGINE, instances=2), 4.0)

@@ -3,12 +3,21 @@ from pathlib import Path
 
 import pytest
 
-from research.laboratory.run_cache import RunCache
-from research.laboratory.suite import QUICK, STANDARD, VARIATIONS, Fleet, Workload, fleets, recorded, workload_of
-from research.laboratory.trials import Trial
-from research.laboratory.variants import parse_variant
-from scheduling.settings import SchedulingSettings
-from simulation.errors import TraceError
+from dualmap.research.laboratory.run_cache import RunCache
+from dualmap.research.laboratory.suite import (
+    QUICK,
+    STANDARD,
+    VARIATIONS,
+    Fleet,
+    Workload,
+    fleets,
+    recorded,
+    workload_of,
+)
+from dualmap.research.laboratory.trials import Trial
+from dualmap.research.laboratory.variants import parse_variant
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.errors import TraceError
 
 PRESET = "qwen2.5-7b-910b4"
 

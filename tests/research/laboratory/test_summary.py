@@ -1,10 +1,10 @@
 from dataclasses import replace
 
-from research.laboratory.experiment import Experiment, Rate, RateResult
-from research.laboratory.report import render_markdown
-from research.laboratory.summary import summary_tables
-from research.laboratory.tables import ReportTable
-from simulation.bounds import Bounds
+from dualmap.research.laboratory.experiment import Experiment, Rate, RateResult
+from dualmap.research.laboratory.report import render_markdown
+from dualmap.research.laboratory.summary import summary_tables
+from dualmap.research.laboratory.tables import ReportTable
+from dualmap.simulation.bounds import Bounds
 from tests.research.laboratory.samples import FIGURES, FLEET, experiment
 
 OVERLOAD = Rate(1.5, of_saturation=True)

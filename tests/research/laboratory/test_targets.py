@@ -1,7 +1,7 @@
 import pytest
 
-from research.laboratory.targets import MAIN, TARGETS, targets_of
-from simulation.errors import SimulationError
+from dualmap.research.laboratory.targets import MAIN, TARGETS, targets_of
+from dualmap.simulation.errors import SimulationError
 from tests.research.laboratory.samples import FIGURES
 
 

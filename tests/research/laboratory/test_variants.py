@@ -1,10 +1,10 @@
 import pytest
 
-from research.laboratory.variants import SETTINGS, VariantError, described, parse_variant
-from scheduling.instance import Role
-from scheduling.settings import SchedulingSettings
-from simulation.presets import find_preset
-from simulation.scenario import Dispatch, Scenario
+from dualmap.research.laboratory.variants import SETTINGS, VariantError, described, parse_variant
+from dualmap.scheduling.instance import Role
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Dispatch, Scenario
 
 BASE = SchedulingSettings(slo_ttft_s=3.0)
 ENGINE = find_preset("qwen2.5-7b-910b4").engine

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
-from scheduling.instance import InstanceState
-from statestore.settings import PoolSettings
+from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
+from dualmap.scheduling.instance import InstanceState
+from dualmap.statestore.settings import PoolSettings
 
 
 class Engine:

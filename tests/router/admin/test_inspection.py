@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from router.failover import FailoverStore
-from scheduling.hotness import HotnessTree
-from statestore.errors import StoreUnavailableError
+from dualmap.router.failover import FailoverStore
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 async def test_queues_list_held_requests_in_the_order_of_their_turn(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.outcome import Outcome
-from scheduling.instance import InstanceState
+from dualmap.router.outcome import Outcome
+from dualmap.scheduling.instance import InstanceState
 
 
 async def test_an_instance_is_added_starting_and_listed_with_its_load(

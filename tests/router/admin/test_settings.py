@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.outcome import Outcome
+from dualmap.router.outcome import Outcome
 
 
 async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any, client_of: Any, tools: Any) -> None:

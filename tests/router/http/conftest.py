@@ -16,16 +16,16 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from router.errors import UpstreamError
-from router.failures import outcome_of
-from router.http import DataPlane, build_data_plane, http_protocol
-from router.inference_request import InferenceRequest
-from router.instance_loss import InstanceLossNotifier
-from router.outcome import InstanceFailure, Outcome, Usage
-from router.retry_budget import RetryBudget
-from router.settings import RouterSettings
-from scheduling.legs import Leg
-from statestore.clock import RealClock
+from dualmap.router.errors import UpstreamError
+from dualmap.router.failures import outcome_of
+from dualmap.router.http import DataPlane, build_data_plane, http_protocol
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.outcome import InstanceFailure, Outcome, Usage
+from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.legs import Leg
+from dualmap.statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
 WITHIN_S = 20.0

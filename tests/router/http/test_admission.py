@@ -5,14 +5,14 @@ import json
 import orjson
 import pytest
 
-from router.api_keys import ApiKeys
-from router.errors import (
+from dualmap.router.api_keys import ApiKeys
+from dualmap.router.errors import (
     ForbiddenPathError,
     InvalidApiKeyError,
     MethodNotAllowedError,
     UnsupportedEncodingError,
 )
-from router.http.admission import (
+from dualmap.router.http.admission import (
     OPS_BODY_BYTES,
     is_form,
     make_head_check,
@@ -22,13 +22,13 @@ from router.http.admission import (
     read_request_id,
     read_slo_s,
 )
-from router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
-from router.http.request_reader import Request
-from router.inference_request import response_id
-from router.prompt import read_prompt
-from router.settings import RouterSettings
-from scheduling.blocks import BlockRule, TokenPrompt
-from scheduling.learned import Learned
+from dualmap.router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
+from dualmap.router.http.request_reader import Request
+from dualmap.router.inference_request import response_id
+from dualmap.router.prompt import read_prompt
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.blocks import BlockRule, TokenPrompt
+from dualmap.scheduling.learned import Learned
 from tests.bodies import BODIES, ODD_VALUES, places, with_value
 
 CHAT = "/v1/chat/completions"

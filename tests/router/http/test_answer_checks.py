@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.answer_checks import ends_whole, failure_of_object, may_be_no_answer, retry_after_s, starts_events
-from router.outcome import FailureKind
+from dualmap.router.http.answer_checks import (
+    ends_whole,
+    failure_of_object,
+    may_be_no_answer,
+    retry_after_s,
+    starts_events,
+)
+from dualmap.router.outcome import FailureKind
 
 JSON = b"application/json"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

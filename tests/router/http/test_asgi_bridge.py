@@ -8,8 +8,8 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from router.errors import ConflictError
-from router.http.client import BUFFER_BYTES
+from dualmap.router.errors import ConflictError
+from dualmap.router.http.client import BUFFER_BYTES
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.errors import ReplicaFullError
-from router.http.body_budget import BodyBudget
+from dualmap.router.errors import ReplicaFullError
+from dualmap.router.http.body_budget import BodyBudget
 
 
 def test_what_does_not_fit_is_refused_uncounted_and_fits_when_enough_was_given_back() -> None:

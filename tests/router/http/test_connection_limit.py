@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.http.connection_limit import MAX_OPS_CONNECTIONS, connection_limit_finder
+from dualmap.router.http.connection_limit import MAX_OPS_CONNECTIONS, connection_limit_finder
 
 
 class Transport:

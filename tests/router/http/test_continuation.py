@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from router.http.continuation import continued
-from scheduling.instance import InstanceSpec, InstanceState, Role
-from scheduling.settings import SchedulingSettings, SplitSettings
-from statestore.settings import PoolSettings
+from dualmap.router.http.continuation import continued
+from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.statestore.settings import PoolSettings
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORDS = ["one", " two", " three", " four", " five", " six"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from router.errors import UnavailableError
-from router.settings import RouterSettings
+from dualmap.router.errors import UnavailableError
+from dualmap.router.settings import RouterSettings
 
 ALLOWED = "https://chat.example"
 PREFLIGHT = f"origin: {ALLOWED}\r\naccess-control-request-method: POST\r\n"

@@ -9,8 +9,8 @@ import random
 import orjson
 import pytest
 
-from router.http.exchange import MAX_HELD_BYTES
-from router.outcome import FailureKind, Outcome
+from dualmap.router.http.exchange import MAX_HELD_BYTES
+from dualmap.router.outcome import FailureKind, Outcome
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'

@@ -12,14 +12,14 @@ from urllib.parse import quote, unquote
 import orjson
 import pytest
 
-from router.errors import OutOfFilesError, QueueFullError, UnavailableError
-from router.http.exchange import MAX_HELD_BYTES
-from router.http.upstream_pool import UpstreamPool
-from router.outcome import FailureKind, Outcome, Usage
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.view import ClusterView
-from statestore.errors import StoreUnavailableError
+from dualmap.router.errors import OutOfFilesError, QueueFullError, UnavailableError
+from dualmap.router.http.exchange import MAX_HELD_BYTES
+from dualmap.router.http.upstream_pool import UpstreamPool
+from dualmap.router.outcome import FailureKind, Outcome, Usage
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.errors import StoreUnavailableError
 
 DEEP = b"[" * 900 + b"]" * 900
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -648,7 +648,7 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
 def died_unseen(start_instance, start_router, kit, monkeypatch):
     """A router with a kept connection that its instance has reset, which it does not see before it writes again; and
     the instance, which goes on listening or does not."""
-    monkeypatch.setattr("router.http.sending.IDLE_DEATH_S", math.inf)  # however slow this machine is
+    monkeypatch.setattr("dualmap.router.http.sending.IDLE_DEATH_S", math.inf)  # however slow this machine is
 
     async def start(*, listens: bool):
         instance = await start_instance(whole_answer)
@@ -689,7 +689,7 @@ async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carr
 async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_the_same_instance_again(
     fleet, monkeypatch
 ) -> None:
-    monkeypatch.setattr("router.http.sending.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
+    monkeypatch.setattr("dualmap.router.http.sending.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
 
     async def answer_once_per_connection(talk):
         await talk.answer({"ok": 1})
@@ -798,7 +798,7 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
 @pytest.fixture
 def begun_stream(fleet, monkeypatch):
     """A stream whose client has its first event, and that says no more until told; short times."""
-    monkeypatch.setattr("router.http.exchange.SILENT_S", 0.2)
+    monkeypatch.setattr("dualmap.router.http.exchange.SILENT_S", 0.2)
 
     async def start():
         resumed = asyncio.Event()
@@ -866,7 +866,7 @@ async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_s
 
 
 async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:
-    monkeypatch.setattr("router.http.exchange.ERROR_BODY_S", 0.1)
+    monkeypatch.setattr("dualmap.router.http.exchange.ERROR_BODY_S", 0.1)
 
     async def half_an_error(talk):
         await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")

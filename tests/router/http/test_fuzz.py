@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from router.http.body_budget import BodyBudget
-from router.http.request_reader import Request, RequestReader
+from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.request_reader import Request, RequestReader
 
 REQUESTS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n" + b'{"a": "bc"}',

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from router.http import half_closed
-from router.http.half_closed import PROBE_DELAYS_S, DepartureProbes
+from dualmap.router.http import half_closed
+from dualmap.router.http.half_closed import PROBE_DELAYS_S, DepartureProbes
 
 
 async def test_a_client_is_asked_a_few_times_and_not_for_ever(monkeypatch, kit) -> None:

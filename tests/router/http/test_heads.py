@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import orjson
 
-from router.errors import InvalidApiKeyError, MethodNotAllowedError, QueueFullError
-from router.http.heads import (
+from dualmap.router.errors import InvalidApiKeyError, MethodNotAllowedError, QueueFullError
+from dualmap.router.http.heads import (
     error_answer,
     fields_for_client,
     fields_for_instance,

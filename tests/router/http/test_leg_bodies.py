@@ -5,10 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from router.connectors import PREFILL_PARAMS
-from router.http.admission import may_split
-from router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
-from router.http.model_field import edited
+from dualmap.router.connectors import PREFILL_PARAMS
+from dualmap.router.http.admission import may_split
+from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
+from dualmap.router.http.model_field import edited
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 

@@ -9,11 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from router.http.body_budget import BodyBudget
-from router.http.long_bodies import LONG_BODY_BYTES, LongBodies
-from router.http.request_reader import Request
-from router.inference_request import InferenceRequest
-from router.prompt import sent_prompt
+from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies
+from dualmap.router.http.request_reader import Request
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.prompt import sent_prompt
 
 CHAT = "/v1/chat/completions"
 LONG = "a wörd and \n a \U0001f600 " * 8000

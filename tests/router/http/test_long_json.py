@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http import long_json
-from router.http.admission import json_object
-from router.http.long_json import LONG_STRING_BYTES, LongJson, scan_json
-from scheduling.json_body import UnreadableJsonError, read_json
+from dualmap.router.http import long_json
+from dualmap.router.http.admission import json_object
+from dualmap.router.http.long_json import LONG_STRING_BYTES, LongJson, scan_json
+from dualmap.scheduling.json_body import UnreadableJsonError, read_json
 
 texts = st.text(max_size=30) | st.sampled_from(
     ["\\", '"', '\\"', "a\\" * 9, "😀" * 9, "\ud83d" * 9, "a\ude00" * 9, "😀\ud83d" * 5]
@@ -171,6 +171,6 @@ def test_what_building_takes_is_no_more_than_what_is_counted_for_it(item: bytes)
 
 
 def test_strings_that_are_cut_out_are_those_that_only_a_long_body_can_have() -> None:
-    from router.http.long_bodies import LONG_BODY_BYTES
+    from dualmap.router.http.long_bodies import LONG_BODY_BYTES
 
     assert LONG_STRING_BYTES >= LONG_BODY_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from router.http.model_field import edited, form_model, form_model_span, json_model_span
+from dualmap.router.http.model_field import edited, form_model, form_model_span, json_model_span
 
 FIELD = b'--b\r\nContent-Disposition: form-data; name="model"\r\n%b\r\nwhisper\r\n'
 FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="%b"\r\n\r\n%b\r\n'

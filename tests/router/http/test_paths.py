@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.paths import is_inference, likely_meant, meant_path, methods_of, stored_response_id
+from dualmap.router.http.paths import is_inference, likely_meant, meant_path, methods_of, stored_response_id
 
 
 @pytest.mark.parametrize(

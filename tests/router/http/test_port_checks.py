@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.port_checks import PortChecks
-from router.http.sweeper import Sweeper
-from router.http.upstream_pool import UpstreamPool
+from dualmap.router.http.port_checks import PortChecks
+from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.upstream_pool import UpstreamPool
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def test_a_port_that_nobody_listens_on_refuses(checks, kit, start_instance
 
 
 async def test_answers_that_are_out_of_date_are_dropped(checks, kit, monkeypatch) -> None:
-    monkeypatch.setattr("router.http.port_checks.FRESH_S", 0.0)
+    monkeypatch.setattr("dualmap.router.http.port_checks.FRESH_S", 0.0)
     for port in (1, 2, 3):
         checks.refuses(f"http://127.0.0.1:{port}")
         await kit.eventually(lambda: not checks._under_way)

@@ -6,10 +6,16 @@ import tracemalloc
 
 import pytest
 
-from router.errors import InvalidApiKeyError, RouterError
-from router.http.body_budget import BodyBudget
-from router.http.heads import fields_for_instance
-from router.http.request_reader import DISCARDED_BODY_BYTES, MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
+from dualmap.router.errors import InvalidApiKeyError, RouterError
+from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.heads import fields_for_instance
+from dualmap.router.http.request_reader import (
+    DISCARDED_BODY_BYTES,
+    MAX_PIPELINED_REQUESTS,
+    HeadCheck,
+    Request,
+    RequestReader,
+)
 
 POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"

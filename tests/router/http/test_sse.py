@@ -5,7 +5,7 @@ import random
 import orjson
 import pytest
 
-from router.http.sse import (
+from dualmap.router.http.sse import (
     Ending,
     EventEditor,
     EventSplitter,

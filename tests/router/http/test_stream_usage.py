@@ -5,8 +5,8 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from router.http.model_field import edited
-from router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, usage_edit
+from dualmap.router.http.model_field import edited
+from dualmap.router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, usage_edit
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from router.http.sweeper import Sweeper
+from dualmap.router.http.sweeper import Sweeper
 
 
 class Counting:

@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from router.http import transfers as module
-from router.http.attempt import ExchangeTimes
-from router.http.exchange import Exchange
-from router.http.leg_answer import NO_CLIENT, PrefillExchange
-from router.http.leg_bodies import transfer_params
-from router.http.model_field import BodyPart
-from router.http.sweeper import Sweeper
-from router.http.transfers import Transfers, Try
-from router.http.upstream import UpstreamConnection
-from router.http.upstream_pool import UpstreamPool
+from dualmap.router.http import transfers as module
+from dualmap.router.http.attempt import ExchangeTimes
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
+from dualmap.router.http.leg_bodies import transfer_params
+from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.transfers import Transfers, Try
+from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.router.http.upstream_pool import UpstreamPool
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
 STAGED = {"choices": [], "kv_transfer_params": {"remote_block_ids": [1, 2]}}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.inference_request import COMPLETIONS_PATHS
-from statestore.settings import PoolSettings
+from dualmap.router.inference_request import COMPLETIONS_PATHS
+from dualmap.statestore.settings import PoolSettings
 from tests.bodies import BODIES, ODD_VALUES, places, with_value
 
 SCALARS = st.one_of(

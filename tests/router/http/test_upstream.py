@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.upstream import AnswerHead, UpstreamConnection
-from router.outcome import FailureKind, InstanceFailure
+from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
+from dualmap.router.outcome import FailureKind, InstanceFailure
 
 
 class Wire:

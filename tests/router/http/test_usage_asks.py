@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.http.usage_asks import LOOK_AGAIN_S, LOOK_AGAIN_STREAMS, UsageAsks
+from dualmap.router.http.usage_asks import LOOK_AGAIN_S, LOOK_AGAIN_STREAMS, UsageAsks
 
 
 class Time:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from router.tokens import encoder
+from dualmap.router.tokens import encoder
 
 TEMPLATE = """
 {%- if tools %}<|im_start|>system

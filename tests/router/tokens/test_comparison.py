@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import tokenizers
 
-from router.inference_request import TokenSource
-from router.tokens.comparison import Compared, compare
-from router.tokens.encoder import LocalEncoder
-from router.tokens.instance_tokenizer import TokenizeError
-from router.tokens.model_files import read_templates, templates_of
-from router.tokens.tokenizer import PoolTokenizer
+from dualmap.router.inference_request import TokenSource
+from dualmap.router.tokens.comparison import Compared, compare
+from dualmap.router.tokens.encoder import LocalEncoder
+from dualmap.router.tokens.instance_tokenizer import TokenizeError
+from dualmap.router.tokens.model_files import read_templates, templates_of
+from dualmap.router.tokens.tokenizer import PoolTokenizer
 
 Change = Callable[[tokenizers.Tokenizer], None]
 

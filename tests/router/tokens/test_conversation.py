@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.tokens.conversation import ContentFormat, UntokenizedError, template_input
+from dualmap.router.tokens.conversation import ContentFormat, UntokenizedError, template_input
 
 
 def messages_of(*messages: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from router.tokens import encoder
-from router.tokens.encoder import LocalEncoder, _by_transformers
-from router.tokens.fast_tokenizer import id_bytes
+from dualmap.router.tokens import encoder
+from dualmap.router.tokens.encoder import LocalEncoder, _by_transformers
+from dualmap.router.tokens.fast_tokenizer import id_bytes
 
 TEXT = "def f(x):\n    return x+12345  # it's\n\n\n\tÉé"
 

@@ -11,9 +11,9 @@ import fastokens  # type: ignore[import-untyped]
 import pytest
 import tokenizers
 
-from router.tokens.encoder import LocalEncoder
-from router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, id_bytes
-from scheduling.engine_blocks import TOKEN_BYTES
+from dualmap.router.tokens.encoder import LocalEncoder
+from dualmap.router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, id_bytes
+from dualmap.scheduling.engine_blocks import TOKEN_BYTES
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -75,5 +75,5 @@ def test_a_text_that_it_refuses_is_left_to_the_library(model_folder: Path, monke
     def refuse(fast: fastokens.Tokenizer, texts: list[str]) -> Encoded:
         raise ValueError("match limit exceeded")
 
-    monkeypatch.setattr("router.tokens.encoder.fast_ids", refuse)
+    monkeypatch.setattr("dualmap.router.tokens.encoder.fast_ids", refuse)
     assert ids_of_each(encoder.encode(["def f"])) == [id_bytes(made.encode("def f").ids)]

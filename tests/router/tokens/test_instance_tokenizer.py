@@ -9,16 +9,16 @@ import httpx
 import orjson
 import pytest
 
-from router.prompt import sent_prompt
-from router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
-from scheduling.chain import Chain
-from scheduling.engine_blocks import BlockExtras, engine_chain
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceSpec
-from scheduling.view import ClusterView
-from simulation.emulator.instance import EmulatedInstance
-from simulation.emulator.serve import emulated_instances
-from simulation.settings import EmulatorSettings
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.view import ClusterView
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.settings import EmulatorSettings
 
 BLOCK_TOKENS = 4
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

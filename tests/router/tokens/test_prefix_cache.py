@@ -5,7 +5,7 @@ from array import array
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.tokens.prefix_cache import GRID_BYTES, Known, PrefixCache, Tokenized, prefix_grid
+from dualmap.router.tokens.prefix_cache import GRID_BYTES, Known, PrefixCache, Tokenized, prefix_grid
 
 
 def keep(cache: PrefixCache, text: bytes, *ends: int, seed: int = 0) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.prompt import sent_prompt
-from router.tokens.request_kind import RequestKind, kind_of
+from dualmap.router.prompt import sent_prompt
+from dualmap.router.tokens.request_kind import RequestKind, kind_of
 from tests.conformance.agent_sessions import SESSIONS
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

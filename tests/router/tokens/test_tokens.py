@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from router.metrics import RouterMetrics
-from router.prompt import read_prompt, sent_prompt
-from router.settings import RouterSettings
-from router.tokens import NoTokenizerError, build_tokenizer
-from router.tokens.verified import FILES
-from scheduling.blocks import BlockRule
-from scheduling.learned import Learned
-from scheduling.view import ClusterView
-from statestore.clock import RealClock
-from statestore.settings import PoolSettings
+from dualmap.router.metrics import RouterMetrics
+from dualmap.router.prompt import read_prompt, sent_prompt
+from dualmap.router.settings import RouterSettings
+from dualmap.router.tokens import NoTokenizerError, build_tokenizer
+from dualmap.router.tokens.verified import FILES
+from dualmap.scheduling.blocks import BlockRule
+from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.view import ClusterView
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.settings import PoolSettings
 
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
 
@@ -58,7 +58,7 @@ def test_files_that_cannot_be_used_stop_the_start_by_name(
 
 
 def test_missing_packages_are_named_with_their_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tokens.find_spec", lambda library: None)
+    monkeypatch.setattr("dualmap.router.tokens.find_spec", lambda library: None)
     metrics = RouterMetrics(["default"]).pools["default"]
 
     with pytest.raises(NoTokenizerError, match=r"pip install .*transformers.*tokenizer: instances"):
@@ -68,7 +68,7 @@ def test_missing_packages_are_named_with_their_remedy(model_folder: Path, monkey
 
 
 def test_a_template_file_replaces_the_models_own(model_folder: Path, tmp_path: Path) -> None:
-    from router.tokens.model_files import read_templates
+    from dualmap.router.tokens.model_files import read_templates
 
     other = tmp_path / "other.jinja"
     other.write_text("{{ style }}:{{ messages | length }}", encoding="utf-8")

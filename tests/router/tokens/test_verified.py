@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from router.prompt import TokenizedPrompt, sent_prompt
-from router.tokens.comparison import Compared
-from router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, VerifiedTokenizer
-from scheduling.chain import Chain
-from scheduling.engine_blocks import engine_chain
-from scheduling.token_trust import MISTRUSTED_S
+from dualmap.router.prompt import TokenizedPrompt, sent_prompt
+from dualmap.router.tokens.comparison import Compared
+from dualmap.router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, VerifiedTokenizer
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.token_trust import MISTRUSTED_S
 
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from router.outcome import Outcome
-from router.peer_watch import FIRST_S
-from router.traffic import INFO_FIELD, TrafficCounts
-from router.ui.feed import Feed
-from router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
-from router.ui.own_requests import NEW_REQUESTS
-from router.ui.peers import Peers
-from scheduling.scale_record import ScaleEntry, ScaleRecord
-from statestore.errors import StoreUnavailableError
+from dualmap.router.outcome import Outcome
+from dualmap.router.peer_watch import FIRST_S
+from dualmap.router.traffic import INFO_FIELD, TrafficCounts
+from dualmap.router.ui.feed import Feed
+from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
+from dualmap.router.ui.own_requests import NEW_REQUESTS
+from dualmap.router.ui.peers import Peers
+from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 class Viewer:

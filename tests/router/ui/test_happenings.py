@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from router.ui.happenings import Reading, happenings
-from router.view import empty_view
-from scheduling.hotness import HotnessTree
-from scheduling.instance import InstanceLoad, InstanceState
-from statestore.answers import Note, PoolOverview
-from statestore.leases import Lease, ReplicaInfo
+from dualmap.router.ui.happenings import Reading, happenings
+from dualmap.router.view import empty_view
+from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.leases import Lease, ReplicaInfo
 
 READY = InstanceState.READY
 

@@ -8,15 +8,26 @@ from typing import Any
 
 import pytest
 
-from router import errors
-from router.traffic import TrafficCounts
-from router.ui.problems import ADVICE, NAMED, FleetState, PoolState, Problem, Severity, Since, problems, told, troubles
-from router.ui.status import Avoidance, ReplicaStatus
-from router.view import empty_view
-from scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from scheduling.scale_record import ScaleEntry
-from statestore.answers import Note, PoolOverview
-from statestore.leases import Lease, ReplicaInfo
+from dualmap.router import errors
+from dualmap.router.traffic import TrafficCounts
+from dualmap.router.ui.problems import (
+    ADVICE,
+    NAMED,
+    FleetState,
+    PoolState,
+    Problem,
+    Severity,
+    Since,
+    problems,
+    told,
+    troubles,
+)
+from dualmap.router.ui.status import Avoidance, ReplicaStatus
+from dualmap.router.view import empty_view
+from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.scale_record import ScaleEntry
+from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.leases import Lease, ReplicaInfo
 
 READY, DOWN, STARTING = InstanceState.READY, InstanceState.DOWN, InstanceState.STARTING
 LEADER = Lease("w", 1, 60_000)

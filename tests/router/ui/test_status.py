@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
 
 
 async def test_a_status_survives_the_stream_of_a_peer(start_runtime: Any, tools: Any) -> None:

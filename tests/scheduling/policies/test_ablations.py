@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.decision import Decision, Reason
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.decision import Decision, Reason
+from dualmap.scheduling.instance import InstanceLoad
 
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]

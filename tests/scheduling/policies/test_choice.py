@@ -5,8 +5,8 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.instance import InstanceLoad
-from scheduling.policies.choice import in_flight, ranked
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.policies.choice import in_flight, ranked
 
 Load = Callable[..., InstanceLoad]
 

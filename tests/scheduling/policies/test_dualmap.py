@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
-from scheduling.ttft import expected_ttft_s, queueing_s
-from scheduling.view import ClusterView
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.ttft import expected_ttft_s, queueing_s
+from dualmap.scheduling.view import ClusterView
 
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.view import ClusterView
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.view import ClusterView
 
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]

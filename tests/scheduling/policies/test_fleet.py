@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad, InstanceState
-from scheduling.view import ClusterView
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.view import ClusterView
 
 Ask = Callable[..., RouteQuery]
 Build = Callable[..., Policy]

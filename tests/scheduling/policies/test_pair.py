@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduling.chain import Chain
-from scheduling.decision import Decision, Policy, Reason, RouteQuery
-from scheduling.errors import NoInstanceError
-from scheduling.instance import InstanceLoad
-from scheduling.view import ClusterView
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.view import ClusterView
 
 Ask = Callable[..., RouteQuery]
 Choose = Callable[..., Decision]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.decision import Decision, Reason, RouteQuery
-from scheduling.instance import InstanceLoad
+from dualmap.scheduling.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.instance import InstanceLoad
 
 Ask = Callable[..., RouteQuery]
 Choose = Callable[..., Decision]

@@ -5,11 +5,10 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-import scheduling.policies
-from scheduling import settings
-from scheduling.policies import build_policy, registry
-from scheduling.policies.registry import BUILDERS
-from scheduling.settings import PolicyName, SchedulingSettings
+from dualmap.scheduling import policies, settings
+from dualmap.scheduling.policies import build_policy, registry
+from dualmap.scheduling.policies.registry import BUILDERS
+from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 
 
 def test_every_name_that_can_be_configured_builds_the_policy_of_that_name() -> None:
@@ -59,4 +58,4 @@ def test_an_unknown_policy_is_refused_by_name() -> None:
 
 
 def test_the_package_exports_what_it_says() -> None:
-    assert scheduling.policies.__all__ == ["build_policy"]
+    assert policies.__all__ == ["build_policy"]

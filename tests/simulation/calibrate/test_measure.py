@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from simulation.calibrate import measure
-from simulation.calibrate.fit import DecodeTime, PrefillTime
-from simulation.calibrate.measure import CalibrationError, DisturbedError, Engine, Plan, medians_of, plan_for
+from dualmap.simulation.calibrate import measure
+from dualmap.simulation.calibrate.fit import DecodeTime, PrefillTime
+from dualmap.simulation.calibrate.measure import CalibrationError, DisturbedError, Engine, Plan, medians_of, plan_for
 
 
 def test_a_plan_reaches_the_longest_prompt_and_stays_within_memory() -> None:

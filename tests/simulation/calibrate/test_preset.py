@@ -4,10 +4,10 @@ from pathlib import Path
 
 import yaml
 
-from simulation.calibrate.fit import Fitted
-from simulation.calibrate.preset import Limits, preset_yaml
-from simulation.presets import PRESETS
-from simulation.settings import EmulatorSettings
+from dualmap.simulation.calibrate.fit import Fitted
+from dualmap.simulation.calibrate.preset import Limits, preset_yaml
+from dualmap.simulation.presets import PRESETS
+from dualmap.simulation.settings import EmulatorSettings
 
 
 def test_a_preset_is_a_configuration_file_of_the_measured_engine(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.instance import EmulatedInstance
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.emulator.clock import EngineClock
+from dualmap.simulation.emulator.clock import EngineClock
 
 
 def test_engine_time_runs_faster_and_stands_still_while_paused() -> None:

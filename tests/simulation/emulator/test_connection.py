@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from simulation.emulator import connection
-from simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator import connection
+from dualmap.simulation.emulator.instance import EmulatedInstance
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ import openai
 import orjson
 import pytest
 
-from simulation.emulator.instance import PORT_CLOSES_AFTER_S, EmulatedInstance
+from dualmap.simulation.emulator.instance import PORT_CLOSES_AFTER_S, EmulatedInstance
 
 MODEL = "qwen2.5-7b"
 Eventually = Callable[[Callable[[], Any]], Awaitable[None]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from simulation.emulator.errors import ApiError
-from simulation.emulator.json_samples import json_sample
+from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.json_samples import json_sample
 
 
 def sample(schema: Any, seed: int = 1) -> Any:

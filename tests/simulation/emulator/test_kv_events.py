@@ -10,14 +10,14 @@ import httpx
 import pytest
 import zmq.asyncio
 
-from scheduling.engine_blocks import BlockExtras, engine_chain
-from simulation.emulator.instance import EmulatedInstance
-from simulation.emulator.serve import emulated_instances
-from simulation.settings import EmulatorSettings
-from simulation.tokenizer import encode
+from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.tokenizer import encode
+from dualmap.workers.kv_events.engine_view import EngineView
+from dualmap.workers.kv_events.sockets import EventSockets
 from tests.ports import first_port
-from workers.kv_events.engine_view import EngineView
-from workers.kv_events.sockets import EventSockets
 
 BLOCK_TOKENS = 16
 TEXT = "".join(f"word {number} " for number in range(60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from simulation.emulator.lies import Lie
+from dualmap.simulation.emulator.lies import Lie
 
 BODY = {"model": "dualmap-emulated", "prompt": "hello", "max_tokens": 8}
 

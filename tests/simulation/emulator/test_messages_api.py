@@ -10,7 +10,7 @@ import httpx
 import orjson
 import pytest
 
-from simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.instance import EmulatedInstance
 
 MODEL = "qwen2.5-7b"
 HELLO: Any = [{"role": "user", "content": "hello there"}]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.emulator.metrics import Histogram
+from dualmap.simulation.emulator.metrics import Histogram
 
 
 def test_a_histogram_puts_values_into_the_first_bucket_that_holds_them() -> None:

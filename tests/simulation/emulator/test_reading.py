@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.emulator.asks import Ask, Limits
-from simulation.emulator.errors import ApiError
-from simulation.emulator.messages_api import read_message
-from simulation.emulator.openai_api import read_chat, read_completion
-from simulation.emulator.pooling_api import PoolingReply, read_embedding, read_rerank, read_score
-from simulation.emulator.replies import Ended, Reply, Stamp, Usage
-from simulation.emulator.responses_api import read_response
-from simulation.emulator.served_names import ServedNames
+from dualmap.simulation.emulator.asks import Ask, Limits
+from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.messages_api import read_message
+from dualmap.simulation.emulator.openai_api import read_chat, read_completion
+from dualmap.simulation.emulator.pooling_api import PoolingReply, read_embedding, read_rerank, read_score
+from dualmap.simulation.emulator.replies import Ended, Reply, Stamp, Usage
+from dualmap.simulation.emulator.responses_api import read_response
+from dualmap.simulation.emulator.served_names import ServedNames
 
 LIMITS = Limits(names=ServedNames("m"), max_model_len=200, block_tokens=4, mean_output_tokens=8, seed=0)
 STAMP = Stamp("id", "m", 1, "f")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation.emulator.scripts import GivenText, MadeUpText, Script
+from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script
 
 
 def test_an_answer_s_text_does_not_depend_on_how_it_is_cut() -> None:

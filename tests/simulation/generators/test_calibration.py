@@ -1,12 +1,12 @@
 import pytest
 
-from simulation.generators.calibration import (
+from dualmap.simulation.generators.calibration import (
     cached_tokens_if_infinite,
     infinite_cache_hit,
     quantile,
     trace_figures,
 )
-from simulation.traces import Trace, TraceRequest
+from dualmap.simulation.traces import Trace, TraceRequest
 
 # Three prompts: one new, one that shares its first two blocks, one that repeats the first.
 TRACE = Trace(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from simulation.errors import TraceError
-from simulation.generators import (
+from dualmap.simulation.errors import TraceError
+from dualmap.simulation.generators import (
     GENERATORS,
     GeneratorSpec,
     agents,
@@ -17,8 +17,8 @@ from simulation.generators import (
     toolagent,
     zipf,
 )
-from simulation.generators.calibration import quantile, trace_figures
-from simulation.traces import Trace, TraceRequest, read_trace
+from dualmap.simulation.generators.calibration import quantile, trace_figures
+from dualmap.simulation.traces import Trace, TraceRequest, read_trace
 
 TRACES = Path(os.environ.get("DUALMAP_TRACES", "tests/simulation/traces"))
 

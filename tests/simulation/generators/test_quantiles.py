@@ -2,7 +2,7 @@ from random import Random
 
 import pytest
 
-from simulation.generators.quantiles import QuantileTable, kind_at
+from dualmap.simulation.generators.quantiles import QuantileTable, kind_at
 
 
 def test_samples_reproduce_the_quantiles() -> None:

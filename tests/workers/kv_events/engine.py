@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from scheduling.chain import Chain
-from scheduling.engine_blocks import engine_chain
-from simulation.emulator.kv_publisher import KvEventPublisher
-from statestore.kv_events import KvEventRecord, KvViewStatus
-from statestore.pool import PoolStore
+from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
+from dualmap.statestore.kv_events import KvEventRecord, KvViewStatus
+from dualmap.statestore.pool import PoolStore
 
 BLOCK_TOKENS = 4
 _names = itertools.count(1)

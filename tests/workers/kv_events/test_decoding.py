@@ -8,8 +8,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from scheduling.engine_blocks import encode_extra_keys
-from workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
+from dualmap.scheduling.engine_blocks import encode_extra_keys
+from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
 
 
 def batch_of(*events: Any, rank: Any = 0) -> Batch:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from scheduling.engine_blocks import BlockExtras, engine_chain
-from statestore.kv_events import KvChange
-from workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
-from workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
+from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.statestore.kv_events import KvChange
+from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
 
 IDS = list(range(50, 62))
 CHAIN = engine_chain(IDS, 4).hashes

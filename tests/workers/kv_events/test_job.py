@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from statestore.clock import RealClock
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
-from statestore.settings import InstanceSettings, KvEventSettings, PoolSettings
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.settings import InstanceSettings, KvEventSettings, PoolSettings
+from dualmap.workers.kv_events.job import KvEventsJob
+from dualmap.workers.kv_events.source import EventSource, source_of
+from dualmap.workers.metrics import WorkerMetrics
 from tests.workers.kv_events.engine import record_of, until
-from workers.kv_events.job import KvEventsJob
-from workers.kv_events.source import EventSource, source_of
-from workers.metrics import WorkerMetrics
 
 EVENTS = KvEventSettings(endpoint="tcp://{host}:{port+1}", replay_endpoint="tcp://{host}:{port+2}", topic="kv")
 SETTINGS = PoolSettings(kv_events=EVENTS)

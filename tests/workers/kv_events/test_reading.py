@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.kv_events.reading import BEGINNING, Position, Step
+from dualmap.workers.kv_events.reading import BEGINNING, Position, Step
 
 
 @pytest.mark.parametrize(

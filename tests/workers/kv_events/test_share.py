@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from workers.kv_events.share import share_of
+from dualmap.workers.kv_events.share import share_of
 
 INSTANCES = [f"npu-{number}" for number in range(40)]
 WORKERS = ["one", "two", "three"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduling.instance import InstanceSpec
-from statestore.settings import KvEventSettings, PoolSettings
-from workers.kv_events.source import endpoint_of, source_of
+from dualmap.scheduling.instance import InstanceSpec
+from dualmap.statestore.settings import KvEventSettings, PoolSettings
+from dualmap.workers.kv_events.source import endpoint_of, source_of
 
 
 @pytest.mark.parametrize(

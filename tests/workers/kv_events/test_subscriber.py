@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
-from scheduling.instance import InstanceSpec, InstanceState
-from scheduling.settings import SchedulingSettings
-from simulation.emulator.kv_publisher import KvEventPublisher
-from statestore.clock import RealClock
-from statestore.errors import StoreUnavailableError
-from statestore.kv_events import KvChange, KvViewStatus
-from statestore.memory import MemoryStore
-from statestore.pool import PoolStore
+from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
+from dualmap.statestore.clock import RealClock
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.kv_events import subscriber as subscribing
+from dualmap.workers.kv_events import view_writer
+from dualmap.workers.kv_events.source import EventSource
+from dualmap.workers.kv_events.subscriber import Subscriber
+from dualmap.workers.kv_events.view_writer import ViewWriter
+from dualmap.workers.metrics import WorkerMetrics
 from tests.workers.kv_events.engine import EngineCache, is_exactly, record_of, until
-from workers.kv_events import subscriber as subscribing
-from workers.kv_events import view_writer
-from workers.kv_events.source import EventSource
-from workers.kv_events.subscriber import Subscriber
-from workers.kv_events.view_writer import ViewWriter
-from workers.metrics import WorkerMetrics
 
 ANY = "tcp://127.0.0.1:0"
 PROMPT = list(range(100, 132))

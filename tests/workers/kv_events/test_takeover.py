@@ -13,12 +13,12 @@ import pytest
 import redis
 import yaml
 
-from scheduling.settings import SchedulingSettings
-from simulation.emulator.kv_publisher import KvEventPublisher
-from statestore.keys import PoolKeys
-from statestore.records import unpack_chain
-from statestore.redis import RedisStore
-from statestore.settings import StoreSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.records import unpack_chain
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from tests.ports import first_port
 from tests.workers.kv_events.engine import EngineCache, until
 
@@ -51,7 +51,7 @@ def config(tmp_path: Path, valkey_url: str) -> Path:
 
 @pytest.fixture
 def workers(config: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "cli.main", "worker", "--config", str(config), "--name"]
+    command = [sys.executable, "-m", "dualmap", "worker", "--config", str(config), "--name"]
     started = {name: subprocess.Popen([*command, name]) for name in ("first", "second")}
     yield started
     for worker in started.values():

@@ -1,0 +1,68 @@
+"""What is installed: one package, with the rooms in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {path.name for path in (ROOT / "dualmap").iterdir() if path.is_symlink()} - {"research"}
+
+
+def built(target: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (made,) = folder.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the wheel holds."""
+    folder = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(built("wheel", tmp_path_factory.mktemp("wheel"))) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_installs_one_package_with_every_file_of_the_rooms(installed: Path) -> None:
+    packages = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
+    listed = subprocess.run(["git", "ls-files", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert packages == {"dualmap"}
+    assert {path.name for path in (installed / "dualmap").iterdir() if path.is_dir()} == ROOMS
+    assert [name for name in listed.split() if not (installed / "dualmap" / name).is_file()] == []
+    assert (installed / "dualmap" / "py.typed").is_file()
+
+
+def test_what_is_installed_runs_by_itself_and_takes_no_common_name(installed: Path) -> None:
+    """-I leaves out the folder of now; the checkout is on the path of its own environment, so it is taken off."""
+    program = f"""
+import sys
+sys.path[:] = [{str(installed)!r}, *(entry for entry in sys.path if entry != {str(ROOT)!r})]
+import importlib.util
+import dualmap
+from dualmap.cli.main import main
+taken = [room for room in {sorted(ROOMS)!r} if importlib.util.find_spec(room)]
+assert not taken, taken
+assert dualmap.__file__.startswith({str(installed)!r})
+main(["--help"])
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "laboratory" not in done.stdout, "experiments run from a checkout"
+
+
+def test_a_source_distribution_holds_each_room_once(tmp_path: Path) -> None:
+    """A wheel is made from it where there are no links."""
+    with tarfile.open(built("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert {name for name in names if name.endswith("cli/main.py")} == {"dualmap/cli/main.py"}
+    assert "dualmap/statestore/pool/codec.py" in names
