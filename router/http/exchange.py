@@ -42,7 +42,7 @@ from dualmap.router.http.attempt import (
     is_retried,
 )
 from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.heads import Header, as_chunk, fields_for_client, response_head
+from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
 from dualmap.router.http.sse import (
     EventSplitter,
     ends_event,
@@ -137,6 +137,7 @@ class Exchange:
         """The last pieces of the body, behind the earlier ones. These make way once the last ones are ``TAIL_BYTES``
         long, so that both together are never shorter, and a piece costs nothing but its place in a list."""
         self._last_bytes = 0
+        """The last pieces have not more; their framing may be counted with them."""
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
@@ -167,11 +168,14 @@ class Exchange:
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         self._progressed = True
-        if complete and self._event_stream and self._ends_early(pieces):
+        if not complete:
+            self._receive(self, wire, pieces)
+            return
+        if self._event_stream and self._ends_early(pieces):
             self._truncate(pieces)
         elif wire:
             self._receive(self, wire, pieces)
-        if complete and not self.done.done():
+        if not self.done.done():
             self._complete()
 
     def failed(self, failure: InstanceFailure) -> None:
@@ -310,14 +314,20 @@ class Exchange:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._last_wire = wire
         self._last_pieces += pieces
-        self._last_bytes += len(pieces[0]) if len(pieces) == 1 else sum(map(len, pieces))
-        if self._last_bytes >= TAIL_BYTES:
-            self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
+        self._last_bytes = last_bytes = self._last_bytes + len(wire)
+        if last_bytes >= TAIL_BYTES:
+            self._let_go()
 
     # steps ---------------------------------------------------------------------------------------------------
     def _hold(self, wire: bytes, pieces: list[bytes]) -> None:
         self._held.append((wire, pieces))
         self._held_bytes += len(wire)
+
+    def _let_go(self) -> None:
+        """The last pieces become the earlier ones if they are long enough to be searched alone."""
+        self._last_bytes = sum(map(len, self._last_pieces))
+        if self._last_bytes >= TAIL_BYTES:
+            self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
 
     def held_body(self) -> bytes:
         if len(self._held) == 1:
@@ -382,7 +392,7 @@ class Exchange:
             return []
         if head.framing is Framing.UNTIL_CLOSE or self._usage is not None:
             self._chunks = True
-            self._reframe = lambda pieces: as_chunk(read(pieces))
+            self._reframe = chunker(read)
         return [(b"transfer-encoding", b"chunked")]
 
     # ends ----------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import Final
 
@@ -85,6 +85,8 @@ def _phrase(status: int) -> str:
 
 _STATUS_LINES: Final = {code: f"HTTP/1.1 {code} {_phrase(code)}\r\n".encode() for code in range(100, 600)}
 
+_CHUNK: Final = b"%x\r\n%b\r\n"
+
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # An HTTP/2 client that skipped negotiation: empty SETTINGS, then GOAWAY with HTTP_1_1_REQUIRED (0xd).
@@ -99,7 +101,17 @@ def response_head(status: int, fields: Iterable[Header]) -> bytes:
 
 def as_chunk(body: bytes) -> bytes:
     """A chunk of a chunked body; nothing for nothing, which would end the body."""
-    return b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+    return _CHUNK % (len(body), body) if body else b""
+
+
+def chunker(read: Callable[[list[bytes]], bytes]) -> Callable[[list[bytes]], bytes]:
+    """Makes a chunk of what ``read`` returns; for every chunk of a stream, hence without a further call."""
+
+    def read_as_chunk(pieces: list[bytes]) -> bytes:
+        body = read(pieces)
+        return _CHUNK % (len(body), body) if body else b""
+
+    return read_as_chunk
 
 
 def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:

@@ -78,8 +78,8 @@ class UsageRemover:
         """The client's part of the next bytes; may be empty."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if self._idle and (
-            self.sends_unasked
-            or (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
+            (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
+            or self.sends_unasked
         ):
             return data
         passed_on = self._editor.feed(data)

@@ -193,7 +193,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._file = transport.get_extra_info("socket").fileno() if plain else -1
 
     def data_received(self, data: bytes) -> None:
-        if self._sink is None:  # unasked bytes on an idle connection: never take them for the next answer
+        if (sink := self._sink) is None:  # unasked bytes on an idle connection: never take them for the next answer
             self.abort()
             return
         self.silent = False
@@ -209,9 +209,11 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if before is None:
             self._receive_head(data)
-        elif self._pieces or self._complete:
-            self._unseen_bytes = 0
+        elif self._complete:
             self._hand_on(data)
+        elif self._pieces:
+            self._unseen_bytes = 0
+            sink.body_received(data, self._pieces, False)
         elif self._within_bounds(len(data)):
             self._hand_on(data)
 
