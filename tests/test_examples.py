@@ -23,7 +23,7 @@ from dualmap.scheduling.policies.registry import BUILDERS, add_policy
 from dualmap.scheduling.scale_record import ScaleRecord
 from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
 from dualmap.workers.actuators import Webhook
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 POLICY = EXAMPLES / "own_policy" / "short_first.py"

@@ -11,7 +11,7 @@ from dualmap.cli.live_status import LiveStatus, line, table
 from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.memory import MemoryStore
-from tests.placements import placement
+from tests.support.placements import placement
 
 PAGE = """\
 # HELP dualmap_requests_total Requests by how they ended

@@ -12,7 +12,7 @@ from dualmap.cli.configuration import load_settings, split_flags
 from dualmap.cli.errors import CommandError
 from dualmap.cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
 from dualmap.cli.settings import Settings
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 SIZE = FleetSize(replicas=3, workers=2, instances=4)
 

@@ -24,7 +24,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.settings import StoreSettings
-from tests.placements import placement
+from tests.support.placements import placement
 
 
 @pytest.fixture(scope="module")

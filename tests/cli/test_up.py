@@ -25,7 +25,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:

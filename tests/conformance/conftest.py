@@ -20,57 +20,17 @@ import os
 import shlex
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-import httpx
-import orjson
 import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.settings import EmulatorSettings
-from tests.ports import first_port
+from tests.conformance.server import Server, connected
+from tests.support.ports import first_port
 
 START_TIMEOUT_S = 600.0
 REAL_URL = os.environ.get("DUALMAP_VLLM_URL")
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """One of the two."""
-
-    http: httpx.AsyncClient
-    model: str
-    max_model_len: int
-    real: bool
-    kv_events: str | None = None
-    """Endpoints; None: not known."""
-    kv_replay: str | None = None
-
-    async def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """The JSON of a successful answer."""
-        answer = await self.http.post(path, json={"model": self.model, **body})
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
-
-    async def refused(self, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
-        """Status and JSON of a refusal."""
-        answer = await self.http.post(path, json={"model": self.model, **body})
-        assert answer.status_code >= 400, answer.text
-        return answer.status_code, answer.json()
-
-    async def stream(self, path: str, **body: Any) -> list[tuple[str, Any]]:
-        """Names ("" for none) and JSON of the events; ``[DONE]`` as it is."""
-        answer = await self.http.post(path, json={"model": self.model, "stream": True, **body})
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = []
-        for event in answer.text.split("\n\n"):
-            lines = dict(line.split(": ", 1) for line in event.strip().splitlines())
-            if "data" in lines:
-                data = lines["data"]
-                events.append((lines.get("event", ""), data if data == "[DONE]" else orjson.loads(data)))
-        return events
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +47,7 @@ def real_url() -> Iterator[str | None]:
 async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncIterator[Server]:
     if request.param == "vllm":
         assert real_url is not None
-        async with _connected(real_url, real=True) as found:
+        async with connected(real_url, real=True) as found:
             endpoints = [os.environ.get(f"DUALMAP_VLLM_KV_{name}") for name in ("EVENTS", "REPLAY")]
             yield replace(found, kv_events=endpoints[0], kv_replay=endpoints[1])
         return
@@ -95,19 +55,6 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
         port=first_port(20_000), time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True,
         kv_events_port_offset=10,
     )  # fmt: skip
-    async with emulated_instances(settings) as (instance,), _connected(instance.url, real=False) as found:
+    async with emulated_instances(settings) as (instance,), connected(instance.url, real=False) as found:
         (publisher,) = instance.kv_events
         yield replace(found, kv_events=publisher.endpoint, kv_replay=publisher.replay_endpoint)
-
-
-class _connected:  # noqa: N801 - used like a function
-    def __init__(self, url: str, *, real: bool) -> None:
-        self._http = httpx.AsyncClient(base_url=url, timeout=60, verify=False, trust_env=False)
-        self._real = real
-
-    async def __aenter__(self) -> Server:
-        card = (await self._http.get("/v1/models")).json()["data"][0]
-        return Server(self._http, card["id"], card["max_model_len"], self._real)
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "hello there"}]

@@ -17,7 +17,7 @@ import zmq.asyncio
 from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
 from dualmap.workers.kv_events.decoding import Stored, read_batch
 from dualmap.workers.kv_events.engine_view import EngineView
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 COMPLETIONS = "/v1/completions"
 BLOCK_TOKENS = 32

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello there"}]

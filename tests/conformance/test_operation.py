@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 METRICS = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 EMBEDDINGS = "/v1/embeddings"
 

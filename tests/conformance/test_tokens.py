@@ -27,7 +27,7 @@ from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.view import ClusterView
 from dualmap.statestore.clock import RealClock
 from tests.conformance.agent_sessions import SESSIONS
-from tests.conformance.conftest import Server
+from tests.conformance.server import Server
 
 BODIES = [
     pytest.param(path, body, id=f"{path[4:].replace('/', '-')}-{turn}")

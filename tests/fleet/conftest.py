@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fleet_process import Fleet, running_fleet
 from openai import OpenAI
 
-# Short leases, so that what follows a crash is seen soon.
-QUICK = (
-    "--router.replica_lease_s", "1.5", "--worker.lease_ms", "800",
-    "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
-)  # fmt: skip
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 T = TypeVar("T")
 
 READY_S = 60.0
 STOP_S = 20.0
 FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
+QUICK = (
+    "--router.replica_lease_s", "1.5", "--worker.lease_ms", "800",
+    "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
+)  # fmt: skip
+"""Options with short leases, so that what follows a crash is seen soon."""
 
 
 def until(probe: Callable[[], T], what: str, deadline_s: float = 60.0) -> T:

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from fleet_process import Fleet, running_fleet, until
 
 from dualmap.simulation.commands.replay import SOME_FAILED
-from tests.ports import first_port
+from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.support.ports import first_port
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
 CROWDED = ("--autoscale", "2:4", "--replicas", "2", "--workers", "1", "--time-scale", "20")

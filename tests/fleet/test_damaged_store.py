@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from fleet_process import Fleet, alive, running_fleet, until
 from openai import OpenAI
+
+from tests.fleet.fleet_process import Fleet, alive, running_fleet, until
 
 DAMAGE: dict[str, tuple[str, ...]] = {
     "epoch": ("HSET", "meta", "epoch", "abc"),

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet_process import Fleet, running_fleet, until
-from test_kv_events import complete, views
 
-from tests.ports import first_port
+from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.kv_views import complete, views
+from tests.support.ports import first_port
 
 BLOCK_TOKENS = 128
 CAPACITY_TOKENS = 30 * BLOCK_TOKENS

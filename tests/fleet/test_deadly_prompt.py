@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import openai
 import pytest
-from fleet_process import Fleet, running_fleet, until
 from openai import OpenAI
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 DEADLY = "this prompt kills its engine"
 OPTIONS = (

@@ -9,7 +9,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from fleet_process import Fleet, running_fleet
+from tests.fleet.fleet_process import Fleet, running_fleet
 
 OPTIONS = ("--instances", "2", "--replicas", "2", "--workers", "1", "--time-scale", "5")
 CLIENTS = 16

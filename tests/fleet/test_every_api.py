@@ -11,8 +11,9 @@ import httpx
 import openai
 import pytest
 from anthropic import Anthropic
-from fleet_process import Fleet
 from openai import OpenAI
+
+from tests.fleet.fleet_process import Fleet
 
 HELLO: Any = [{"role": "user", "content": "Hello!"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleet_process import Fleet
+from tests.fleet.fleet_process import Fleet
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

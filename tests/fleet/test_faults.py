@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from fleet_process import Fleet, alive, until
 from openai import APIConnectionError, OpenAI
+
+from tests.fleet.fleet_process import Fleet, alive, until
 
 LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
 

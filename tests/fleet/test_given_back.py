@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import QUICK
-from fleet_process import Fleet, running_fleet
+
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet
 
 DECODE = ("decode-1", "decode-2")
 OPTIONS = (

@@ -6,7 +6,8 @@ import json
 import urllib.request
 from pathlib import Path
 
-from fleet_process import Fleet, running_fleet, until
+from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.kv_views import complete, views
 
 BLOCK_TOKENS = 128
 EVENTS = "{endpoint: 'tcp://{host}:{port+10}', replay_endpoint: 'tcp://{host}:{port+20}'}"
@@ -15,24 +16,6 @@ OPTIONS = (
     "--replicas", "2", "--workers", "2", "--instances", "2", "--emulator.kv_events_port_offset", "10",
     "--emulator.kv_capacity_tokens", str(30 * BLOCK_TOKENS), "--emulator.max_model_len", "3000",
 )  # fmt: skip
-
-
-def complete(fleet: Fleet, ids: list[int]) -> tuple[int, int, str]:
-    """Expected and reported cached tokens, and the instance."""
-    body = json.dumps({"model": fleet.model, "prompt": ids, "max_tokens": 2}).encode()
-    request = urllib.request.Request(f"{fleet.endpoint}/v1/completions", body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        usage = json.loads(answer.read())["usage"]
-        expected, instance_id = int(answer.headers["x-dualmap-cached-tokens"]), answer.headers["x-dualmap-instance"]
-        return expected, usage["prompt_tokens_details"]["cached_tokens"], instance_id
-
-
-def views(fleet: Fleet) -> set[str]:
-    """Statuses of the KV metadata, of all instances."""
-    import redis
-
-    with redis.Redis.from_url(fleet.store_url) as client:
-        return {client.hget(key, "status").decode() for key in client.scan_iter("dualmap:{default}:kv_events:*")}
 
 
 def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(tmp_path: Path) -> None:

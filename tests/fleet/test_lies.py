@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 LIAR = "instance-2"
 REQUESTS, CLIENTS = 160, 12

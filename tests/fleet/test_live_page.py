@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser import chromium
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.browser import chromium
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 
 @pytest.fixture(scope="module")

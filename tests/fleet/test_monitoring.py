@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from fleet_process import Fleet, until
 
-from tests.ports import first_port
+from tests.fleet.fleet_process import Fleet, until
+from tests.support.ports import first_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -7,9 +7,10 @@ from itertools import count
 
 import openai
 import pytest
-from fleet_process import Fleet, until
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
+
+from tests.fleet.fleet_process import Fleet, until
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 

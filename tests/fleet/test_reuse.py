@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from fleet_process import Fleet, running_fleet
+
+from tests.fleet.fleet_process import Fleet, running_fleet
 
 SESSIONS = 13  # no multiple of the instances, or round robin would hit the same one every turn
 TURNS = 8

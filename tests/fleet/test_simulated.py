@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_process import running_fleet
 
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.presets import find_preset
@@ -16,6 +15,7 @@ from dualmap.simulation.routed_chains import routed_chains
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate
 from dualmap.simulation.sources import TraceSource
+from tests.fleet.fleet_process import running_fleet
 
 TRACE, REQUESTS, CAP, RATE_PER_S, SKIP = "coding", 200, 20_480, 3.5, 20
 INSTANCES = 4

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import QUICK
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 PREFILL, DECODE = ("prefill-1", "prefill-2"), ("decode-1", "decode-2")
 SPLIT = (

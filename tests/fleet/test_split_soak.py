@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 SOAK = Path(__file__).resolve().parents[2] / "benchmarks" / "split_soak.py"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import QUICK
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 DECODE = ("decode-1", "decode-2")
 OPTIONS = (

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from fleet_process import Fleet, running_fleet, until
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 QUICK = ("--replicas", "1", "--workers", "1", "--instances", "1", "--worker.health_interval_s", "0.3")
 TOKENIZES = ("--pools", json.dumps([{"tokenizer": "instances"}]))

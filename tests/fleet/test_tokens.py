@@ -6,10 +6,9 @@ import json
 import urllib.request
 from pathlib import Path
 
-from fleet_process import Fleet, running_fleet, until
-
 from tests.conformance.agent_sessions import SESSIONS
-from tests.router.tokens.conftest import TEMPLATE, train_tokenizer
+from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.router.tokens.tokenizer_files import TEMPLATE, train_tokenizer
 
 
 def metrics(fleet: Fleet) -> dict[str, float]:

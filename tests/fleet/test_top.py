@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from fleet_process import Fleet
+from tests.fleet.fleet_process import Fleet
 
 
 def test_once_prints_the_fleet_and_a_terminal_is_redrawn_until_q(fleet: Fleet) -> None:

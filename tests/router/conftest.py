@@ -22,7 +22,7 @@ from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.settings import PoolSettings
-from tests.placements import placement
+from tests.support.placements import placement
 
 
 class ManualClock:

@@ -20,7 +20,7 @@ from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
-from tests.placements import placement
+from tests.support.placements import placement
 
 AddInstance = Callable[..., Awaitable[None]]
 Reserve = Callable[..., Awaitable[PlaceStatus]]

@@ -20,7 +20,7 @@ from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_worker import PoolWorker, run_together
 from dualmap.workers.settings import WorkerSettings
-from tests.placements import placement
+from tests.support.placements import placement
 
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
 JOBS = {

@@ -26,7 +26,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
-from tests.placements import placement
+from tests.support.placements import placement
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """

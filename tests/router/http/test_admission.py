@@ -29,7 +29,7 @@ from dualmap.router.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.blocks import BlockRule, TokenPrompt
 from dualmap.scheduling.learned import Learned
-from tests.bodies import BODIES, ODD_VALUES, places, with_value
+from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 CHAT = "/v1/chat/completions"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dualmap.router.inference_request import COMPLETIONS_PATHS
 from dualmap.statestore.settings import PoolSettings
-from tests.bodies import BODIES, ODD_VALUES, places, with_value
+from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=5),

@@ -1,4 +1,4 @@
-"""A small model's tokenizer files: byte-level BPE with ChatML's special tokens, and a template with tools."""
+"""A small model's folder, and its tokenizer without what takes seconds to load."""
 
 from __future__ import annotations
 
@@ -6,36 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import tokenizers
 
 from dualmap.router.tokens import encoder
-
-TEMPLATE = """
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor -%}
-<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-
-
-def train_tokenizer(text: list[str]) -> tokenizers.Tokenizer:
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=600,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        show_progress=False,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    made.train_from_iterator(text, trainer)
-    return made
+from tests.router.tokens import tokenizer_files
+from tests.router.tokens.tokenizer_files import TEMPLATE, train_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +21,7 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    train_tokenizer([Path(__file__).read_text(encoding="utf-8")]).save(str(folder / "tokenizer.json"))
+    train_tokenizer([Path(tokenizer_files.__file__).read_text(encoding="utf-8")]).save(str(folder / "tokenizer.json"))
     config = {"eos_token": {"content": "<|im_end|>"}, "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder

@@ -17,6 +17,7 @@ from dualmap.router.tokens.encoder import LocalEncoder
 from dualmap.router.tokens.instance_tokenizer import TokenizeError
 from dualmap.router.tokens.model_files import read_templates, templates_of
 from dualmap.router.tokens.tokenizer import PoolTokenizer
+from tests.router.tokens.tokenizer_files import TEMPLATE
 
 Change = Callable[[tokenizers.Tokenizer], None]
 
@@ -115,8 +116,6 @@ async def test_tokenizers_that_differ_in_one_thing_differ_in_a_text(
 async def test_templates_that_differ_in_one_thing_differ_in_a_chat(
     tokenizer_of: Callable[..., PoolTokenizer], model_folder: Path, tools: Any, was: str, becomes: str
 ) -> None:
-    from tests.router.tokens.conftest import TEMPLATE
-
     assert was in TEMPLATE
     found = await compared(tokenizer_of(), tokenizer_of(template=TEMPLATE.replace(was, becomes)), tools)
     assert all(each.agreed for each in found if not each.is_chat)

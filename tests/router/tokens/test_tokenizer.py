@@ -20,7 +20,7 @@ from dualmap.router.tokens.model_files import read_templates
 from dualmap.router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
 from dualmap.scheduling.chain import Chain
 from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
-from tests.bodies import BODIES, ODD_VALUES, places, with_value
+from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 BLOCK_TOKENS = 16
 WORDS = Path(__file__).read_text(encoding="utf-8") + "é你好 <|im_end|> \n\n  "

@@ -17,7 +17,7 @@ from dualmap.simulation.settings import EmulatorSettings
 from dualmap.simulation.tokenizer import encode
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.sockets import EventSockets
-from tests.ports import first_port
+from tests.support.ports import first_port
 
 BLOCK_TOKENS = 16
 TEXT = "".join(f"word {number} " for number in range(60))

@@ -13,7 +13,7 @@ import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.settings import EmulatorSettings
-from tests.ports import PORTS_EACH, first_port
+from tests.support.ports import PORTS_EACH, first_port
 
 PROGRAM = """
 import sys

@@ -19,7 +19,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.records import unpack_chain
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from tests.ports import first_port
+from tests.support.ports import first_port
 from tests.workers.kv_events.engine import EngineCache, until
 
 INSTANCES = tuple("abcdefghijkl")
