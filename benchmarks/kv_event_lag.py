@@ -19,8 +19,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.embedded import EmbeddedValkey

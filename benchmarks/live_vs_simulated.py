@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualmap.scheduling.instance import InstanceSpec
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.commands.options import policies_of
 from dualmap.simulation.presets import find_preset
 from dualmap.simulation.results import RunResult

@@ -25,8 +25,8 @@ import uvloop
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.settings import PoolSettings, StoreSettings
 

@@ -57,9 +57,9 @@ from dualmap.router.outcome import InstanceFailure, Outcome, Usage
 from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
-from dualmap.scheduling.legs import Leg
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey

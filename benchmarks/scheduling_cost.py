@@ -14,22 +14,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from dualmap.scheduling.blocks import BlockRule, cache_seed
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import Decision, Policy, RouteQuery
-from dualmap.scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
-from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.prompt import chat_prompt
-from dualmap.scheduling.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
-from dualmap.scheduling.rebalance import HotQueue, plan_rebalance
-from dualmap.scheduling.request import Request, RequestState
-from dualmap.scheduling.ring import VIRTUAL_NODES
+from dualmap.scheduling.prompts.blocks import BlockRule, cache_seed
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
+from dualmap.scheduling.queues.rebalance import HotQueue, plan_rebalance
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.ring import VIRTUAL_NODES
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive_now
-from dualmap.scheduling.view import ClusterView
 
 FLEET_SIZES = (8, 500)
 PROMPT_BYTES = (2 * 1024, 32 * 1024)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dualmap.research.evaluate.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST
 from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, scenario_for
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.runs import RunJob, run_job
 

@@ -28,18 +28,18 @@ import uvloop
 
 from dualmap.router.outbox import Outbox
 from dualmap.router.queue_planner import QueuePlanner
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import RouteQuery
-from dualmap.scheduling.granting import CommitReply, Grant, grant_queue
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueOrder, QueuePlan
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.placing.decision import RouteQuery
+from dualmap.scheduling.placing.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder, QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.view import ClusterView
 from dualmap.statestore.answers import Release
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.embedded import EmbeddedValkey

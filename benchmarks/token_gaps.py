@@ -31,8 +31,8 @@ import orjson
 import uvloop
 from router_overhead import MockInstance, Router, start_router
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.settings import StoreSettings
 

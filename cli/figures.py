@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from dualmap.cli.fetch import fetch
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.answers import PoolSnapshot
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)

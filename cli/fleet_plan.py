@@ -15,8 +15,8 @@ from dualmap.cli.admin_api import base_url, endpoint
 from dualmap.cli.errors import CommandError, UsageError
 from dualmap.cli.processes import ChildSpec
 from dualmap.cli.settings import Settings
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.state.instance import Role
 from dualmap.simulation.settings import EmulatorSettings
 from dualmap.simulation.time_scale import scaled_scheduling
 from dualmap.statestore.settings import InstanceSettings, PoolSettings

@@ -14,8 +14,8 @@ from dualmap.cli import inspect_tables as tables
 from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.settings import Settings
-from dualmap.scheduling.ring import DualRing
-from dualmap.scheduling.view import is_scheduled
+from dualmap.scheduling.state.ring import DualRing
+from dualmap.scheduling.state.view import is_scheduled
 from dualmap.simulation.terminal import terminal
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.connect import Store, open_store

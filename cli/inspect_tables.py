@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.legs import request_id_of
-from dualmap.scheduling.rebalance import HotQueue
-from dualmap.scheduling.request import Request
-from dualmap.scheduling.ring import DualRing, Ring
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.queues.rebalance import HotQueue
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import request_id_of
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.ring import DualRing, Ring
 from dualmap.statestore.answers import PoolSnapshot
 
 _HASH_SPACE = 1 << 64

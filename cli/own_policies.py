@@ -1,7 +1,7 @@
 """Policies of other packages: found by entry point, known by name before settings are read.
 
 A package offers one by an entry point of the group ``dualmap.policies`` whose object is called like a builder of
-``scheduling.policies.registry``: with the name and the scheduling settings. ``examples/own_policy`` is one.
+``scheduling.placing.policies.registry``: with the name and the scheduling settings. ``examples/own_policy`` is one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from dualmap.cli.configuration import ConfigurationError
-from dualmap.scheduling.decision import Policy
-from dualmap.scheduling.policies.registry import BUILDERS, add_policy
+from dualmap.scheduling.placing.decision import Policy
+from dualmap.scheduling.placing.policies.registry import BUILDERS, add_policy
 from dualmap.scheduling.settings import SchedulingSettings
 
 GROUP = "dualmap.policies"

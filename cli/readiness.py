@@ -14,7 +14,7 @@ from dualmap.cli.errors import CommandError
 from dualmap.cli.fetch import fetch
 from dualmap.cli.fleet_plan import FleetPlan
 from dualmap.cli.instance_trust import instance_trust
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.connect import Store
 from dualmap.statestore.settings import InstanceSettings
 from dualmap.statestore.trust import InstanceTrust

@@ -22,8 +22,8 @@ from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
 from dualmap.router.traffic import FleetTraffic, TrafficCounts
-from dualmap.scheduling.instance import InstanceLoad
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.simulation.terminal import terminal
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store

@@ -28,7 +28,7 @@ from dualmap.cli.private_store import private_store
 from dualmap.cli.processes import ProcessGroup
 from dualmap.cli.readiness import Readiness
 from dualmap.cli.settings import Settings
-from dualmap.scheduling.scale_settings import AutoscaleSettings, autoscale_of
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, autoscale_of
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreError
 from dualmap.workers.probe import Prober

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dualmap.router.outcome import InstanceFailure, Outcome
-from dualmap.scheduling.answers import pause_s
-from dualmap.scheduling.breaker import Breaker, BreakerRule, BreakerState
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
+from dualmap.scheduling.request.answers import pause_s
+from dualmap.scheduling.request.breaker import Breaker, BreakerRule, BreakerState
+from dualmap.scheduling.request.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.values import value
-from dualmap.scheduling.view import ClusterView
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.settings import RouterSettings
 from dualmap.router.timers import CallLater
 from dualmap.router.trace_context import TraceContext
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.state.request import Request
 from dualmap.statestore.clock import Clock
 
 

@@ -21,7 +21,7 @@ from itertools import islice
 from statistics import median_low
 from typing import Final, Protocol
 
-from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.prompts.chain import Chain
 
 _ENGINES_OWN_BLOCKS: Final = 1
 """vLLM keeps one block of its memory to itself."""

@@ -14,12 +14,12 @@ from dualmap.router.outcome import FailureKind, InstanceFailure
 from dualmap.router.prompt import ReadPrompt
 from dualmap.router.quarantine import Trial
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import RouteQuery
-from dualmap.scheduling.learning import transfer_note
-from dualmap.scheduling.legs import Leg, decode_leg_id, serves
-from dualmap.scheduling.placement import Placed, Search, SearchFailed
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.learning import transfer_note
+from dualmap.scheduling.placing.decision import RouteQuery
+from dualmap.scheduling.placing.placement import Placed, Search, SearchFailed
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.answers import Release
 
@@ -52,7 +52,7 @@ class Owner(Protocol):
 
     @property
     def asked_name(self) -> str:
-        """See ``scheduling.view.ClusterView.asked_name``."""
+        """See ``scheduling.state.view.ClusterView.asked_name``."""
 
     @property
     def age_s(self) -> float: ...

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from dualmap.scheduling.decision import Decision, Reason
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placed, PlaceStatus
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.values import value
 from dualmap.statestore.records import ToldLoads
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from dualmap.router.explain import Explanation, PlacementRound
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import RouteQuery
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.weights import Form, Weights, features_of
+from dualmap.scheduling.estimates.weights import Form, Weights, features_of
+from dualmap.scheduling.placing.decision import RouteQuery
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.instance import InstanceLoad
 
 PARTS: Mapping[str, tuple[str, ...]] = {
     "work ahead": ("ahead_s", "progress_s", "stall_s", "constant"),

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dualmap.router.recovery import lost_members, recover_requests, restore_members
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.leader_jobs import sweep_queue
-from dualmap.scheduling.placement import Observation, PlaceReply
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.placing.placement import Observation, PlaceReply
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.state.request import Request
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.clock import Clock, RealClock

@@ -17,7 +17,7 @@ from dualmap.router.errors import (
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.quarantine import Trial
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.answers import Verdict
+from dualmap.scheduling.request.answers import Verdict
 
 
 class Retried(Protocol):

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dualmap.router.metrics import StoreCall, measured
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError

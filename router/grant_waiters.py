@@ -10,9 +10,9 @@ from itertools import islice
 from dualmap.router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from dualmap.router.metrics import StoreCall, measured
 from dualmap.router.timers import CallLater
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore

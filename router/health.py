@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualmap.router.runtime import Runtime
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.extras import package_version
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from dualmap.router.trace_context import TraceContext
-from dualmap.scheduling.blocks import Prompt, TextPrompt
 from dualmap.scheduling.messages_api import chat_of_message
 from dualmap.scheduling.prompt import LongTexts
+from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
 from dualmap.scheduling.responses_api import chat_of_response
 from dualmap.scheduling.values import record, value
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from dualmap.router.retry_budget import RetryBudget
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.lifecycle import SERVING
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import SERVING
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.clock import Clock
 
 GONE_S: Final = 10.0

@@ -25,7 +25,7 @@ from dualmap.router.pools import PoolDirectory, Route
 from dualmap.router.prompt import read_prompt
 from dualmap.router.scheduled_request import ScheduledRequest
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.state.legs import Leg
 
 
 class PlacedRequest(Protocol):

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from dualmap.router.instruments import Counter, Histogram, Instruments
 from dualmap.router.outcome import FailureKind, Outcome
-from dualmap.scheduling.decision import Reason
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.placing.decision import Reason
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import StoreError
 
 T = TypeVar("T")

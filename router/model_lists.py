@@ -14,8 +14,8 @@ import httpx
 from pydantic import SecretStr
 
 from dualmap.router.view import ViewKeeper
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.model_names import ModelList, listed_models
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.model_names import ModelList, listed_models
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore

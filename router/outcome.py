@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dualmap.scheduling.answers import Verdict, judge_status
+from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.values import value
 
 ENGINE_DEATH: Final = "EngineCore encountered an issue"
@@ -47,8 +47,8 @@ class FailureKind(StrEnum):
     """The connection broke before the first byte of the answer."""
     TIMEOUT = "timeout"
     STATUS = "status"
-    """It answered with a status that justifies a try elsewhere, see ``scheduling.answers``; or with such an error in a
-    stream."""
+    """It answered with a status that justifies a try elsewhere (``scheduling.request.answers``), or with such an error
+    in a stream."""
     NO_ANSWER = "no_answer"
     """It answered 2xx with something that is no answer: nothing, or a page."""
     ABORTED = "aborted"

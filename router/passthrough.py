@@ -19,8 +19,8 @@ from dualmap.router.outcome import InstanceFailure, Outcome, Usage
 from dualmap.router.quarantine import Trial
 from dualmap.router.served_pool import ServedPool
 from dualmap.router.trace_context import TraceContext
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request
 
 # The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
 _STRIDE = 0.6180339887498949

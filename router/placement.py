@@ -1,4 +1,4 @@
-"""Where a request goes: the search of ``scheduling.placement`` over the shared store, and the wait for a grant."""
+"""Where a request goes: ``scheduling.placing.placement``'s search over the shared store, and the wait for a grant."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dualmap.router.errors import QueueFullError, RouterError, SloUnreachableErr
 from dualmap.router.grant_waiters import ReservationLostError
 from dualmap.router.scheduled_request import ScheduledRequest
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.decision import RouteQuery
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.placement import Placed, PlaceStatus, Search, SearchFailed
-from dualmap.scheduling.policies.pinned import Pinned
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.placing.decision import RouteQuery
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.policies.pinned import Pinned
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
 
 

@@ -12,14 +12,14 @@ from dualmap.router.grant_waiters import GrantWaiters
 from dualmap.router.metrics import StoreCall, measured
 from dualmap.router.queue_planner import QueuePlanner
 from dualmap.router.view import ViewKeeper
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import CommitReply, grant_queue
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import Observation, Placement, PlaceReply
-from dualmap.scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.view import ClusterView
 from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreError, UnreadableStateError
 from dualmap.statestore.pool import PoolStore
@@ -34,7 +34,7 @@ _NONE: frozenset[str] = frozenset()
 
 
 class PoolFleet:
-    """The fleet of ``scheduling.placement`` and ``scheduling.granting``."""
+    """The fleet of ``scheduling.placing.placement`` and ``scheduling.queues.granting``."""
 
     def __init__(
         self,

@@ -15,8 +15,15 @@ from dualmap.router.inference_request import (
     TokenSource,
 )
 from dualmap.router.steps import in_steps
-from dualmap.scheduling.answer_length import expected_answer_tokens
-from dualmap.scheduling.blocks import (
+from dualmap.scheduling.errors import PromptError
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.json_body import UnreadableJsonError
+from dualmap.scheduling.lax_values import lax_int
+from dualmap.scheduling.messages_api import chat_of_message
+from dualmap.scheduling.pooled_prompt import pooled_prompt
+from dualmap.scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from dualmap.scheduling.prompts.blocks import (
     BlockRule,
     Prompt,
     TextPrompt,
@@ -25,15 +32,8 @@ from dualmap.scheduling.blocks import (
     uncached_chain,
     with_images,
 )
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import BlockExtras
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.json_body import UnreadableJsonError
-from dualmap.scheduling.lax_values import lax_int
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.messages_api import chat_of_message
-from dualmap.scheduling.pooled_prompt import pooled_prompt
-from dualmap.scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras
 from dualmap.scheduling.responses_api import chat_of_response
 from dualmap.scheduling.values import value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dualmap.scheduling.queue_order import QueueHead
+from dualmap.scheduling.queues.queue_order import QueueHead
 
 
 class QueuePlanner:

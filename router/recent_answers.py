@@ -12,7 +12,7 @@ from collections import OrderedDict
 from typing import Final
 
 from dualmap.router.outcome import Usage
-from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.statestore.clock import Clock
 
 KEPT_S: Final = 0.5

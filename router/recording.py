@@ -18,7 +18,7 @@ import orjson
 import xxhash
 
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.prompts.chain import Chain
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.answers import Membership, Release
 from dualmap.statestore.pool import PoolStore
 

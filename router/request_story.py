@@ -12,12 +12,12 @@ from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.outcome import Outcome, Usage
 from dualmap.router.prompt import ReadPrompt
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placed, Search
+from dualmap.scheduling.placing.placement import Placed, Search
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.legs import Leg
 
 _UNSPLIT = (None, None, (), None)
 """Of a request without a decode leg."""

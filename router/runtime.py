@@ -40,10 +40,10 @@ from dualmap.router.tokens import build_tokenizer
 from dualmap.router.trace_context import TraceContext
 from dualmap.router.tracing import SpanExport, open_tracing
 from dualmap.router.view import ViewKeeper
-from dualmap.scheduling.blocks import BlockRule
-from dualmap.scheduling.breaker import BreakerRule
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store

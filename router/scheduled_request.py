@@ -25,13 +25,13 @@ from dualmap.router.request_story import RequestStory
 from dualmap.router.served_pool import ServedPool
 from dualmap.router.stored_record import stored_record
 from dualmap.router.timers import TimerHandle
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.instance import InstanceSpec, Role
-from dualmap.scheduling.learning import features_to_note, finished_note
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placed, Search
-from dualmap.scheduling.request import Request, RequestState
-from dualmap.scheduling.slo import slo_s
+from dualmap.scheduling.estimates.learning import features_to_note, finished_note
+from dualmap.scheduling.placing.placement import Placed, Search
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.answers import Release
 
 
@@ -266,8 +266,8 @@ class ScheduledRequest(RequestStory):
         self.pool.outbox.post(Release(self.request_id, self.instance_id, note=note, seen=shows_it))
 
     def _note(self) -> str:
-        """The sample of its first token (``scheduling.learning``). Its TTFT is part of it only if the request went to
-        where it was placed, at the first try."""
+        """The sample of its first token (``scheduling.estimates.learning``). Its TTFT is part of it only if the request
+        went to where it was placed, at the first try."""
         placed, held_by = self._placed, self._held_by
         if placed is None or self.store_attempt > 1 or placed.decision.instance_id != self.instance_id:
             return "{}"

@@ -20,13 +20,13 @@ from dualmap.router.quarantine import Quarantine
 from dualmap.router.recent_answers import RecentAnswers
 from dualmap.router.stored_responses import StoredResponses
 from dualmap.router.view import ViewKeeper
-from dualmap.scheduling.blocks import BlockRule
-from dualmap.scheduling.decision import Policy, holds
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.decision import Policy, holds
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
-from dualmap.scheduling.split import SplitRule
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.settings import PoolSettings
 
@@ -60,7 +60,7 @@ class ServedPool:
     """Of decode legs, under every policy."""
     stored_responses: StoredResponses = field(init=False)
     at_once: bool = field(init=False)
-    """No request waits in the fleet for the dispatch window of its instance, see ``scheduling.decision.holds``."""
+    """No request waits in the fleet for the dispatch window of its instance: ``scheduling.placing.decision.holds``."""
 
     def __post_init__(self) -> None:
         self.stored_responses = StoredResponses(self.store)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from dualmap.router.prompt import ReadPrompt
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.placement import Placed
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.placing.placement import Placed
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.request import Request, RequestState
 
 
 class Recorded(Protocol):
@@ -20,7 +20,7 @@ class Recorded(Protocol):
 
     @property
     def asked_name(self) -> str:
-        """See ``scheduling.view.ClusterView.asked_name``."""
+        """See ``scheduling.state.view.ClusterView.asked_name``."""
 
     @property
     def age_s(self) -> float: ...

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dualmap.router.metrics import StoreCall, measured
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.model_names import merged_models
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.model_names import merged_models
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError

@@ -10,9 +10,9 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dualmap.scheduling.blocks import Prompt, TextPrompt, TokenPrompt
 from dualmap.scheduling.errors import TooManyPartsError
 from dualmap.scheduling.prompt import MAX_PARTS, LongTexts
+from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt, TokenPrompt
 
 _FIELDS: Final = (
     "input", "inputs", "texts", "prompt", "query", "documents", "queries", "text_1", "text_2", "data_1", "data_2",

@@ -8,7 +8,7 @@ sorted order; then the messages one after the other, each opened by ``_MESSAGE``
 The separators never occur in UTF-8, so no content can pretend to be structure.
 
 An image is a mark with a hash of what identifies it: its ``uuid``, by which vLLM then knows it, or else its URL, which
-may be the image itself. How many tokens it has is not known here, see ``scheduling.blocks.with_images``.
+may be the image itself. How many tokens it has is not known here, see ``scheduling.prompts.blocks.with_images``.
 
 The reader of a long body may have cut out its long strings: ``LongTexts`` maps names, which follow from the contents,
 to the strings. A text is rendered with its own bytes, so it renders like any other. Inside of what is rendered as JSON,
@@ -26,9 +26,9 @@ from typing import Any, Final
 
 import xxhash
 
-from dualmap.scheduling.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 from dualmap.scheduling.errors import PromptError, TooManyPartsError
 from dualmap.scheduling.json_body import write_json
+from dualmap.scheduling.prompts.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"

@@ -39,7 +39,7 @@ MAX_SLO_S = 3600.0
 Order = Literal["fifo", "deadline"]
 """Of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
-"""Names of policies of other packages, see ``scheduling.policies.registry.add_policy``."""
+"""Names of policies of other packages, see ``scheduling.placing.policies.registry.add_policy``."""
 
 
 class LeastCostSettings(BaseModel):
@@ -196,7 +196,7 @@ class SchedulingSettings(BaseModel):
         """``queue_order`` with ``auto`` resolved: the order that the policy is made for."""
         if self.queue_order != "auto":
             return self.queue_order
-        from dualmap.scheduling.policies.registry import build_policy  # which imports the settings
+        from dualmap.scheduling.placing.policies.registry import build_policy  # which imports the settings
 
         return build_policy(self).queue_order
 

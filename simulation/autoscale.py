@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 
 
 @dataclass(frozen=True, slots=True)

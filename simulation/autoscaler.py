@@ -1,4 +1,4 @@
-"""The autoscaler in virtual time: the leader's round of ``scheduling.scale_job``, and the machines that it starts.
+"""The autoscaler in virtual time: the leader's round of ``scheduling.scaling.scale_job``, and the machines it starts.
 
 A started instance is ready after ``start_s``, with an empty cache. One that drains hands over what it holds, as in a
 fleet, and is parked once it has answered the rest.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.leader_jobs import evacuate
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
-from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.scaling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
+from dualmap.scheduling.scaling.scale_record import ScaleRecord
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.autoscale import Autoscale, SizeChange
 from dualmap.simulation.event_queue import EventQueue, Priority

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.kv_transfer import KvTransfer
 from dualmap.simulation.step_time import StepCosts
 

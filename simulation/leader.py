@@ -1,4 +1,4 @@
-"""The leader's rounds in virtual time: the jobs of ``scheduling.leader_jobs``, one after the other.
+"""The leader's rounds in virtual time: the jobs of ``scheduling.queues.leader_jobs``, one after the other.
 
 As in a worker, with two exceptions. A worker evacuates instances that drain; here they serve what they hold. And it
 spares the store: after a rebalance that led to no move it ignores triggers until the next sweep, and it pauses after a
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dualmap.scheduling.hotness import HotnessRule, HotnessWindow
-from dualmap.scheduling.idle_work import IdleWork
-from dualmap.scheduling.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
-from dualmap.scheduling.learning import FleetLearner
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.rebalance import plan_sweep
-from dualmap.scheduling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.estimates.learning import FleetLearner
+from dualmap.scheduling.queues.idle_work import IdleWork
+from dualmap.scheduling.queues.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.rebalance import plan_sweep
+from dualmap.scheduling.scaling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.state.hotness import HotnessRule, HotnessWindow
 from dualmap.scheduling.steps import at_once, drive_now
 from dualmap.simulation.event_queue import EventQueue, Priority
 from dualmap.simulation.scenario import Scenario

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import orjson
 
-from dualmap.scheduling.learning import features_to_note, finished_note, transfer_note
-from dualmap.scheduling.weights import Form
+from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
+from dualmap.scheduling.estimates.weights import Form
 from dualmap.simulation.results import RequestOutcome
 
 

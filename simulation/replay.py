@@ -22,8 +22,8 @@ from http import HTTPStatus
 
 import orjson
 
+from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.slo import slo_s
 from dualmap.simulation.answer_stream import AnswerStream
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.fleet_probe import FleetProbe

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from dualmap.scheduling.role_plan import RoleChange
+from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.autoscale import SizeChange
 from dualmap.simulation.generators.calibration import quantile
 from dualmap.simulation.on_time import OnTimeShares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dualmap.scheduling.instance import Role
+from dualmap.scheduling.state.instance import Role
 from dualmap.simulation.errors import SimulationError
 
 LETTERS = {"P": Role.PREFILL, "D": Role.DECODE, "M": Role.MIXED}

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 import orjson
 
-from dualmap.scheduling.blocks import BlockRule, cache_seed
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.learned import DEFAULT_BYTES_PER_TOKEN
 from dualmap.scheduling.prompt import chat_prompt
+from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN, BlockRule, cache_seed
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.replay_bodies import Endpoint, RequestBodies
 from dualmap.simulation.traces import Trace

@@ -10,7 +10,7 @@ from multiprocessing import get_context, parent_process
 from threading import Thread
 from typing import TypeVar
 
-from dualmap.scheduling.policies.registry import Builder, add_policy, own_builders
+from dualmap.scheduling.placing.policies.registry import Builder, add_policy, own_builders
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate

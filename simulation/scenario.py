@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from dualmap.scheduling.decision import holds
-from dualmap.scheduling.instance import InstanceSpec, Role
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.decision import holds
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.roles import roles_for
@@ -69,7 +69,7 @@ class Scenario:
     roles: str = ""
     """The same of their roles, as ``simulation.roles`` reads them; empty: all mixed."""
     move_roles: bool = False
-    """The leader gives instances to the side that starves, see ``scheduling.role_plan``."""
+    """The leader gives instances to the side that starves, see ``scheduling.scaling.role_plan``."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()

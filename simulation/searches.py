@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dualmap.scheduling.answer_length import expected_answer_tokens
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import Policy, RouteQuery
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placed, Search, SearchFailed
-from dualmap.scheduling.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.placing.decision import Policy, RouteQuery
+from dualmap.scheduling.placing.placement import Placed, Search, SearchFailed
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.split import SplitRule
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.simulation.simulated_pool import REPLICA

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dualmap.scheduling.blocks import cache_seed, chain_of_trace
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import Grant, grant_queue
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.legs import Leg, decode_leg_id, request_id_of
-from dualmap.scheduling.placement import PlaceStatus
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueHead, QueueOrder
-from dualmap.scheduling.slo import slo_s
+from dualmap.scheduling.estimates.weights import Form
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import Grant, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.steps import drive_now
-from dualmap.scheduling.weights import Form
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import CommitReply
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import Observation, Placement, PlaceReply
-from dualmap.scheduling.queue_order import QueuePlan
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply
+from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.simulation.simulated_pool import SimulatedPool
 
 

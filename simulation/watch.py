@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.autoscaler import paid_instances
 from dualmap.simulation.cluster import Cluster

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.queue_order import QueueHead
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
+from dualmap.scheduling.state.request import Request
 from dualmap.scheduling.values import value
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
@@ -62,7 +62,7 @@ class Release:
     attempt: int | None = None
     """A newer attempt is left alone; None: any."""
     note: str = ""
-    """JSON that is logged for the leader, see ``scheduling.learning``; empty: nothing is."""
+    """JSON that is logged for the leader, see ``scheduling.estimates.learning``; empty: nothing is."""
     seen: bool = False
     """That first token, or the whole answer, was seen: a sign of life of the instance, which alone stamps its prefill
     clock. False where the first token is presumed, and where the request ends without its answer."""

@@ -1,8 +1,8 @@
 """What engines report of their KV caches: who reads it, how far, and what it changes in the KV metadata.
 
-One *subscriber* reads the KV events of an instance and translates them (``scheduling.engine_blocks``). What it writes
-carries the *fence* of its claim: once another one claimed the instance, or the instance's cache was forgotten because
-it went down, older writes are refused.
+One *subscriber* reads the KV events of an instance and translates them (``scheduling.prompts.engine_blocks``). What it
+writes carries the *fence* of its claim: once another one claimed the instance, or the instance's cache was forgotten
+because it went down, older writes are refused.
 
 The KV metadata then list two kinds of blocks: *confirmed* by the engine, and *booked* by placements. An engine's
 report turns what was booked into what is confirmed. A booking that the engine does not confirm within ``BOOKING_MS``,

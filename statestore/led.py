@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from dualmap.scheduling.granting import CommitReply
-from dualmap.scheduling.hotness import Arrival, HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.learning import Sample
-from dualmap.scheduling.queue_order import QueueHead, QueuePlan
-from dualmap.scheduling.rebalance import HotQueue, Migration
-from dualmap.scheduling.request import Request
-from dualmap.scheduling.scale_job import ActuatorReply, FleetNow
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.learning import Sample
+from dualmap.scheduling.queues.granting import CommitReply
+from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
+from dualmap.scheduling.queues.rebalance import HotQueue, Migration
+from dualmap.scheduling.scaling.scale_job import ActuatorReply, FleetNow
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.hotness import Arrival, HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import Request
 from dualmap.statestore.pool import PoolStore
 
 
 class LedPool:
-    """The port of ``scheduling.leader_jobs``."""
+    """The port of ``scheduling.queues.leader_jobs``."""
 
     def __init__(self, pool: PoolStore, fence: int) -> None:
         self._pool = pool
@@ -68,7 +68,7 @@ class LedPool:
 
 
 class LedScaling:
-    """The port of ``scheduling.scale_job``: a leader's pool, a view of the fleet, and an actuator."""
+    """The port of ``scheduling.scaling.scale_job``: a leader's pool, a view of the fleet, and an actuator."""
 
     def __init__(
         self,

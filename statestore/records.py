@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
-from dualmap.scheduling.legs import Leg, serves
-from dualmap.scheduling.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
+from dualmap.scheduling.state.legs import Leg, serves
+from dualmap.scheduling.state.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
 from dualmap.statestore.errors import UnreadableStateError
 
 
@@ -138,7 +138,7 @@ TOLD: Final = Record(TOLD_FIELDS)
 
 
 REQUEST_TEXTS = ("placed", "told")
-"""The fields of a request's key, see ``scheduling.request``."""
+"""The fields of a request's key, see ``scheduling.state.request``."""
 
 
 def told_of(request: Request) -> bytes:

@@ -11,8 +11,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from dualmap.scheduling.instance import DEFAULT_PREFILL_TOKENS_PER_S, MANY_REQUESTS, InstanceSpec, InstanceState, Role
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.state.instance import (
+    DEFAULT_PREFILL_TOKENS_PER_S,
+    MANY_REQUESTS,
+    InstanceSpec,
+    InstanceState,
+    Role,
+)
 from dualmap.statestore.url import parse_store_url
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")

@@ -19,8 +19,8 @@ import pytest
 from dualmap.cli import own_policies
 from dualmap.cli.configuration import ConfigurationError
 from dualmap.cli.main import main
-from dualmap.scheduling.policies.registry import BUILDERS, add_policy
-from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.placing.policies.registry import BUILDERS, add_policy
+from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
 from dualmap.workers.actuators import Webhook
 from tests.support.ports import first_port

@@ -15,9 +15,9 @@ import httpx
 import orjson
 
 from dualmap.scheduling.backoff import backoff_s
-from dualmap.scheduling.scale_job import ActuatorReply
-from dualmap.scheduling.scale_record import ScaleRecord
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_job import ActuatorReply
+from dualmap.scheduling.scaling.scale_record import ScaleRecord
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.trust import system_trust
 from dualmap.statestore.url import without_password

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.lifecycle import InstanceEvent, next_state
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader

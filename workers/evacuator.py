@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.leader_jobs import evacuate
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.view import is_ready
+from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.view import is_ready
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.moves import Mover

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from dualmap.scheduling.backoff import worth_logging
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.lifecycle import SERVING, InstanceEvent, next_state
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.leases import LOST_FIELD
 from dualmap.statestore.open_files import ShortageLog

@@ -32,8 +32,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.lifecycle import SERVING, InstanceEvent
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent
 from dualmap.workers.engine_metrics import ServerRun
 
 RUN_INTERVAL_S = 15.0

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dualmap.scheduling.hotness import HotnessRule, HotnessTree, HotnessWindow
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.leader_jobs import HotnessKeeper
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.queues.leader_jobs import HotnessKeeper
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.view import takers
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.view import takers
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dualmap.scheduling.idle_work import IdleWork
-from dualmap.scheduling.leader_jobs import give_idle_work
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.rebalance import plan_sweep
+from dualmap.scheduling.queues.idle_work import IdleWork
+from dualmap.scheduling.queues.leader_jobs import give_idle_work
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.rebalance import plan_sweep
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.moves import Mover

@@ -5,8 +5,8 @@ One learner lives for one term of leadership. It reads the sample log from its b
 
 from __future__ import annotations
 
-from dualmap.scheduling.leader_jobs import LearningKeeper
-from dualmap.scheduling.learning import FleetLearner
+from dualmap.scheduling.estimates.learning import FleetLearner
+from dualmap.scheduling.queues.leader_jobs import LearningKeeper
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore

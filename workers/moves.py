@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from dualmap.scheduling.leader_jobs import Moved, MovingPort
-from dualmap.scheduling.rebalance import MigrateStatus
+from dualmap.scheduling.queues.leader_jobs import Moved, MovingPort
+from dualmap.scheduling.queues.rebalance import MigrateStatus
 from dualmap.scheduling.steps import Steps, drive
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore

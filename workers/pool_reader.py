@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from dualmap.scheduling.instance import InstanceLoad
+from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.statestore.answers import Membership, PoolOverview
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore

@@ -9,8 +9,8 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.leases import Lease

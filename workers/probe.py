@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import orjson
 
-from dualmap.scheduling.model_names import ModelList, listed_models
+from dualmap.scheduling.state.model_names import ModelList, listed_models
 from dualmap.statestore.open_files import out_of_files
 from dualmap.statestore.trust import InstanceTrust
 from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of

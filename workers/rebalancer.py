@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dualmap.scheduling.leader_jobs import rebalance
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.rebalance import plan_sweep
+from dualmap.scheduling.queues.leader_jobs import rebalance
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.rebalance import plan_sweep
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.settings import InstanceSettings, PoolSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from dualmap.scheduling.role_plan import RoleState, RoleTargets, plan_roles
+from dualmap.scheduling.scaling.role_plan import RoleState, RoleTargets, plan_roles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore

@@ -1,12 +1,12 @@
-"""Scaler: decides how many instances the pool has, and acts on it; see ``scheduling.scale_job``."""
+"""Scaler: decides how many instances the pool has, and acts on it; see ``scheduling.scaling.scale_job``."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
-from dualmap.scheduling.scale_job import FleetNow, ScaleKeeper
-from dualmap.scheduling.scale_record import DecisionStatus, ScaleRecord
+from dualmap.scheduling.scaling.scale_job import FleetNow, ScaleKeeper
+from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.clock import Clock

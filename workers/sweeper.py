@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from dualmap.scheduling.leader_jobs import sweep_queue
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore

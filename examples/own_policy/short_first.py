@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from dualmap.scheduling.decision import Reason, RouteQuery
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.policies.pair import PairPolicy
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.placing.decision import Reason, RouteQuery
+from dualmap.scheduling.placing.policies.pair import PairPolicy
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.state.instance import InstanceLoad
 
 SHORT_TOKENS = 2000
 

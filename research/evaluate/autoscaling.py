@@ -10,7 +10,7 @@ from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, Workload, scena
 from dualmap.research.evaluate.scaling import by_instance_plots
 from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
 from dualmap.research.evaluate.work import Worker
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation import plots
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.results import RunResult

@@ -10,7 +10,7 @@ from statistics import fmean
 from dualmap.research.evaluate.plan import Plan
 from dualmap.research.evaluate.section import Cell, DataTable, Plot, Section
 from dualmap.research.evaluate.work import Worker
-from dualmap.scheduling.ring import RING_SEEDS, Ring
+from dualmap.scheduling.state.ring import RING_SEEDS, Ring
 from dualmap.simulation import plots
 
 CHOICES = (1, 2, 3, 4, 5)

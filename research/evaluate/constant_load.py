@@ -8,7 +8,7 @@ from dataclasses import replace
 from dualmap.research.evaluate.plan import DEFAULT_POLICY, Plan, scenario_for
 from dualmap.research.evaluate.section import Cell, DataTable, Section
 from dualmap.research.evaluate.work import Worker
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.autoscale import Autoscale, SizeChange
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.runs import RunJob, run_job

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 from dualmap.research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, scheduling_for
 from dualmap.research.evaluate.section import Cell, DataTable, Section
-from dualmap.scheduling.blocks import cache_seed, chain_of_trace
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import RouteQuery
-from dualmap.scheduling.hotness import HotnessWindow
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.placement import Observation, Placement, PlaceReply, Search
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.rebalance import plan_rebalance
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.placing.decision import RouteQuery
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, Search
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.rebalance import plan_rebalance
 from dualmap.scheduling.settings import PolicyName
+from dualmap.scheduling.state.hotness import HotnessWindow
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once, drive_now
 from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.simulation.simulated_pool import SimulatedPool

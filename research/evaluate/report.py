@@ -10,7 +10,7 @@ import orjson
 
 from dualmap.research.evaluate.plan import PAPER_CAPS, PAPER_SLO_S, Plan
 from dualmap.research.evaluate.section import Cell, DataTable, Section
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1150px; margin: 2em auto; padding: 0 1em; color: #222 }

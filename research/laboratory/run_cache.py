@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dualmap import scheduling, simulation, statestore
 from dualmap.research.laboratory.figures import Figures
-from dualmap.scheduling.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.simulation.runs import RunJob
 
@@ -26,7 +26,7 @@ _APART = {
     "dualmap.simulation": frozenset({"commands", "emulator", "evaluate", "laboratory"}),
 }
 """Parts of each package that no run uses."""
-_FRAMES = {"dualmap.scheduling.policies.fleet", "dualmap.scheduling.policies.pair"}
+_FRAMES = {"dualmap.scheduling.placing.policies.fleet", "dualmap.scheduling.placing.policies.pair"}
 """Never left out: policies use their functions without inheriting from their classes."""
 
 
@@ -91,6 +91,6 @@ def _modules(policy: PolicyName) -> set[Path]:
     """Modules of the policy's class and of those that it inherits from, except the bases."""
     classes = type(build_policy(SchedulingSettings(policy=policy))).__mro__
     names = {
-        each.__module__ for each in classes if each.__module__.startswith("dualmap.scheduling.policies.")
+        each.__module__ for each in classes if each.__module__.startswith("dualmap.scheduling.placing.policies.")
     } - _FRAMES
     return {Path(str(sys.modules[name].__file__)) for name in names}

@@ -18,7 +18,7 @@ from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamEr
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS
 from dualmap.router.runtime import Runtime
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.lifecycle import SERVING
+from dualmap.scheduling.state.instance_lifecycle import SERVING
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from dualmap.router.inference_request import SCHEDULED_PATHS
 from dualmap.router.pools import Route
 from dualmap.router.prompt import read_prompt, sent_prompt
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.request import Request, RequestState
-from dualmap.scheduling.ring import VIRTUAL_NODES, Ring
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
+from dualmap.scheduling.state.view import ClusterView
 
 routes = APIRouter(prefix="/admin", tags=["inspection"])
 

@@ -13,8 +13,8 @@ from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool
 from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError
 from dualmap.router.served_pool import ServedPool
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, Role
-from dualmap.scheduling.lifecycle import InstanceEvent, next_state
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
 from dualmap.statestore.answers import Note
 from dualmap.statestore.settings import (
     BaseUrl,

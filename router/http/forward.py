@@ -38,8 +38,8 @@ from dualmap.router.http.stream_usage import id_edit, usage_edit
 from dualmap.router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
 from dualmap.router.lifecycle import PlacedRequest, SplitRequest
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from dualmap.scheduling.answers import Verdict, is_server_fault
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.request.answers import Verdict, is_server_fault
+from dualmap.scheduling.state.legs import Leg
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.lifecycle import SplitRequest
 from dualmap.router.outcome import FailureKind, InstanceFailure
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.state.legs import Leg
 
 FREEING_TRIES = 2
 _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)

@@ -18,7 +18,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.tokens.comparison import compare
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.extras import how_to_install
 from dualmap.statestore.settings import PoolSettings

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from dualmap.router.inference_request import TokenSource
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.tokens.instance_tokenizer import TokenizeError
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import xxhash
 from dualmap.router.tokens.encoder import Encoder
 from dualmap.router.tokens.fast_tokenizer import Encoded, id_bytes
 from dualmap.router.tokens.prefix_cache import Known, PrefixCache, Tokenized, prefix_grid
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import TOKEN_BYTES, BlockExtras, append_hashes, chain_of_hashes
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, append_hashes, chain_of_hashes
 
 _SEGMENT_BYTES: Final = 1024
 """Boundaries nearer to each other than this are not kept, except for the last."""

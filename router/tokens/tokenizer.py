@@ -22,8 +22,8 @@ from dualmap.router.tokens.encoder import Encoder
 from dualmap.router.tokens.fast_tokenizer import Encoded
 from dualmap.router.tokens.model_files import ChatTemplates
 from dualmap.router.tokens.tokenized_chain import ChainMaker, Steps
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import BlockExtras
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras
 
 log = logging.getLogger(__name__)
 

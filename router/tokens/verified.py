@@ -1,7 +1,7 @@
 """A pool's tokenizer, whose counts are called exact only where an engine has confirmed them.
 
 The model's files count first; where they are known to be wrong, for all prompts or for a kind of request, the
-instances' own tokenizer does; where that is wrong, too, prompts are cut by bytes. See ``scheduling.token_trust``.
+instances' own tokenizer does; where that is wrong, too, prompts are cut by bytes (``scheduling.prompts.token_trust``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dualmap.router.inference_request import SentPrompt
 from dualmap.router.prompt import TokenCount, TokenizedHow, TokenizedPrompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.request_kind import kind_of
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.token_trust import TokenTrust, Trust
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.token_trust import TokenTrust, Trust
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.extras import how_to_install
 

@@ -13,10 +13,10 @@ from typing import Any
 from dualmap.router.explain import Explanation
 from dualmap.router.outcome import Outcome
 from dualmap.router.traffic import TrafficCounts
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.ring import DualRing, Ring
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.ring import DualRing, Ring
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import PoolOverview
 
 RING_ARCS = 720

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.leases import RETIRED
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from dualmap.router.traffic import TrafficCounts
 from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
-from dualmap.scheduling.instance import InstanceLoad, InstanceState, Role
-from dualmap.scheduling.scale_record import ScaleEntry
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.scaling.scale_record import ScaleEntry
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Note, PoolOverview
 from dualmap.statestore.leases import RETIRED
 

@@ -10,9 +10,9 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.scale_settings import autoscale_of
+from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.errors import SimulationError

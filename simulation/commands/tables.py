@@ -7,7 +7,7 @@ from itertools import islice
 
 from rich.table import Table
 
-from dualmap.scheduling.role_plan import RoleChange
+from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.autoscale import SizeChange
 from dualmap.simulation.bounds import Bounds
 from dualmap.simulation.fitting_table import fitting_table

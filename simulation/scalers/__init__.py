@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dualmap.scheduling.scale_job import Planner
-from dualmap.scheduling.scale_plan import ScalePlanner, ScaleRule
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_job import Planner
+from dualmap.scheduling.scaling.scale_plan import ScalePlanner, ScaleRule
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.scalers.apa import Apa
 from dualmap.simulation.scalers.dynamo import DynamoPlanner
 from dualmap.simulation.scalers.hpa import Hpa

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
-from dualmap.scheduling.scale_plan import FleetFigures, Plan
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 
 PERIOD_S = 10.0
 MAX_UP_RATE = 2.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from dualmap.scheduling.scale_plan import FleetFigures, Plan
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 
 INTERVAL_S = 30.0
 GRACE_ROUNDS = 3

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from dualmap.scheduling.learning import Finished, FirstToken, Sample
-from dualmap.scheduling.load_window import LoadWindow
-from dualmap.scheduling.queue_order import QueueEntry, QueueHead
+from dualmap.scheduling.estimates.learning import Finished, FirstToken, Sample
+from dualmap.scheduling.estimates.load_window import LoadWindow
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Note, Transition
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable

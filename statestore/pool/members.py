@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Membership, Note, SettingsChange
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvViewStatus

@@ -15,10 +15,10 @@ from typing import Final
 
 import orjson
 
-from dualmap.scheduling.instance import InstanceSpec, Role
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.request import Counts, RequestState
-from dualmap.scheduling.scale_record import ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.scaling.scale_record import ScaleRecord
+from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.scheduling.state.request import Counts, RequestState
 from dualmap.statestore.kv_events import KvEventRecord
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool import codec

@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from dualmap.scheduling.chain import sample_depths
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placement, PlaceReply, PlaceStatus
-from dualmap.scheduling.ways import Side
-from dualmap.scheduling.weights import Form, Weights
+from dualmap.scheduling.estimates.weights import Form, Weights
+from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.prompts.chain import sample_depths
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable

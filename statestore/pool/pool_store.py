@@ -6,20 +6,20 @@ call is atomic: its effect is seen whole or not at all, by every replica in the 
 request is idempotent: a repetition after a lost answer changes nothing and reports the state as it is.
 
 Times are milliseconds of the store's own clock (Redis ``TIME``); no caller's clock enters. The states of a request are
-in ``scheduling.request``. A transition that leaves room where requests are held replies the head of that queue: the
-caller plans it (``scheduling.queue_order``) and commits.
+in ``scheduling.state.request``. A transition that leaves room where requests are held replies the head of that queue:
+the caller plans it (``scheduling.queues.queue_order``) and commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import CommitReply, Grant
-from dualmap.scheduling.placement import Observation
-from dualmap.scheduling.queue_order import QueuePlan
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.placing.placement import Observation
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, Grant
+from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.request import Request
 from dualmap.statestore.answers import Release, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import codec
@@ -52,7 +52,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
         self.name = name
         self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
         self.place = self._placements.ask
-        """Weigh, choose and reserve in one step; see ``scheduling.placement``.
+        """Weigh, choose and reserve in one step; see ``scheduling.placing.placement``.
 
         Dispatched at once if nothing is queued on the instance and it has room: dispatched tokens are under the
         dispatch window and running requests under their maximum. On success the chain enters the instance's KV

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import orjson
 
-from dualmap.scheduling.hotness import Arrival, HotnessTree
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.learning import Sample
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.learning import Sample
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.hotness import Arrival, HotnessTree
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.queue_order import PLAN_LIMIT, QueueHead
-from dualmap.scheduling.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
-from dualmap.scheduling.request import Counts, Request, RequestState
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, QueueHead
+from dualmap.scheduling.queues.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.request import Counts, Request, RequestState
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from dualmap.scheduling.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from dualmap.scheduling.queues.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dualmap.scheduling.instance import InstanceLoad
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.request import Request
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.request import Request
 from dualmap.statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from dualmap.cli.as_json import as_json
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 
 
 def test_values_of_the_store_keep_their_names_and_numbers() -> None:

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from dualmap.cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
 from dualmap.cli.live_status import LiveStatus, line, table
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
 from tests.support.placements import placement
 

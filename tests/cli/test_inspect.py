@@ -16,11 +16,11 @@ import pytest
 
 from dualmap.cli import inspect_tables
 from dualmap.cli.main import main
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
-from dualmap.scheduling.legs import Leg, decode_leg_id
-from dualmap.scheduling.ring import DualRing
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.legs import Leg, decode_leg_id
+from dualmap.scheduling.state.ring import DualRing
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.settings import StoreSettings

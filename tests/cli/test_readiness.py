@@ -15,8 +15,8 @@ from dualmap.cli.errors import CommandError
 from dualmap.cli.fetch import Answer
 from dualmap.cli.fleet_plan import FleetSize, plan_fleet
 from dualmap.cli.readiness import Pace, Readiness
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
 
 A, B = "http://a:8000", "http://b:8000"

@@ -12,8 +12,8 @@ from rich.console import Console
 from dualmap.cli.settings import Settings
 from dualmap.cli.top import Shown, _bar, _screen, pool_table
 from dualmap.router.traffic import INFO_FIELD, TrafficCounts
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 from dualmap.statestore.memory import MemoryStore

@@ -14,7 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.workers.kv_events.decoding import Stored, read_batch
 from dualmap.workers.kv_events.engine_view import EngineView
 from tests.conformance.server import Server

@@ -17,9 +17,9 @@ from dualmap.router.prompt import sent_prompt
 from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.breaker import BreakerRule
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.settings import PoolSettings
 from tests.support.placements import placement

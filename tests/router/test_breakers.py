@@ -8,10 +8,10 @@ import pytest
 
 from dualmap.router.breakers import CONSECUTIVE, SHARE, CircuitBreakers
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.scheduling.breaker import BreakerRule, BreakerState
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.request.breaker import BreakerRule, BreakerState
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.view import ClusterView
 
 RULE = BreakerRule(fault_limit=2, cooldown_s=5.0, max_cooldown_s=20.0, trials=1)
 BROKEN = InstanceFailure(FailureKind.TRUNCATED, "the stream ended before the answer did")

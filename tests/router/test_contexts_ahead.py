@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from dualmap.router.contexts_ahead import ContextsAhead, shared_blocks
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
 
 BLOCK_TOKENS = 4
 SYSTEM = range(100, 108)

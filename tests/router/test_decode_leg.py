@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.learning import Finished
-from dualmap.scheduling.legs import Leg, decode_leg_id
-from dualmap.scheduling.placement import Search
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.estimates.learning import Finished
+from dualmap.scheduling.placing.placement import Search
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import Leg, decode_leg_id
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.answers import Release
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dualmap.router.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
-from dualmap.scheduling.decision import Decision, Reason
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.pool.codec import new_record
 from dualmap.statestore.records import ToldLoads
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dualmap.router.explain_costs import PARTS
+from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.weights import Form
 
 
 def test_every_feature_of_a_cost_belongs_to_one_part() -> None:

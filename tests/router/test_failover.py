@@ -13,12 +13,12 @@ import pytest
 import redis
 
 from dualmap.router.failover import STEADY_S, FailoverPool, FailoverStore
-from dualmap.scheduling.granting import CommitReply, Grant
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.placement import Observation, PlaceReply, PlaceStatus
-from dualmap.scheduling.queue_order import QueuePlan
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.placing.placement import Observation, PlaceReply, PlaceStatus
+from dualmap.scheduling.queues.granting import CommitReply, Grant
+from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.answers import Membership, PoolSnapshot, Release, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreUnavailableError

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from dualmap.router.failover import FailoverPool
 from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.metrics import RouterMetrics
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
 
 

@@ -11,9 +11,9 @@ import pytest
 from dualmap.router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
 from dualmap.router.grant_waiters import GrantWaiters, ReservationLostError
 from dualmap.router.metrics import RouterMetrics
-from dualmap.scheduling.granting import Grant, grant_queue
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.queues.granting import Grant, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
 from tests.statestore.samples import finish
 

@@ -8,9 +8,9 @@ import pytest
 
 from dualmap.router.instance_loss import GONE_S, InstanceLossNotifier
 from dualmap.router.retry_budget import RetryBudget
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.view import ClusterView
 
 
 class Try:

@@ -24,12 +24,12 @@ from dualmap.router.inference_request import response_id
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.view import POLL_S as VIEW_POLL_S
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.learning import Finished
-from dualmap.scheduling.placement import PlaceReply, PlaceStatus
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.estimates.learning import Finished
+from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.settings import PoolSettings
 from tests.statestore.samples import finish

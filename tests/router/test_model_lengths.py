@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from dualmap.router.model_lengths import ASK_AGAIN_S, KEPT_S, ModelLengths
 from dualmap.router.model_lists import InstanceAsker
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.view import ClusterView
 
 
 class Instance(httpx.AsyncBaseTransport):

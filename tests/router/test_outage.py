@@ -12,7 +12,7 @@ from dualmap.router.failover import FailoverPool
 from dualmap.router.lifecycle import PlacedRequest
 from dualmap.router.outcome import Outcome
 from dualmap.router.runtime import Runtime
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 

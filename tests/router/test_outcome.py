@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualmap.router.outcome import FailureKind, InstanceFailure
-from dualmap.scheduling.answers import Verdict
+from dualmap.scheduling.request.answers import Verdict
 
 
 @pytest.mark.parametrize(

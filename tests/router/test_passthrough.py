@@ -9,7 +9,7 @@ import pytest
 
 from dualmap.router.errors import InvalidRequestError, UnavailableError
 from dualmap.router.passthrough import PassthroughBalancer
-from dualmap.scheduling.instance import InstanceState, Role
+from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.settings import PoolSettings
 
 READY = tuple(f"i{number}" for number in range(8))

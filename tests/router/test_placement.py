@@ -15,10 +15,10 @@ from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.decision import Reason
-from dualmap.scheduling.leader_jobs import sweep_queue
-from dualmap.scheduling.placement import PlaceStatus
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.decision import Reason
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.connect import Store, open_store

@@ -10,11 +10,11 @@ import pytest
 from dualmap.router.errors import QueueFullError, SloUnreachableError
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.runtime import Runtime
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.leader_jobs import sweep_queue
-from dualmap.scheduling.queue_order import QueueOrder
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.statestore.samples import first_token

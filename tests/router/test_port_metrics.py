@@ -16,7 +16,7 @@ from dualmap.router.fleet_gauges import FleetOverviews
 from dualmap.router.metrics import RouterMetrics
 from dualmap.router.outcome import Outcome
 from dualmap.router.port_metrics import COUNTS_PATH, PortMetrics
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.leases import ReplicaInfo

@@ -9,10 +9,10 @@ import pytest
 
 from dualmap.router.inference_request import SentPrompt
 from dualmap.router.prompt import LONG_PROMPT_BYTES, ReadPrompt, TokenCount, TokenizedPrompt, read_prompt, sent_prompt
-from dualmap.scheduling.blocks import BlockRule, TextPrompt, cache_seed
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import engine_chain
-from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.prompts.blocks import BlockRule, TextPrompt, cache_seed
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
 
 LEARNED = Learned(answer_tokens=(20.0, 90.0, 300.0, 500.0, 700.0, 256.0))
 """The last one without a limit."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dualmap.router.queue_planner import QueuePlanner
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.queue_order import QueueHead
+from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 
 
 def queue_head(instance_id: str, version: int) -> QueueHead:

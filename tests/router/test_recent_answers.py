@@ -6,8 +6,8 @@ from typing import Any
 
 from dualmap.router.outcome import Usage
 from dualmap.router.recent_answers import KEPT_S, MAX_KEPT, RecentAnswers
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
 
 BLOCK_TOKENS = 4
 

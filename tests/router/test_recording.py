@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from dualmap.router.recording import TrafficRecorder, open_recorder
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.prompts.chain import Chain
 
 CHAIN = Chain((7, 8), 128, 300)
 

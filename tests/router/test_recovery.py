@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.recovery import Recovered, lost_members, recover_requests, restore_members
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

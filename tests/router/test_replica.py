@@ -9,8 +9,8 @@ import pytest
 
 from dualmap.router.failover import FailoverStore
 from dualmap.router.outcome import Outcome
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.settings import InstanceSettings, PoolSettings

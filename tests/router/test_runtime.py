@@ -10,7 +10,7 @@ import pytest
 from dualmap.router.outcome import Outcome
 from dualmap.router.runtime import Runtime, make_replica_id
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.settings import PoolSettings
 

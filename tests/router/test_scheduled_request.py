@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.request import RequestState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.request import RequestState
 
 LONG = "word " * 1000
 BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1k_tokens=1.0)

@@ -20,8 +20,8 @@ import pytest
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.instance import InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreConfigurationError

@@ -9,9 +9,9 @@ import pytest
 
 from dualmap.router.metrics import RouterMetrics
 from dualmap.router.view import ViewKeeper, next_view
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 

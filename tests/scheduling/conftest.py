@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.decision import Decision, Policy, Reason, RouteQuery
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.policies import build_policy
-from dualmap.scheduling.policies.choice import usable
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import features_of
+from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies.choice import usable
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.view import ClusterView
-from dualmap.scheduling.weights import features_of
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.view import ClusterView
 
 
 @pytest.fixture(scope="session")

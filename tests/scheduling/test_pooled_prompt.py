@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.blocks import TextPrompt, TokenPrompt
 from dualmap.scheduling.errors import TooManyPartsError
 from dualmap.scheduling.pooled_prompt import pooled_prompt
+from dualmap.scheduling.prompts.blocks import TextPrompt, TokenPrompt
 
 
 def text_bytes(body: dict[str, Any]) -> int:

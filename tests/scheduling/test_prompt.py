@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.scheduling.blocks import TextPrompt, TokenPrompt
 from dualmap.scheduling.errors import PromptError
 from dualmap.scheduling.prompt import chat_prompt, completion_prompt
+from dualmap.scheduling.prompts.blocks import TextPrompt, TokenPrompt
 
 
 def chat(*messages: dict[str, Any], **body: Any) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.generators import GeneratorSpec

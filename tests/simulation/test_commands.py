@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec, Role
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.commands import simulate
 from dualmap.simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
 from dualmap.simulation.commands.tables import COLUMNS

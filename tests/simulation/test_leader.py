@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.learning import FirstToken
+from dualmap.scheduling.estimates.learning import FirstToken
+from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 from dualmap.scheduling.steps import at_once
-from dualmap.scheduling.ttft_model import PRIOR_WEIGHTS
 from dualmap.simulation.generators import conversation, toolagent
 from dualmap.simulation.presets import find_preset
 from dualmap.simulation.scenario import Scenario

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dualmap.router.recording import TrafficRecorder
-from dualmap.scheduling.chain import Chain
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.recording import merge_recordings, render_mooncake
 from dualmap.simulation.traces import Trace, read_trace

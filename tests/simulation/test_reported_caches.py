@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.placement import Placement
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.placement import Placement
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once
-from dualmap.scheduling.weights import PLAIN_TTFT, Weights
 from dualmap.simulation.kv_pool import CacheChange
 from dualmap.simulation.presets import find_preset
 from dualmap.simulation.reported_caches import ReportedCaches

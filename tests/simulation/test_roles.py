@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import Role
+from dualmap.scheduling.state.instance import Role
 from dualmap.simulation.roles import RolesError, roles_for, roles_of
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.scale_job import Planner
-from dualmap.scheduling.scale_plan import FleetFigures
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_job import Planner
+from dualmap.scheduling.scaling.scale_plan import FleetFigures
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.scalers import SCALERS, planner_of
 
 BOUNDS = AutoscaleSettings(min_instances=2, max_instances=10)

@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.generators import conversation, hotspot, toolagent

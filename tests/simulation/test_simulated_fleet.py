@@ -1,10 +1,10 @@
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.placement import Placement
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.placement import Placement
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once
-from dualmap.scheduling.weights import PLAIN_TTFT, Weights
 from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.simulation.simulated_pool import SimulatedPool
 

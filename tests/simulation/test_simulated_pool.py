@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import Placement, PlaceStatus
-from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.placement import Placement, PlaceStatus
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once
-from dualmap.scheduling.weights import PLAIN_TTFT, Weights
 from dualmap.simulation.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
 from tests.statestore.samples import own_chain
 

@@ -9,16 +9,16 @@ from typing import Any, Protocol
 
 import xxhash
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import CommitReply, grant_queue
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.leader_jobs import sweep_queue
-from dualmap.scheduling.placement import Placement, PlaceReply
-from dualmap.scheduling.queue_order import QueueHead, QueueOrder, QueuePlan
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.placing.placement import Placement, PlaceReply
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, grant_queue
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
 from dualmap.statestore.answers import Release, Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE

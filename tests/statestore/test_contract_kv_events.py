@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from dualmap.statestore.pool import PoolStore

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore

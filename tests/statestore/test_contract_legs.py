@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.legs import Leg, decode_leg_id
-from dualmap.scheduling.placement import PlaceStatus
-from dualmap.scheduling.request import RequestState
-from dualmap.scheduling.ways import Side
-from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import Leg, decode_leg_id
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, FIRST, assert_sums_hold, finish, first_token, instance, lead, place, record
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState, Role
-from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.answers import Note
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.kv_events import KvViewStatus

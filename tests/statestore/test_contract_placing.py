@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState, Role
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.placement import PlaceReply, PlaceStatus
-from dualmap.scheduling.request import RequestState
-from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights, features_of
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
+from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.state.instance import InstanceState, Role
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     BLOCK_TOKENS,

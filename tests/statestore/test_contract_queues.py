@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.granting import CommitReply, Grant
-from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.placement import PlaceStatus
-from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
-from dualmap.scheduling.rebalance import HotQueue, Migration
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.queues.granting import CommitReply, Grant
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
+from dualmap.scheduling.queues.rebalance import HotQueue, Migration
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from tests.statestore import samples

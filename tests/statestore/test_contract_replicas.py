@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore

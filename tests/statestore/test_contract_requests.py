@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.learning import Finished, FirstToken
-from dualmap.scheduling.queue_order import PlanStep, QueuePlan
-from dualmap.scheduling.request import RequestState
+from dualmap.scheduling.estimates.learning import Finished, FirstToken
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_order import PlanStep, QueuePlan
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
+from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 

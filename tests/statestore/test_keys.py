@@ -12,11 +12,11 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, pool_store

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.queue_order import QueuePlan
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.request import Request, RequestState
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore

@@ -19,19 +19,19 @@ from typing import Any
 import pytest
 import redis as redis_client
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.granting import Grant
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState, Role
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.legs import Leg, serves
-from dualmap.scheduling.placement import Placement, PlaceReply, PlaceStatus
-from dualmap.scheduling.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import Form, Weights, features_of
+from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState, Role
+from dualmap.scheduling.state.legs import Leg, serves
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once
-from dualmap.scheduling.ways import Side
-from dualmap.scheduling.weights import Form, Weights, features_of
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -312,7 +312,7 @@ class Traffic:
         return reply
 
     async def is_weighed_rightly(self, made: Placement, reply: PlaceReply) -> None:
-        """The scripts weigh as ``scheduling.weights`` does: that one explains, and learns the weights."""
+        """The scripts weigh as ``scheduling.estimates.weights`` does: that one explains, and learns the weights."""
         specs, slo_s = (await self.twins.memory.membership()).instances, made.request.slo_ms / 1000
         features = {name: features_of(load, made.chain, self.stall_from_s) for name, load in reply.loads.items()}
         takes = {name for name in features if specs[name].state is InstanceState.READY}

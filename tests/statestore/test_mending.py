@@ -10,10 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState, Role
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.keys import PoolKeys

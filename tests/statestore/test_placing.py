@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 
 import pytest
 
-from dualmap.scheduling.placement import PlaceReply
+from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.statestore.answers import Release
 from dualmap.statestore.connect import Store
 from dualmap.statestore.errors import StoreUnavailableError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.errors import StoreConfigurationError, StoreError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.redis import RedisStore

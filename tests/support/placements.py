@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.placement import Placement
-from dualmap.scheduling.request import Request, RequestState
-from dualmap.scheduling.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.placing.placement import Placement
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.request import Request, RequestState
 
 _MISSED = Form(constant=1e9)
 """An expected TTFT that no SLO allows."""

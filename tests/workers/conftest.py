@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.placement import PlaceStatus
-from dualmap.scheduling.queue_order import QueueOrder
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

@@ -15,9 +15,9 @@ import orjson
 import pytest
 import trustme
 
-from dualmap.scheduling.scale_job import ActuatorReply
-from dualmap.scheduling.scale_record import ScaleRecord
-from dualmap.scheduling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_job import ActuatorReply
+from dualmap.scheduling.scaling.scale_record import ScaleRecord
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
 
 RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.model_names import ModelList
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.described import reported_changes, reported_limits
 from dualmap.workers.probe import EngineFacts, scheduler_limits_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.workers.drainer import Drainer
 from tests.statestore.samples import finish
 

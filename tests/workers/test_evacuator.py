@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState, Role
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.workers.evacuator import Evacuator
 
 

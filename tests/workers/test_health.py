@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
 from dualmap.workers.health_rules import HealthRecord

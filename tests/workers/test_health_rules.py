@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.lifecycle import InstanceEvent
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent
 from dualmap.workers.health_rules import (
     CheckResult,
     HealthRecord,

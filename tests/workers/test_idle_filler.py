@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.request import RequestState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.workers.idle_filler import IdleFiller
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
 from dualmap.statestore.leases import Lease
 from dualmap.workers.leader import Election, Step, Term, plan_tick

@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from dualmap.scheduling.learned import DEFAULT_BYTES_PER_TOKEN
-from dualmap.scheduling.learning import RATIO_MIN_TOKENS, features_to_note
-from dualmap.scheduling.weights import Form
+from dualmap.scheduling.estimates.learning import RATIO_MIN_TOKENS, features_to_note
+from dualmap.scheduling.estimates.weights import Form
+from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.workers.learner import Learner
 from tests.statestore.samples import finish, first_token

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.leader_jobs import evacuate
+from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.led import LedPool

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import at_once
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.errors import LeaseLostError

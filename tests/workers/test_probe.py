@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from dualmap.scheduling.model_names import ModelList
+from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
 from tests.statestore.tls_front import Authority

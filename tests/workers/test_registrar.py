@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore

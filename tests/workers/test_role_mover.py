@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import Role
-from dualmap.scheduling.legs import Leg
-from dualmap.scheduling.role_plan import HOLDS_MS, PAUSE_MS
+from dualmap.scheduling.scaling.role_plan import HOLDS_MS, PAUSE_MS
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.workers.role_mover import RoleMover
 from tests.statestore.samples import placement

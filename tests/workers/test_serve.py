@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceState
-from dualmap.scheduling.learned import Learned
-from dualmap.scheduling.request import Request, RequestState
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.request import RequestState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.request import RequestState
 from dualmap.workers.sweeper import Sweeper
 from tests.statestore.samples import first_token
 

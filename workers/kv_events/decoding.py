@@ -4,7 +4,7 @@ A batch is msgpack: ``[time, [event, …], rank]``. Its events are maps with the
 mid-2026, arrays with the type first and the fields in the order of ``_STORED`` and ``_REMOVED``.
 
 Fields at the end may be missing; unknown ones and unknown events are ignored. Hashes are unsigned 64-bit numbers, or
-bytes of which the last eight count. What identifies a block is described in ``scheduling.engine_blocks``.
+bytes of which the last eight count. What identifies a block is described in ``scheduling.prompts.engine_blocks``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from dualmap.scheduling.engine_blocks import encode_extra_keys
+from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys
 from dualmap.scheduling.values import value
 
 _STORED = (

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
-from dualmap.scheduling.engine_blocks import ROOT, TOKEN_BYTES, block_hash
+from dualmap.scheduling.prompts.engine_blocks import ROOT, TOKEN_BYTES, block_hash
 from dualmap.statestore.kv_events import KvChange
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored
 

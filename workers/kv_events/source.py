@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.settings import PoolSettings, fill_endpoint
 
 

@@ -15,7 +15,7 @@ local function read_instance(id)
   return instances[id]
 end
 
--- The role that cannot serve a leg (scheduling/legs.py).
+-- The role that cannot serve a leg (scheduling/state/legs.py).
 local OTHER_ROLE = { prefill = 'decode', decode = 'prefill' }
 
 local function takes_requests(instance, leg)
@@ -28,7 +28,7 @@ local function has_room(instance, windows)
     and instance.running_requests < instance.max_running_requests
 end
 
--- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits (scheduling/queue_order.py).
+-- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits (scheduling/queues/queue_order.py).
 local function finds_memory(instance, tokens)
   return instance.running_requests == 0 or tokens <= terms.long_share * instance.kv_capacity_tokens
     or instance.context_tokens + tokens <= instance.kv_capacity_tokens

@@ -1,4 +1,4 @@
--- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature (scheduling/weights.py),
+-- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature (scheduling/estimates/weights.py),
 -- its weight, place, weight, …
 local function weighted(weights, features)
   local sum = 0

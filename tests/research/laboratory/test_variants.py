@@ -1,8 +1,8 @@
 import pytest
 
 from dualmap.research.laboratory.variants import SETTINGS, VariantError, described, parse_variant
-from dualmap.scheduling.instance import Role
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import Role
 from dualmap.simulation.presets import find_preset
 from dualmap.simulation.scenario import Dispatch, Scenario
 

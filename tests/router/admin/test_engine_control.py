@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.settings import PoolSettings
 
 

@@ -17,7 +17,7 @@ from dualmap.router.admin.explanations import meant_by
 from dualmap.router.explain import REASONS
 from dualmap.router.outcome import Outcome
 from dualmap.router.scheduled_request import ScheduledRequest
-from dualmap.scheduling.decision import Reason
+from dualmap.scheduling.placing.decision import Reason
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:

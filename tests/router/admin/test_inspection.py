@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.failover import FailoverStore
-from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.statestore.errors import StoreUnavailableError
 
 

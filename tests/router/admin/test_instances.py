@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from dualmap.router.outcome import Outcome
-from dualmap.scheduling.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState
 
 
 async def test_an_instance_is_added_starting_and_listed_with_its_load(

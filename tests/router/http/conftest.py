@@ -24,7 +24,7 @@ from dualmap.router.instance_loss import InstanceLossNotifier
 from dualmap.router.outcome import InstanceFailure, Outcome, Usage
 from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.legs import Leg
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"

@@ -27,8 +27,8 @@ from dualmap.router.http.request_reader import Request
 from dualmap.router.inference_request import response_id
 from dualmap.router.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
-from dualmap.scheduling.blocks import BlockRule, TokenPrompt
-from dualmap.scheduling.learned import Learned
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.prompts.blocks import BlockRule, TokenPrompt
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 CHAT = "/v1/chat/completions"

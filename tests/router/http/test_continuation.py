@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from dualmap.router.http.continuation import continued
-from dualmap.scheduling.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.settings import PoolSettings
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

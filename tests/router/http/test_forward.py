@@ -16,9 +16,9 @@ from dualmap.router.errors import OutOfFilesError, QueueFullError, UnavailableEr
 from dualmap.router.http.exchange import MAX_HELD_BYTES
 from dualmap.router.http.upstream_pool import UpstreamPool
 from dualmap.router.outcome import FailureKind, Outcome, Usage
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.errors import StoreUnavailableError
 
 DEEP = b"[" * 900 + b"]" * 900

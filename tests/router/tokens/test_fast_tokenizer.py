@@ -13,7 +13,7 @@ import tokenizers
 
 from dualmap.router.tokens.encoder import LocalEncoder
 from dualmap.router.tokens.fast_tokenizer import Encoded, fast_ids, fast_tokenizer_of, id_bytes
-from dualmap.scheduling.engine_blocks import TOKEN_BYTES
+from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

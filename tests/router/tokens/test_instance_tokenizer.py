@@ -11,11 +11,11 @@ import pytest
 
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceSpec
-from dualmap.scheduling.view import ClusterView
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.view import ClusterView
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.settings import EmulatorSettings

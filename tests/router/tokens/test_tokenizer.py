@@ -18,8 +18,8 @@ from dualmap.router.tokens.encoder import AT_ONCE_CHARS, LocalEncoder
 from dualmap.router.tokens.fast_tokenizer import Encoded
 from dualmap.router.tokens.model_files import read_templates
 from dualmap.router.tokens.tokenizer import MAX_WAITING, PoolTokenizer
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 BLOCK_TOKENS = 16
@@ -134,7 +134,7 @@ async def test_byte_blocks_are_not_made_where_tokens_are(
     def refuse(pieces: object) -> bytes:
         raise AssertionError("the prompt was rendered for byte blocks")
 
-    monkeypatch.setattr("dualmap.scheduling.blocks.joined", refuse)
+    monkeypatch.setattr("dualmap.scheduling.prompts.blocks.joined", refuse)
     assert await chain_of(tokenizer, chat("system", "question")) is not None
 
 

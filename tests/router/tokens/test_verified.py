@@ -11,9 +11,9 @@ import pytest
 from dualmap.router.prompt import TokenizedPrompt, sent_prompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, VerifiedTokenizer
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import engine_chain
-from dualmap.scheduling.token_trust import MISTRUSTED_S
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
+from dualmap.scheduling.prompts.token_trust import MISTRUSTED_S
 
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}

@@ -16,7 +16,7 @@ from dualmap.router.ui.feed import Feed
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from dualmap.router.ui.own_requests import NEW_REQUESTS
 from dualmap.router.ui.peers import Peers
-from dualmap.scheduling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.statestore.errors import StoreUnavailableError
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualmap.router.ui.figures import longest_hot
-from dualmap.scheduling.hotness import HotnessTree
+from dualmap.scheduling.state.hotness import HotnessTree
 
 
 def test_of_a_long_hot_prefix_the_longest_is_listed_and_not_all_that_it_begins_with() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dualmap.router.ui.happenings import Reading, happenings
 from dualmap.router.view import empty_view
-from dualmap.scheduling.hotness import HotnessTree
-from dualmap.scheduling.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.answers import Note, PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 

@@ -24,8 +24,8 @@ from dualmap.router.ui.problems import (
 )
 from dualmap.router.ui.status import Avoidance, ReplicaStatus
 from dualmap.router.view import empty_view
-from dualmap.scheduling.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from dualmap.scheduling.scale_record import ScaleEntry
+from dualmap.scheduling.scaling.scale_record import ScaleEntry
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Note, PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import zmq.asyncio
 
-from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.settings import EmulatorSettings

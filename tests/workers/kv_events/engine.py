@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dualmap.scheduling.chain import Chain
-from dualmap.scheduling.engine_blocks import engine_chain
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.kv_events import KvEventRecord, KvViewStatus
 from dualmap.statestore.pool import PoolStore

@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from dualmap.scheduling.engine_blocks import encode_extra_keys
+from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.statestore.kv_events import KvChange
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView

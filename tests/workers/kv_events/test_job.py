@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

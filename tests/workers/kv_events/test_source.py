@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.settings import KvEventSettings, PoolSettings
 from dualmap.workers.kv_events.source import endpoint_of, source_of
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
-from dualmap.scheduling.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.errors import StoreUnavailableError

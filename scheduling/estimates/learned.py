@@ -1,0 +1,50 @@
+"""What the leader has learned of a pool and publishes; replicas read it with the membership."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dualmap.scheduling.estimates.answer_length import PRIOR_MEANS
+from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS
+from dualmap.scheduling.estimates.weights import Form
+from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
+
+PRIOR_IMAGE_TOKENS = 1024.0
+"""About a megapixel's in current models."""
+PAIRS_UNIT = 1e8
+"""Attention pairs are learned in this unit, so that all features are about one."""
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Learned:
+    """The learned prefill rate of an instance is not here: the store keeps it with the instance's figures."""
+
+    bytes_per_token: float = DEFAULT_BYTES_PER_TOKEN
+    ttft_weights: tuple[float, ...] = PRIOR_WEIGHTS
+    """Of the pool's TTFT model, see ``scheduling.estimates.ttft_model``."""
+    answer_tokens: tuple[float, ...] = PRIOR_MEANS
+    """Mean length of an answer, by class of the request's limit, see ``scheduling.estimates.answer_length``."""
+
+    transfer: tuple[float, float] | None = None
+    """The cost of moving KV to a decode instance: seconds, and seconds per token
+    (``scheduling.estimates.transfer_model``). None: none of this pool was seen yet."""
+
+    tpot_s: float | None = None
+    """Mean time per output token of recent answers that streamed; None: none was seen yet."""
+
+    image_tokens: float = PRIOR_IMAGE_TOKENS
+    """Of an image in a prompt, on average, without those of its mark in the rendered text."""
+
+    ttft: Form = field(init=False, compare=False, repr=False)
+    """The expected TTFT, learned from the pool's own history."""
+
+    def __post_init__(self) -> None:
+        constant, ahead, compute, attention, kv_demand = self.ttft_weights
+        self.ttft = Form(
+            constant=constant,
+            ahead_s=ahead,
+            progress_s=-ahead,
+            compute_s=compute,
+            attention_pairs=attention / PAIRS_UNIT,
+            kv_demand=kv_demand,
+        )

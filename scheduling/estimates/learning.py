@@ -1,0 +1,251 @@
+"""What first tokens and ends of requests teach: learned once for a pool, by the leader.
+
+The store logs samples; the leader reads them, in order, and publishes. Replicas take what was published as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from dualmap.scheduling.estimates.answer_length import AnswerLengths
+from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
+from dualmap.scheduling.estimates.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
+from dualmap.scheduling.estimates.ridge import Ridge
+from dualmap.scheduling.estimates.transfer_model import taught_transfer, transfer_cost, transfer_prior
+from dualmap.scheduling.estimates.ttft_model import taught, ttft_prior
+from dualmap.scheduling.estimates.weights import Form
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.values import value
+
+RATIO_MEMORY_TOKENS = 4_000_000
+"""Sums of bytes and tokens are halved above this, so that old prompts fade."""
+RATIO_MIN_TOKENS = 16_384
+"""Tokens seen before the prior of bytes per token is replaced."""
+RATIO_TOLERANCE = 0.1
+"""Share by which the learned ratio must differ from the published one to replace it: every replica counts prompts by
+the published one."""
+LEAST_RATIO = 0.001
+IMAGE_MEMORY = 1000
+"""Sums of images and their tokens are halved above so many images."""
+MIN_IMAGES = 10
+"""Images seen before the prior of their tokens is replaced."""
+TPOT_KEEP = 0.98
+"""Of the former mean at each new answer: about fifty are remembered."""
+
+
+@value
+class FirstToken:
+    """When a prefill ended, and what was expected of it."""
+
+    instance_id: str
+    tokens: int
+    """Prefilled."""
+    enqueued_ms: int
+    dispatched_ms: int
+    former_ms: int
+    """The end of the instance's last prefill that was seen."""
+    prefilled_ms: int
+    features: tuple[float, ...] | None
+    """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
+    migrated, or deferred."""
+    unseen: int = 0
+    """Prefills without a seen end since ``former_ms``: of answers that do not stream. The time between has a part in
+    it that is theirs, so it says nothing of the rate."""
+
+    @property
+    def busy_time(self) -> BusyTime:
+        """When its instance was busy with the prefill; no time where the clock stepped back."""
+        began_ms = min(max(self.former_ms, self.dispatched_ms), self.prefilled_ms)
+        return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms, int(self.former_ms < self.dispatched_ms))
+
+    @property
+    def ttft_s(self) -> float:
+        return max(0, self.prefilled_ms - self.enqueued_ms) / 1000
+
+
+@value
+class Finished:
+    """What the end of a request tells, as far as it is known; 0: it is not."""
+
+    text_bytes: int = 0
+    """Of its prompt."""
+    tokens: int = 0
+    """Of its prompt, as its instance counted them."""
+    answer_tokens: int = 0
+    """Of a whole answer."""
+    output_limit: int = 0
+    """The most tokens that it let its answer have; 0: it set no limit."""
+    answer_ms: int = 0
+    """From the first token of a whole answer that streamed to its last one."""
+    transfer_ms: int = 0
+    """From the end of its prefill leg to the first token of its decode leg."""
+    transferred_tokens: int = 0
+    images: int = 0
+    """In its prompt; ``text_bytes`` has their marks alone."""
+
+    @classmethod
+    def of_note(cls, note: Mapping[str, int]) -> Finished:
+        """Of what ``finished_note`` wrote."""
+        return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
+
+
+_FINISHED = (
+    "text_bytes", "tokens", "answer_tokens", "output_limit", "answer_ms", "transfer_ms", "transferred_tokens", "images",
+)  # fmt: skip
+
+
+def finished_note(
+    text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0, images: int = 0
+) -> str:
+    """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``Finished``."""
+    if not answer_tokens and not (text_bytes and tokens):
+        return ""
+    return (
+        f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit},'
+        f'"answer_ms":{answer_ms},"images":{images}}}'
+    )
+
+
+def transfer_note(transfer_s: float, tokens: int) -> str:
+    """What to note of a prefill leg that ends since its decode leg has the KV, as JSON."""
+    return f'{{"transfer_ms":{max(1, round(transfer_s * 1000))},"transferred_tokens":{tokens}}}'
+
+
+@value
+class Sample:
+    """One entry of the sample log."""
+
+    entry_id: str
+    lesson: FirstToken | Finished
+
+
+def features_to_note(features: Form) -> tuple[float, ...]:
+    """What a TTFT is learned from, in units that make all of them about one."""
+    ahead_s = features.ahead_s - features.progress_s
+    return (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
+
+
+@dataclass(slots=True)
+class FleetLearner:
+    """The leader's memory of what it learned. A new leader reads the log from its beginning."""
+
+    learned: Learned
+    _rates: dict[Role, PeerRates] = field(default_factory=dict)
+    _ttft: Ridge = field(default_factory=ttft_prior)
+    _transfer: Ridge = field(default_factory=transfer_prior)
+    _answers: AnswerLengths = field(default_factory=AnswerLengths)
+    _text_bytes: int = 0
+    _text_tokens: int = 0
+    _images: int = 0
+    _image_tokens: float = 0.0
+
+    def learn(
+        self,
+        samples: Iterable[Sample],
+        loads: Mapping[str, InstanceLoad],
+        instances: Mapping[str, InstanceSpec],
+        now_ms: int,
+    ) -> dict[str, float]:
+        """Take samples in, of which there may be none; returns the prefill rates that are to be published.
+
+        ``loads`` and ``instances`` are those of the whole pool: the published rates are the prior of peers that gave no
+        sample yet. ``now_ms`` is the store's time.
+        """
+        firsts: list[FirstToken] = []
+        for sample in samples:
+            lesson = sample.lesson
+            if isinstance(lesson, Finished):
+                self._learn_end(lesson)
+            elif lesson.instance_id in loads:
+                firsts.append(lesson)
+        self._learn_ttft(firsts)
+        return self._learn_rates(firsts, loads, instances, now_ms)
+
+    def _learn_ttft(self, firsts: Sequence[FirstToken]) -> None:
+        seen = [(first.features, first.ttft_s) for first in firsts if first.features is not None]
+        if seen:
+            self._ttft = taught(self._ttft, seen)
+            self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
+
+    def _learn_rates(
+        self,
+        firsts: Sequence[FirstToken],
+        loads: Mapping[str, InstanceLoad],
+        instances: Mapping[str, InstanceSpec],
+        now_ms: int,
+    ) -> dict[str, float]:
+        times: dict[str, list[BusyTime]] = {}
+        for first in firsts:
+            if first.unseen:
+                continue
+            times.setdefault(first.instance_id, []).append(first.busy_time)
+        changed: dict[str, float] = {}
+        for role in Role:
+            peers = {name: load for name, load in loads.items() if name in instances and instances[name].role is role}
+            seen = {name: times[name] for name in peers if name in times}
+            rates = self._rates.get(role)
+            if rates is None:
+                if not seen:
+                    continue
+                rates = self._rates[role] = PeerRates.prior(peers, instances)
+            rates.learn(seen, peers, instances)
+            changed |= _to_publish(rates.rates(peers, instances, now_ms), peers)
+        return changed
+
+    def _learn_end(self, lesson: Finished) -> None:
+        if lesson.text_bytes and lesson.tokens:
+            self._learn_images(lesson) if lesson.images else self._learn_ratio(lesson)
+        if lesson.transfer_ms:
+            self._transfer = taught_transfer(self._transfer, [(lesson.transferred_tokens, lesson.transfer_ms / 1000)])
+            self.learned = replace(self.learned, transfer=transfer_cost(self._transfer))
+        if lesson.answer_tokens:
+            self._answers.add(lesson.output_limit, lesson.answer_tokens)
+            self.learned = replace(self.learned, answer_tokens=self._answers.means)
+        if lesson.answer_ms and lesson.answer_tokens > 1:
+            self._learn_tpot(lesson.answer_ms / 1000 / (lesson.answer_tokens - 1))
+
+    def _learn_tpot(self, tpot_s: float) -> None:
+        former_s = self.learned.tpot_s
+        if former_s is not None:
+            tpot_s = TPOT_KEEP * former_s + (1 - TPOT_KEEP) * tpot_s
+        self.learned = replace(self.learned, tpot_s=tpot_s)
+
+    def _learn_ratio(self, lesson: Finished) -> None:
+        self._text_bytes += lesson.text_bytes
+        self._text_tokens += lesson.tokens
+        if self._text_tokens > RATIO_MEMORY_TOKENS:
+            self._text_bytes //= 2
+            self._text_tokens //= 2
+        if self._text_tokens < RATIO_MIN_TOKENS:
+            return
+        ratio, published = max(LEAST_RATIO, self._text_bytes / self._text_tokens), self.learned.bytes_per_token
+        if abs(ratio - published) > RATIO_TOLERANCE * published:
+            self.learned = replace(self.learned, bytes_per_token=ratio)
+
+    def _learn_images(self, lesson: Finished) -> None:
+        """By what is left of a prompt's tokens without those of its text, as replicas count them."""
+        self._images += lesson.images
+        self._image_tokens += lesson.tokens - lesson.text_bytes / self.learned.bytes_per_token
+        if self._images > IMAGE_MEMORY:
+            self._images //= 2
+            self._image_tokens /= 2
+        if self._images < MIN_IMAGES:
+            return
+        tokens, published = max(0.0, self._image_tokens / self._images), self.learned.image_tokens
+        if abs(tokens - published) > RATIO_TOLERANCE * published:
+            self.learned = replace(self.learned, image_tokens=tokens)
+
+    def forget_all_but(self, instance_ids: Set[str]) -> None:
+        """Drop what is known of other instances alone: one that comes back may be another engine."""
+        for rates in self._rates.values():
+            rates.forget_all_but(instance_ids)
+
+
+def _to_publish(rates: Mapping[str, float], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
+    """Where one of them moved: all that differ from what is published. So equal rates stay exactly equal, and no
+    placement is decided by the moment at which they were published."""
+    published = {name: loads[name].prefill_tokens_per_s for name in rates}
+    if all(abs(rate - published[name]) <= PUBLISHED_SHARE * published[name] for name, rate in rates.items()):
+        return {}
+    return {name: rate for name, rate in rates.items() if rate != published[name]}

@@ -1,0 +1,98 @@
+"""A placement as weighted sums: what a policy gives instead of naming an instance.
+
+The policy gives weights, once for a request. The store weighs the instances that it is asked for, takes the least
+weighted sum over its *current* counts, and reserves there in the same step. So a decision is never stale, and the store
+knows no policy. All instances share the weights, since features are in seconds of the instance's own prefill rate.
+
+``features_of`` here and in ``statestore/lua/shared/weighing.lua`` are the arithmetic of the two books; only Python
+decides the weights.
+"""
+
+from __future__ import annotations
+
+from operator import mul
+from typing import NamedTuple
+
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.instance import InstanceLoad
+
+
+class Form(NamedTuple):
+    """Weights of one sum, by feature of an instance and a request."""
+
+    constant: float = 0.0
+    ahead_s: float = 0.0
+    """Per second of prefill that it has to wait for: pending less overtaken tokens."""
+    overtaken_s: float = 0.0
+    """Per second of prefill that it overtakes."""
+    kv_demand: float = 0.0
+    """Per KV memory's worth of running context."""
+    compute_s: float = 0.0
+    """Per second of the request's own prefill."""
+    uncached_tokens: float = 0.0
+    """Per token of it, however fast the instance is."""
+    attention_pairs: float = 0.0
+    """Per pair of an uncached token and a token before it."""
+    crowded_compute_s: float = 0.0
+    """Per second of own prefill and KV memory's worth of running context."""
+    stall_s: float = 0.0
+    """Per second of a decode stall (``stall_from_s``)."""
+    progress_s: float = 0.0
+    """Per second for which the prefill under way has run: pending tokens are released when it ends, so in its middle
+    they overstate the wait. Once it is overdue by a decode stall, less for each further second, and negative in the
+    end: what an engine that hangs was sent is no progress."""
+    running_share: float = 0.0
+    """Per running request, over the most that may run."""
+    decoding_compute_s: float = 0.0
+    """Per second of own prefill and running request: what answers would wait for it in all."""
+    prompt_tokens: float = 0.0
+    """Per token of the prompt, cached or not."""
+
+    def of(self, features: Form) -> float:
+        """The weighted sum."""
+        total: float = sum(map(mul, self, features))
+        return total
+
+
+class Weights(NamedTuple):
+    """What a placement costs on an instance: ``cost``, and ``missed`` as well where ``ttft`` is above the SLO."""
+
+    cost: Form
+    ttft: Form
+    """The expected TTFT, in seconds."""
+    missed: Form = Form()
+
+    def cost_of(self, features: Form, slo_s: float) -> float:
+        cost = self.cost.of(features)
+        return cost + self.missed.of(features) if self.ttft.of(features) > slo_s else cost
+
+
+def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
+    """The features of an instance and a request that is to be placed there."""
+    rate, kv_demand = load.prefill_tokens_per_s, load.kv_demand
+    uncached_tokens, overtaken_tokens = chain.uncached_tokens(load.hit_blocks), load.overtaken_tokens
+    compute_s, dispatched_s, stalled_s = uncached_tokens / rate, load.dispatched_tokens / rate, load.stalled_s
+    return Form(
+        1.0,
+        (load.pending_tokens - overtaken_tokens) / rate,
+        overtaken_tokens / rate,
+        kv_demand,
+        compute_s,
+        uncached_tokens,
+        attention_pairs(uncached_tokens, chain.prompt_tokens),
+        compute_s * kv_demand,
+        stalled_s if stalled_s >= stall_from_s else 0.0,
+        min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
+        load.running_requests / load.max_running_requests,
+        compute_s * load.running_requests,
+        chain.prompt_tokens,
+    )
+
+
+def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
+    """Pairs of tokens that the attention of a prefill looks at."""
+    return uncached_tokens * (prompt_tokens - uncached_tokens / 2)
+
+
+PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0)
+"""TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included."""

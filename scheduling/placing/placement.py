@@ -1,0 +1,432 @@
+"""The search for an instance: which to weigh or observe, what to reserve, and what to do when that fails.
+
+Usually one step: the policy's weights go to the store, which takes the least weighted sum over its current counts and
+reserves there (``Placement``). It weighs instances beyond the candidates too, where they could cost less. Policies that
+do not weigh observe, then reserve what they chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import field, replace
+from enum import StrEnum
+from functools import partial
+from typing import Protocol
+
+from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import Form, Weights, features_of
+from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
+from dualmap.scheduling.placing.options import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.state.instance import InstanceLoad, Role
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.view import ClusterView
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import record, value
+
+MAX_ROUNDS = 12
+CHECKED_ROUNDS = 2
+"""Choices whose load the reservation checks again. The next one is reserved without a check, so that a burst of
+arrivals cannot keep a request out of the fleet by changing the load between its steps."""
+
+_NONE: frozenset[str] = frozenset()
+_NOT_COMPARED = Form()
+"""The decider of a request that can be served in one way only."""
+
+
+class PlaceStatus(StrEnum):
+    """What became of a placement."""
+
+    DISPATCHED = "dispatched"
+    """The instance had room: send the request now."""
+    HELD = "held"
+    """Queued; a grant will come."""
+    STALE = "stale"
+    """The load changed since the choice. Nothing was reserved, as in all that follow."""
+    MISSED = "missed"
+    """It would miss its SLO everywhere, and such requests are refused."""
+    NOT_READY = "not_ready"
+    """None of the instances takes requests any more."""
+    QUEUE_FULL = "queue_full"
+    """The queue of the instance of least cost is at its limit."""
+    DUPLICATE = "duplicate"
+    """Another live request has this id: choose another id."""
+
+
+_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
+
+
+@value
+class Placement:
+    """What one request asks of the store."""
+
+    request: Request
+    """Held and without an instance; ``enqueued_ms`` 0 for one that was never placed before."""
+    chain: Chain
+    instances: tuple[str, ...]
+    weights: Weights
+    beyond_from_s: float | None = None
+    """The instance that holds the prefix, and the least loaded, are weighed too where they could cost so much less than
+    those named; None: they are not."""
+    excluded: frozenset[str] = _NONE
+    """Never weighed."""
+    rank_ms: int = 0
+    """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queues.queue_order``."""
+    defers: bool = False
+    """Held rather than dispatched at once where it is expected to miss its SLO and work is left."""
+    at_once: bool = False
+    """Dispatched however full the dispatch window is, as long as the instance may run one more."""
+    refuses: bool = False
+    """MISSED instead of a reservation where it is expected to miss its SLO."""
+    rebalances: bool = False
+    """Where it is expected to miss its SLO, ask for a rebalance of the instance, and of the next best if that is late
+    too."""
+    max_pending_tokens: int | None = None
+    """STALE where the instance has more."""
+    leg: Leg = Leg.WHOLE
+    """How it counts on these instances. A decode leg is never held, and prefilled from the start."""
+    roles: tuple[Role, ...] = SCHEDULED
+    """Among the least loaded of which others are looked for."""
+    decider: Form = Form()
+    """What the instance of least cost is compared with the one of ``other`` by. Features as in weights."""
+    other: Side | None = None
+    """Taken if its least decides for less."""
+
+
+@value
+class PlaceReply:
+    """What the store found, and did."""
+
+    status: PlaceStatus
+    epoch: int
+    tree_version: int
+    now_ms: int
+    loads: Mapping[str, InstanceLoad]
+    """Of the instances that were weighed, before the reservation."""
+    instance_id: str | None = None
+    alternative_id: str | None = None
+    uncached_tokens: int = 0
+    """To prefill where it was placed: by resident blocks; in a queue by order of arrival by reserved ones as well."""
+    enqueued_ms: int = 0
+    queue: QueueHead | None = None
+    """The queue where the request is held although there is room: to be planned."""
+    leg: Leg = Leg.WHOLE
+    """As which it was placed."""
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """The hit blocks of the loads: to make a load may take work."""
+    ttft_s: float = 0.0
+    """Expected where it was placed, by the weights."""
+    running_requests: int = 0
+    """There, before it, and the context tokens of these."""
+    context_tokens: int = 0
+
+
+@value
+class Observation:
+    """What a choice is made from, in one round trip."""
+
+    epoch: int
+    tree_version: int
+    sequence: int
+    """Grows by one with every observation in the pool, over all replicas."""
+    loads: Mapping[str, InstanceLoad]
+    """By id, in the order asked; unknown instances are missing."""
+
+
+class PlacingPort(Protocol):
+    """What a search calls."""
+
+    def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
+
+    def refresh(self) -> Awaitable[None]:
+        """Read the members again, as the view may be old."""
+
+
+@value
+class Place(Step[PlacingPort, PlaceReply]):
+    """Weigh, choose and reserve."""
+
+    placement: Placement
+
+    def on(self, port: PlacingPort) -> Awaitable[PlaceReply]:
+        return port.place(self.placement)
+
+
+@value
+class Observe(Step[PlacingPort, Observation]):
+    """Read the loads of instances, and their hits of a chain."""
+
+    instance_ids: tuple[str, ...]
+    chain: Chain
+
+    def on(self, port: PlacingPort) -> Awaitable[Observation]:
+        return port.observe(self.instance_ids, self.chain)
+
+
+@value
+class Refresh(Step[PlacingPort, None]):
+    """Renew the view."""
+
+    def on(self, port: PlacingPort) -> Awaitable[None]:
+        return port.refresh()
+
+
+class Fleet(Protocol):
+    """What a search reads."""
+
+    @property
+    def view(self) -> ClusterView: ...
+
+    @property
+    def learned(self) -> Learned: ...
+
+    def blocked(self) -> frozenset[str]:
+        """Instances behind an open breaker."""
+
+
+class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
+    """No instance took the request."""
+
+    def __init__(
+        self, full: frozenset[str] = frozenset(), missed: Placed | None = None, duplicate: bool = False
+    ) -> None:
+        super().__init__("no instance takes the request")
+        self.full = full
+        """Instances whose queue is full."""
+        self.missed = missed
+        """Where it would have gone, had its expected miss not refused it."""
+        self.duplicate = duplicate
+
+
+@record
+class Placed:
+    """A choice, the loads that it was made from, and what became of it.
+
+    What the choice means is judged when it is first asked for. It follows from the reply, so the moment does not
+    matter, and the request can be on its way by then.
+    """
+
+    reply: PlaceReply
+    candidates: tuple[str, ...]
+    _decision: Decision | Callable[[], Decision]
+    """What the choice means, or how that is judged."""
+
+    @property
+    def instance_id(self) -> str:
+        chosen = self.reply.instance_id
+        assert chosen is not None
+        return chosen
+
+    @property
+    def decision(self) -> Decision:
+        decision = self._decision
+        if not isinstance(decision, Decision):
+            self._decision = decision = decision()
+        return decision
+
+    def features(self, chain: Chain, decode_stall_s: float) -> Form:
+        """Of the chosen instance and the chain of the request: what its first token is learned with."""
+        return features_of(self.reply.loads[self.instance_id], chain, decode_stall_s)
+
+
+@record
+class Search:
+    """One search; ``run`` it once for every attempt."""
+
+    policy: Policy
+    order: QueueOrder
+    query: RouteQuery
+    """Nothing excluded but where it failed before."""
+    request: Request
+    fleet: Fleet
+    refuses: bool
+    decode_stall_s: float
+    rule: SplitRule | None = None
+    """Decides whether the request is split, whose SLO is then that of its prefill; None: it is served by one instance,
+    whatever the pool's roles."""
+    leg: Leg = Leg.WHOLE
+    """DECODE for the second leg of a split request."""
+    at_once: bool = False
+    """Nothing is to be held for a dispatch window, see ``holds``."""
+    rounds: list[Placed] = field(default_factory=list)
+    """Every choice, the last one last."""
+    full: frozenset[str] = _NONE
+    gone: frozenset[str] = _NONE
+    trips: int = 0
+    """Times that the store was asked."""
+    _refreshed: bool = False
+    _ignores_breakers: bool = False
+    stale_rounds: int = 0
+    _trusts_prior: bool = False
+    """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
+
+    def run(self) -> Steps[PlacingPort, Placed]:
+        """The placed request; its last round.
+
+        Raises:
+            SearchFailed: see there.
+        """
+        for _ in range(MAX_ROUNDS):
+            try:
+                placed = yield from self._round()
+            except NoInstanceError:
+                yield from self._widen()
+                continue
+            if placed is None:
+                continue
+            self.rounds.append(placed)
+            match placed.reply.status:
+                case PlaceStatus.DISPATCHED | PlaceStatus.HELD:
+                    return placed
+                case PlaceStatus.MISSED:
+                    if not self._prior_meets_slo(placed):
+                        raise SearchFailed(missed=placed)
+                    self._trusts_prior = True
+                case PlaceStatus.QUEUE_FULL:
+                    self.full |= {placed.instance_id}
+                case PlaceStatus.STALE:
+                    self.stale_rounds += 1
+                    self._trusts_prior = False
+        raise SearchFailed(self.full)
+
+    def _round(self) -> Steps[PlacingPort, Placed | None]:
+        """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
+        ways = self._ways()
+        if self.policy.weighs:
+            placement = self._placement(ways)
+            reply = yield from Place(placement)
+            if reply.status in _NONE_CHOSEN:
+                return (yield from self._none_chosen(placement, reply))
+            assert reply.instance_id is not None
+            where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
+            way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
+            if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
+                transfer = judge_transfer(self.policy, way, *where, reply.uncached_tokens)
+                return Placed(reply, way.instances, transfer)
+            return Placed(reply, way.instances, partial(judge, self.policy, way, *where, reply.ttft_s))
+        self.trips += 1
+        named, chain = named_in(ways), self.query.chain
+        seen = yield from Observe(named, chain)
+        way, decision = choose_way(self.policy, ways, seen.sequence, seen.loads, self.decode_stall_s)
+        placement = self._placement([way], self._most(decision))
+        reply = yield from Place(placement)
+        if reply.status in _NONE_CHOSEN:
+            return (yield from self._none_chosen(placement, reply))
+        reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
+        return Placed(reply, named, decision)
+
+    def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[PlacingPort, Placed | None]:
+        """None of the instances takes requests: refresh the members."""
+        if reply.status is PlaceStatus.DUPLICATE:
+            raise SearchFailed(duplicate=True)
+        self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
+        yield from Refresh()
+        return None
+
+    def _ways(self) -> list[Way]:
+        """How the request can be served now, one way or two. Raises NoInstanceError."""
+        view, rule, ways = self.fleet.view.serving(self.request.model), self.rule, []
+        if view.decoding is None or rule is None:
+            return [self._way(self.leg, view if view.decoding is None else view.of(self.leg), None)]
+        for leg in rule.legs:
+            try:
+                ways.append(self._way(leg, view.of(leg), rule))
+            except NoInstanceError:
+                if leg is rule.legs[-1] and not ways:
+                    raise
+            if ways and rule.settings.mode != "auto":
+                break
+        return ways
+
+    def _way(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Way:
+        query, instances = self._candidates(view)
+        learned = self.fleet.learned
+        weights = self.policy.weights(query, learned)
+        if rule is None:
+            return Way(leg, query, instances, weights, _NOT_COMPARED, view.roles)
+        split = leg is Leg.PREFILL
+        transfer_s = rule.transfer_s(learned, query.chain.prompt_tokens) if split else 0.0
+        return Way(leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s)
+
+    def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
+        """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
+        query, policy = self.query, self.policy
+        excluded = query.excluded | self.full | self.gone
+        blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
+        if not (excluded or blocked):
+            pair = policy.candidates(query, view)
+            return _excluding(query, _NONE, pair), pair
+        candidates = pair = policy.candidates(_excluding(query, excluded) if excluded else query, view)
+        while blocked and not blocked.isdisjoint(candidates):
+            excluded |= blocked.intersection(candidates)
+            candidates = policy.candidates(_excluding(query, excluded), view)
+        if excluded:
+            pair = policy.candidates(_excluding(query, _NONE), view)
+        return _excluding(query, excluded | blocked, pair), candidates
+
+    def _placement(self, ways: list[Way], most: int | None = None) -> Placement:
+        policy, way = self.policy, ways[0]
+        self.trips += 1
+        beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
+        excluded = way.query.excluded
+        if len(ways) > 1:
+            other = ways[1].side(beyond_from_s)
+            excluded |= ways[1].query.excluded
+        return Placement(
+            self.request,
+            way.query.chain,
+            way.instances,
+            way.weights,
+            beyond_from_s,
+            excluded,
+            self.order.rank_ms(self.request.slo_ms),
+            self.order.by_deadline,
+            self.at_once,
+            self.refuses and not self._trusts_prior,
+            policy.rebalances,
+            0 if self._trusts_prior else most,
+            way.leg,
+            way.roles,
+            way.decider,
+            other,
+        )
+
+    def _most(self, decision: Decision) -> int | None:
+        """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""
+        if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
+            return None
+        return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens
+
+    def _prior_meets_slo(self, missed: Placed) -> bool:
+        """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
+        refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
+        load = missed.reply.loads[missed.instance_id]
+        spec = self.fleet.view.instances.get(load.instance_id)
+        if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
+            return False
+        as_described = replace(load, prefill_tokens_per_s=spec.prefill_tokens_per_s)
+        ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.decode_stall_s))
+        return ttft_s <= self.query.slo_s
+
+    def _widen(self) -> Steps[PlacingPort, None]:
+        """No instance can take the request: refresh the members, then try even those whose breaker is open."""
+        if self.full:
+            raise SearchFailed(self.full)
+        if not self._refreshed:
+            self._refreshed, self.gone = True, frozenset()
+            yield from Refresh()
+        elif not self._ignores_breakers:
+            self._ignores_breakers = True
+        else:
+            raise SearchFailed
+
+
+def _excluding(query: RouteQuery, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
+    """The query with other instances excluded."""
+    return RouteQuery(query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair)

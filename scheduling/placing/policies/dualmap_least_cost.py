@@ -1,0 +1,52 @@
+"""The default: DualMap's pair, and past it the instance that holds the prefix and the least loaded; the least cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.weights import Form, Weights
+from dualmap.scheduling.placing.decision import Reason, RouteQuery
+from dualmap.scheduling.placing.policies.pair import BeyondPair
+from dualmap.scheduling.settings import LeastCostSettings
+from dualmap.scheduling.state.instance import InstanceLoad
+
+
+@dataclass(frozen=True)
+class DualMapLeastCost(BeyondPair):
+    """The least ``work ahead + recompute_weight * own prefill + KV memory in use``, over a few instances.
+
+    Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
+    measured reason (``docs/concepts/default-policy.md``). A recomputed token delays all requests queued behind it, so
+    own prefill weighs several times its own seconds. It weighs more where running requests fill the KV memory, since it
+    then evicts blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in
+    use weighs as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was
+    last given the prefix and the least loaded ones are weighed too, where they could cost less.
+    """
+
+    name: str
+    settings: LeastCostSettings = field(default_factory=LeastCostSettings)
+
+    @cached_property
+    def _cost(self) -> Form:
+        settings = self.settings
+        return Form(
+            ahead_s=1.0,
+            progress_s=-1.0,
+            overtaken_s=settings.deferred_weight,
+            kv_demand=self.kv_weight_s,
+            compute_s=settings.recompute_weight,
+            crowded_compute_s=settings.recompute_weight * settings.crowding_weight,
+        )
+
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        return Weights(self._cost, learned.ttft, Form(self.settings.miss_penalty * query.slo_s))
+
+    def reason(
+        self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
+    ) -> Reason:
+        if chosen not in query.pair:
+            return Reason.BEYOND_PAIR
+        return Reason.CACHE if hits[chosen] > hits[other] else Reason.COST

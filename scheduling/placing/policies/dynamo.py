@@ -1,0 +1,37 @@
+"""Dynamo's KV router: prefill blocks less overlap, plus decode blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.placing.policies.choice import Cost
+from dualmap.scheduling.placing.policies.fleet import FleetPolicy
+from dualmap.scheduling.settings import DynamoSettings
+from dualmap.scheduling.state.instance import InstanceLoad
+
+
+@dataclass(frozen=True)
+class Dynamo(FleetPolicy):
+    """Source: NVIDIA Dynamo, KV cache routing (router design document), at temperature 0.
+
+    Least ``scale * max(active prefill + incoming - overlap, 0) + decode blocks``, all in blocks. Decode blocks are
+    those of the running sequences, shared ones once where the instance tells; the incoming request's own are the same
+    everywhere and drop out.
+    """
+
+    settings: DynamoSettings = field(default_factory=DynamoSettings)
+
+    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+        chain, scale = query.chain, self.settings.prefill_scale
+        costs: list[Cost] = [
+            (
+                (
+                    scale * max(load.pending_tokens + chain.prompt_tokens - chain.hit_tokens(load.hit_blocks), 0)
+                    + load.running_tokens
+                )
+                / chain.block_tokens,
+            )
+            for load in loads
+        ]
+        return self._cheapest(query, loads, costs, Reason.COST)

@@ -1,0 +1,80 @@
+"""Granting: plan the queue of an instance and commit the plan, until there is no room or nothing to grant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import value
+
+MAX_PLANS = 16
+"""Plans of one granting: the rest is granted with the next transition, or by the leader's sweep."""
+
+
+@value
+class Grant:
+    """The message to its replica that a held request was dispatched."""
+
+    request_id: str
+    instance_id: str
+    replica_id: str
+    attempt: int
+    uncached_tokens: int
+    """To prefill there, as counted when it was dispatched."""
+    deferred: bool = False
+    """Whether it had been deferred: its TTFT says little about its instance."""
+    running_requests: int = 0
+    """On its instance, without it."""
+    context_tokens: int = 0
+    """Of these."""
+
+    @classmethod
+    def of(cls, request: Request) -> Grant:
+        """The grant of a dispatched request."""
+        return cls(
+            request.request_id, request.instance_id, request.replica_id, request.attempt, request.uncached_tokens
+        )
+
+
+@value
+class CommitReply:
+    """What became of a plan."""
+
+    grants: tuple[Grant, ...] = ()
+    """What was dispatched, in order."""
+    queue: QueueHead | None = None
+    """The queue as it is now: where the plan was stale, or there is more room."""
+
+
+class GrantingPort(Protocol):
+    """What granting calls."""
+
+    def commit(self, plan: QueuePlan, /) -> Awaitable[CommitReply]: ...
+
+
+@value
+class Commit(Step[GrantingPort, CommitReply]):
+    """Carry a plan out."""
+
+    plan: QueuePlan
+
+    def on(self, port: GrantingPort) -> Awaitable[CommitReply]:
+        return port.commit(self.plan)
+
+
+def grant_queue(queue: QueueHead | None, order: QueueOrder) -> Steps[GrantingPort, int]:
+    """Returns how many requests were dispatched. A planner that dies between two steps costs nothing."""
+    granted = 0
+    for _ in range(MAX_PLANS):
+        if queue is None:
+            break
+        plan = plan_queue(queue, order)
+        if not plan.steps:
+            break
+        reply = yield from Commit(plan)
+        granted += len(reply.grants)
+        queue = reply.queue
+    return granted

@@ -1,0 +1,234 @@
+"""The leader's rounds, as steps that a worker or the simulator drives.
+
+The port of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.learning import FleetLearner, Sample
+from dualmap.scheduling.queues.evacuation import plan_evacuation
+from dualmap.scheduling.queues.granting import GrantingPort, grant_queue
+from dualmap.scheduling.queues.idle_work import IdleWork
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
+from dualmap.scheduling.state.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.values import value
+
+READ_LIMIT = 4096
+"""Log entries of one read."""
+_RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
+"""States that an engine leaves as another one: what was learned of it alone is void."""
+
+
+class SweepingPort(GrantingPort, Protocol):
+    """What a sweep calls."""
+
+    def queue_head(self, instance_id: str, /) -> Awaitable[QueueHead | None]: ...
+
+
+class MovingPort(GrantingPort, Protocol):
+    """What moves of held requests call."""
+
+    def queue(self, instance_id: str, /) -> Awaitable[HotQueue | None]: ...
+
+    def migrate(self, request: Request, target_id: str, /, *, reason: str) -> Awaitable[Migration]: ...
+
+
+class HotnessPort(Protocol):
+    """What the hotness keeper calls."""
+
+    def arrivals(self, after: str, limit: int, /) -> Awaitable[Sequence[Arrival]]: ...
+
+
+class LearningPort(Protocol):
+    """What the learner calls."""
+
+    def samples(self, after: str, limit: int, /) -> Awaitable[Sequence[Sample]]: ...
+
+    def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], /) -> Awaitable[None]: ...
+
+
+@value
+class ReadQueueHead(Step[SweepingPort, QueueHead | None]):
+    """Read the head of an instance's queue, to plan it; None for an unknown instance."""
+
+    instance_id: str
+
+    def on(self, port: SweepingPort) -> Awaitable[QueueHead | None]:
+        return port.queue_head(self.instance_id)
+
+
+@value
+class ReadQueue(Step[MovingPort, HotQueue | None]):
+    """Read the requests that are held on an instance, and where else they could go; None for an unknown instance."""
+
+    instance_id: str
+
+    def on(self, port: MovingPort) -> Awaitable[HotQueue | None]:
+        return port.queue(self.instance_id)
+
+
+@value
+class Migrate(Step[MovingPort, Migration]):
+    """Move a held request to another instance's queue."""
+
+    request: Request
+    target_id: str
+    reason: str
+
+    def on(self, port: MovingPort) -> Awaitable[Migration]:
+        return port.migrate(self.request, self.target_id, reason=self.reason)
+
+
+@value
+class ReadArrivals(Step[HotnessPort, Sequence[Arrival]]):
+    """Read the arrival log behind one entry."""
+
+    after: str
+    limit: int
+
+    def on(self, port: HotnessPort) -> Awaitable[Sequence[Arrival]]:
+        return port.arrivals(self.after, self.limit)
+
+
+@value
+class ReadSamples(Step[LearningPort, Sequence[Sample]]):
+    """Read the sample log behind one entry."""
+
+    after: str
+    limit: int
+
+    def on(self, port: LearningPort) -> Awaitable[Sequence[Sample]]:
+        return port.samples(self.after, self.limit)
+
+
+@value
+class PublishLearned(Step[LearningPort, None]):
+    """Publish what was learned of the pool, and prefill rates of instances."""
+
+    learned: Learned
+    tokens_per_s: Mapping[str, float]
+
+    def on(self, port: LearningPort) -> Awaitable[None]:
+        return port.publish_learned(self.learned, self.tokens_per_s)
+
+
+@value
+class Moved:
+    """What became of one planned move."""
+
+    move: Move
+    status: MigrateStatus
+
+
+def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[SweepingPort, int]:
+    """Plan a queue, even if no transition made room there; returns how many requests were dispatched."""
+    queue = yield from ReadQueueHead(instance_id)
+    if queue is None or not queue.entries:
+        return 0
+    return (yield from grant_queue(queue, order))
+
+
+def rebalance(
+    instance_id: str, order: QueueOrder, *, reason: str, decode_stall_s: float, max_moves: int
+) -> Steps[MovingPort, tuple[Moved, ...]]:
+    """One round for one overloaded instance."""
+    return _move_held(instance_id, lambda queue: plan_rebalance(queue, decode_stall_s)[:max_moves], reason, order)
+
+
+def evacuate(
+    instance_id: str,
+    order: QueueOrder,
+    loads: Mapping[str, InstanceLoad],
+    instances: Mapping[str, InstanceSpec],
+    *,
+    reason: str,
+    decode_stall_s: float,
+) -> Steps[MovingPort, tuple[Moved, ...]]:
+    """The held requests of an instance that left service move to instances that take requests."""
+
+    def plan(queue: HotQueue) -> Sequence[Move]:
+        return plan_evacuation(queue.held, instance_id, loads, instances, decode_stall_s)
+
+    return _move_held(instance_id, plan, reason, order)
+
+
+def give_idle_work(
+    instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str
+) -> Steps[MovingPort, tuple[Moved, ...]]:
+    """What its own queue would make late moves to instances that are idle in this round."""
+    return _move_held(instance_id, idle.plan, reason, order)
+
+
+def _move_held(
+    instance_id: str, plan: Callable[[HotQueue], Sequence[Move]], reason: str, order: QueueOrder
+) -> Steps[MovingPort, tuple[Moved, ...]]:
+    """Move what the plan says of the requests held on one instance, and grant what that leaves room for."""
+    queue = yield from ReadQueue(instance_id)
+    if queue is None or not queue.held:
+        return ()
+    requests = {request.request_id: request for request in queue.held}
+    done: list[Moved] = []
+    for move in plan(queue):
+        moved = yield from Migrate(requests[move.request_id], move.target_id, reason)
+        done.append(Moved(move, moved.status))
+        yield from grant_queue(moved.queue, order)
+    return tuple(done)
+
+
+class HotnessKeeper:
+    """The leader's memory of the arrival log, from which the hotness tree grows."""
+
+    def __init__(self, window: HotnessWindow, rule: HotnessRule) -> None:
+        self.window = window
+        self._rule = rule
+        self._last_entry = "0"
+        self.arrived = 0
+        """Arrivals read so far."""
+
+    def tick(self, tree: HotnessTree, ready_instances: int) -> Steps[HotnessPort, HotnessTree]:
+        """Read what arrived since the last round; the tree as it is now. The caller publishes it."""
+        while True:
+            arrivals = yield from ReadArrivals(self._last_entry, READ_LIMIT)
+            self.arrived += len(arrivals)
+            for arrival in arrivals:
+                self.window.add(arrival.at_ms, arrival.head)
+                self.window.expire(arrival.at_ms)
+                self._last_entry = arrival.entry_id
+            if len(arrivals) < READ_LIMIT:
+                return self.window.grow(tree, ready_instances, self._rule)
+
+    def counts(self, tree: HotnessTree) -> dict[int, int]:
+        """How often each hot prefix was seen in the window."""
+        return {prefix: self.window.count(prefix) for prefix in tree.hot}
+
+
+class LearningKeeper:
+    """The leader's memory of the sample log."""
+
+    def __init__(self, learner: FleetLearner) -> None:
+        self._learner = learner
+        self._last_entry = "0"
+
+    def tick(
+        self, loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec], now_ms: int
+    ) -> Steps[LearningPort, int]:
+        """Learn what was logged since the last round, and publish what changed by it or with time; returns how many
+        samples there were."""
+        serving = {name for name, load in loads.items() if load.state not in _RESTARTS}
+        self._learner.forget_all_but(serving)
+        samples = yield from ReadSamples(self._last_entry, READ_LIMIT)
+        if samples:
+            self._last_entry = samples[-1].entry_id
+        rates = self._learner.learn(samples, loads, instances, now_ms)
+        learned = self._learner.learned
+        if samples or rates:
+            yield from PublishLearned(learned, rates)
+        return len(samples)

@@ -1,0 +1,282 @@
+"""Which held request goes next: a plan for the queue of one instance.
+
+``fifo`` is the order of first reservation, the paper's setting. ``deadline`` keeps the most requests on time: earliest
+deadline first, and when one would be late, the longest so far is passed over (J. M. Moore, "An n job, one machine
+sequencing algorithm for minimizing the number of late jobs", 1968, known as Moore-Hodgson; optimal for one machine and
+known jobs). A new request does not wait for what a plan passed over. So the plan contains the sum of these tokens, and
+they do not count as work ahead until the next plan.
+
+A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
+dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. Others
+that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's own queue. (Where
+decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
+empty would take the memory, and with it the steps, that requests on time need.) One that has no more than a dispatch
+window to prefill, its prefix being cached, does not wait for memory: it takes next to nothing, and if it were refused,
+its session would lose the cache that it lives on. It waits as long as its client does, unless the pool refuses what is
+still deferred ``max_deferred_s`` after its deadline.
+
+While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
+steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
+
+A long prompt, one that has more than ``LONG_SHARE`` of the KV memory to prefill, is held until it fits beside the
+contexts that run (``finds_memory``). An engine serves in order of arrival: it would let all that came later wait with
+it, whose prefixes are cached, and preempt and evict for it. Short ones go in any case: contexts are counted with the
+prefixes that they share, so that their sum may exceed the memory while there is room.
+
+An engine takes requests in only between two steps, so the next request waits for the rest of the step under way, half
+of one on average (``step_rest_tokens``).
+
+Replicas make plans from the queue head in the reply to the transition that made room, and commit them against the
+version of the queue that they were made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
+from dualmap.scheduling.state.instance_lifecycle import SERVING
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.values import value
+
+PLAN_LIMIT = 64
+"""Requests at the head of a queue that one plan looks at: the bound of its cost."""
+CALM_WINDOWS = 4
+"""Dispatch windows that an instance may be given ahead while no deadline is at stake."""
+LONG_SHARE = 0.1
+"""Of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
+DEFERRED_RANK_MS = 10**14
+"""Added to the rank of a deferred request: behind every deadline."""
+
+
+class QueueEntry(NamedTuple):
+    """A held request as its queue lists it."""
+
+    request_id: str
+    rank_ms: int
+    """Its place: deadline (order ``deadline``), or time of first reservation plus a constant, of the store's clock."""
+    uncached_tokens: int
+
+    @property
+    def deferred(self) -> bool:
+        return self.rank_ms >= DEFERRED_RANK_MS
+
+
+@value
+class QueueHead:
+    """The first ``PLAN_LIMIT`` entries of an instance's queue at one moment."""
+
+    now_ms: int
+    load: InstanceLoad
+    entries: tuple[QueueEntry, ...]
+
+
+class PlanStep(NamedTuple):
+    """What becomes of one held request."""
+
+    request_id: str
+    deferred_to_ms: int | None = None
+    """Its new rank; None: it is dispatched."""
+
+
+@value
+class QueuePlan:
+    """The steps to commit, in their order."""
+
+    instance_id: str
+    version: int
+    steps: tuple[PlanStep, ...]
+    passed_over_tokens: int = 0
+    """Of requests that are left: a new one overtakes them as long as nothing else changes."""
+
+
+@value
+class QueueOrder:
+    """The pool's order, as its settings have it."""
+
+    by_deadline: bool
+    max_deferred_s: float
+    """Infinite: nothing is refused for being late."""
+    fifo_rank_ms: int = 0
+    """First come, first served: added to the time of first reservation. The pool's SLO: should the order change while
+    requests are held, their ranks are deadlines."""
+
+    @classmethod
+    def of(cls, settings: SchedulingSettings) -> QueueOrder:
+        pool_slo_ms = round(settings.slo_ttft_s * 1000)
+        max_deferred_s = inf if settings.max_deferred_s is None else settings.max_deferred_s
+        return cls(settings.granting_order == "deadline", max_deferred_s, pool_slo_ms)
+
+    def rank_ms(self, slo_ms: int) -> int:
+        """A request's place in its queue, counted from its first reservation."""
+        return slo_ms if self.by_deadline else self.fifo_rank_ms
+
+    def gives_up(self, request: Request, waited_s: float, max_hold_s: float = inf) -> bool:
+        """Whether a held request that has waited so long since its first reservation was held, or deferred, for too
+        long."""
+        deferred_too_long = request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
+        return deferred_too_long or waited_s >= max_hold_s
+
+    def rank_of(self, request: Request) -> int:
+        """Where a held request is listed."""
+        rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms)
+        return rank_ms + DEFERRED_RANK_MS if request.deferred else rank_ms
+
+
+def plan_queue(queue: QueueHead, order: QueueOrder) -> QueuePlan:
+    """What may be dispatched now, in order, and what is deferred."""
+    room = _Room(queue.load)
+    steps, passed_over_tokens = _plan_deadlines(queue, order, room) if order.by_deadline else _plan_fifo(queue, room)
+    return QueuePlan(queue.load.instance_id, queue.load.version, tuple(steps), passed_over_tokens)
+
+
+class _Room:
+    """The room that an instance has left while a plan fills it."""
+
+    def __init__(self, load: InstanceLoad) -> None:
+        self._load = load
+        self._serves = load.state in SERVING
+        self._running = load.running_requests
+        self._context_tokens = load.context_tokens
+        self.dispatched_tokens = load.dispatched_tokens
+        self._late_tokens = 0
+        """Of those, what the plan gave to late requests."""
+
+    def __bool__(self) -> bool:
+        return self.has(1)
+
+    def has(self, windows: int) -> bool:
+        """Whether fewer tokens than so many dispatch windows hold are dispatched."""
+        load = self._load
+        return (
+            self._serves
+            and self.dispatched_tokens < windows * load.dispatch_window_tokens
+            and self._running < load.max_running_requests
+        )
+
+    def spares(self, late: QueueEntry) -> bool:
+        """Whether a late request would take nothing, or next to nothing, from requests on time: the engine has no other
+        prefill than that of late ones which share a step with it."""
+        if not self or self.dispatched_tokens > self._late_tokens:
+            return False
+        window_tokens, together_tokens = self._load.dispatch_window_tokens, self._late_tokens + late.uncached_tokens
+        if self._late_tokens and (self._late_tokens >= window_tokens // 2 or together_tokens > window_tokens):
+            return False
+        takes_little = late.uncached_tokens <= window_tokens
+        return takes_little or kv_demand(self._context_tokens, self._load.kv_capacity_tokens) < 1.0
+
+    def fits(self, entry: QueueEntry) -> bool:
+        """Whether KV memory does not keep it from being dispatched."""
+        return finds_memory(entry.uncached_tokens, self._running, self._context_tokens, self._load.kv_capacity_tokens)
+
+    def take(self, entry: QueueEntry) -> PlanStep:
+        self.dispatched_tokens += entry.uncached_tokens
+        self._context_tokens += entry.uncached_tokens
+        self._running += 1
+        self._late_tokens += entry.uncached_tokens if entry.deferred else 0
+        return PlanStep(entry.request_id)
+
+
+def _plan_fifo(queue: QueueHead, room: _Room) -> tuple[list[PlanStep], int]:
+    steps = []
+    for entry in queue.entries:
+        if not room:
+            break
+        steps.append(room.take(entry))
+    return steps, 0
+
+
+def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[list[PlanStep], int]:
+    load, now_ms = queue.load, queue.now_ms
+    rate, on_time_tokens = load.prefill_tokens_per_s, load.pending_tokens - load.deferred_tokens
+    deferred_tokens = load.deferred_tokens
+    steps: list[PlanStep] = []
+    waiting: list[QueueEntry] = []
+    for entry in queue.entries:
+        if entry.deferred:
+            continue
+        step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens - entry.uncached_tokens)
+        if not misses_deadline(entry, now_ms, step_tokens, rate):
+            waiting.append(entry)
+            continue
+        steps.append(PlanStep(entry.request_id, entry.rank_ms + DEFERRED_RANK_MS))
+        deferred_tokens += entry.uncached_tokens
+    step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
+    plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+    while waiting and room and room.fits(waiting[plan.first]):
+        steps.append(room.take(waiting.pop(plan.first)))
+        plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+    if deferred_tokens == 0:
+        while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
+            if not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
+                break
+            steps.append(room.take(waiting.pop(0)))
+    if not waiting:
+        for entry in queue.entries:
+            if entry.deferred and room.fits(entry) and room.spares(entry):
+                steps.append(room.take(entry))
+    return steps, plan.passed_over_tokens
+
+
+def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> bool:
+    """Whether no deadline is at stake: all work of an instance, with nothing deferred, is done before the next one."""
+    return now_ms + tokens * 1000 / tokens_per_s <= deadline_ms
+
+
+def finds_memory(tokens: int, running_requests: int, context_tokens: int, kv_capacity_tokens: int) -> bool:
+    """Whether a request with so many tokens to prefill may join what runs on an instance: it is not long, or fits."""
+    if running_requests == 0 or tokens <= LONG_SHARE * kv_capacity_tokens:
+        return True
+    return context_tokens + tokens <= kv_capacity_tokens
+
+
+def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:
+    """The average rest of the engine step that is under way when a request arrives, in tokens of prefill: half a step,
+    and a dispatch window holds two steps. A step is no fuller than the other on-time work."""
+    return min(dispatch_window_tokens // 4, other_tokens)
+
+
+def misses_deadline(entry: QueueEntry, now_ms: int, step_tokens: int, tokens_per_s: float) -> bool:
+    """Whether the deadline passes before the first token even if the request is next, after the rest of a step."""
+    return now_ms + (step_tokens + entry.uncached_tokens) * 1000 / tokens_per_s > entry.rank_ms
+
+
+class OnTimePlan(NamedTuple):
+    """The result of Moore-Hodgson for a queue."""
+
+    first: int
+    """Position of the entry to dispatch next; 0 in an empty queue."""
+    passed_over_tokens: int
+    passed_over: frozenset[str] = frozenset()
+    """Their ids."""
+
+
+def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:
+    """The plan for a queue by deadline, behind the tokens ahead of them all.
+
+    Next is the first of those that it keeps on time. If it keeps none, the one with the fewest tokens, which is the
+    most likely to meet its deadline. O(n log n).
+    """
+    if not queue:
+        return OnTimePlan(0, 0)
+    end_ms = now_ms + ahead_tokens * 1000 / tokens_per_s
+    kept: list[tuple[int, int]] = []
+    passed_over: set[int] = set()
+    passed_over_tokens = 0
+    for position, entry in enumerate(queue):
+        heappush(kept, (-entry.uncached_tokens, -position))
+        end_ms += entry.uncached_tokens * 1000 / tokens_per_s
+        if end_ms > entry.rank_ms:
+            longest_tokens, longest = heappop(kept)
+            end_ms += longest_tokens * 1000 / tokens_per_s
+            passed_over.add(-longest)
+            passed_over_tokens -= longest_tokens
+    if kept:
+        first = next(position for position in range(len(queue)) if position not in passed_over)
+    else:
+        first = min(range(len(queue)), key=lambda position: queue[position].uncached_tokens)
+    return OnTimePlan(first, passed_over_tokens, frozenset(queue[position].request_id for position in passed_over))

@@ -1,0 +1,37 @@
+"""Which instance leaves: the one whose leaving costs the fleet least.
+
+Three things are lost with it. What it holds moves, and waits elsewhere. What runs on it keeps a machine paid until it
+ends. And prefixes that no other instance has are computed again when they are asked for again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from dualmap.scheduling.state.instance import InstanceLoad
+
+REUSE_SHARE = 0.2
+"""Of the recent blocks that only one instance has: the part that is taken to be asked for again."""
+RUNNING_S = 0.5
+"""Cost of a running request, in seconds of prefill work: its answer delays the end of the drain."""
+
+
+def plan_leaving(
+    loads: Mapping[str, InstanceLoad],
+    recent_blocks: Mapping[str, Sequence[int]],
+    block_tokens: int,
+    count: int = 1,
+) -> tuple[str, ...]:
+    """``count`` of the instances of ``loads``, those of least cost first.
+
+    ``recent_blocks`` are the blocks that were last used on each, by hash; an instance without any counts as empty.
+    """
+    holders = Counter(block for blocks in recent_blocks.values() for block in set(blocks))
+    costs = {}
+    for name, load in loads.items():
+        alone = sum(holders[block] == 1 for block in set(recent_blocks.get(name, ())))
+        recompute_s = REUSE_SHARE * alone * block_tokens / load.prefill_tokens_per_s
+        moved_s = load.pending_tokens / load.prefill_tokens_per_s
+        costs[name] = recompute_s + moved_s + RUNNING_S * load.running_requests
+    return tuple(sorted(costs, key=lambda name: (costs[name], name))[:count])

@@ -1,0 +1,149 @@
+"""What the scheduler knows of an instance: its fixed description and its load at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dualmap.scheduling.values import value
+
+DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
+"""Assumed for an instance of which nothing else is known."""
+MANY_REQUESTS = 10**6
+"""No limit: what is held is bounded before by what replicas have room for in memory."""
+
+
+class InstanceState(StrEnum):
+    """Life cycle of an instance as the fleet sees it. Only ``READY`` instances receive new requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+    STANDBY = "standby"
+
+
+class Role(StrEnum):
+    """What an instance serves; with prefill/decode disaggregation only prefill instances are scheduled."""
+
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """The description of one vLLM or vLLM-Ascend server. Figures are per instance."""
+
+    instance_id: str
+    url: str
+    role: Role = Role.MIXED
+    state: InstanceState = InstanceState.STARTING
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
+    """Prior of the learned prefill rate."""
+    kv_capacity_tokens: int = 1_000_000
+    """KV cache size in tokens; bounds the metadata kept for the instance."""
+    dispatch_window_tokens: int = 4096
+    """Room for requests dispatched and not yet prefilled: two engine batches (vLLM's ``max_num_batched_tokens``), so
+    that the engine never idles and the rest can still move and be reordered."""
+    max_running_requests: int = 256
+    """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
+    max_queued_requests: int = MANY_REQUESTS
+    """Held requests at most; one more is refused."""
+    block_tokens: int = 0
+    """Tokens in one block of its KV cache, as it reports; 0 until it did."""
+    data_parallel_rank: int | None = None
+    """The rank of a data-parallel server that this instance is, counted across all of its nodes; None: the server."""
+    models: Mapping[str, str] | None = None
+    """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
+    adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
+
+    def lists(self, model: str) -> bool:
+        """Whether its server lists the model name."""
+        return self.models is not None and model in self.models
+
+
+@value
+class InstanceLoad:
+    """One instance's load as one store call saw it, with the hit of one request's chain.
+
+    ``pending_tokens`` counts uncached prompt tokens of queued and of dispatched requests whose prefill
+    has not finished; ``dispatched_tokens`` is the dispatched part of it.
+    """
+
+    instance_id: str
+    state: InstanceState
+    pending_tokens: int = 0
+    dispatched_tokens: int = 0
+    queued_requests: int = 0
+    running_requests: int = 0
+    """Dispatched and unfinished, prefill and decode alike."""
+    context_tokens: int = 0
+    """Expected context tokens of the running requests (prompt and answer), shared prefixes counted for each."""
+    cached_blocks: int = 0
+    """Blocks the KV metadata lists for the instance, those of held requests included."""
+    prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
+    """Learned prefill rate."""
+    kv_capacity_tokens: int = 1_000_000
+    deferred_tokens: int = 0
+    """The deferred part of ``pending_tokens``: no request on time waits for it (``scheduling.queues.queue_order``)."""
+    passed_over_tokens: int = 0
+    """Tokens of held requests that the last plan passed over; some of them may have left since."""
+    dispatch_window_tokens: int = 4096
+    max_running_requests: int = 256
+    max_queued_requests: int = MANY_REQUESTS
+    version: int = 0
+    """Grows with every change of the instance's figures; plans are committed against it."""
+    hit_blocks: int = 0
+    """Blocks at the head of the chain in question that are listed for the instance: resident ones, and those reserved
+    by requests held for it."""
+    window_tokens: float = 0.0
+    """Prefill work assigned recently, decayed exponentially (Preble's load in a window)."""
+    stalled_s: float = 0.0
+    """Time since a prefill was last seen to have finished (or since work came) while work is pending, else 0. Deferred
+    requests do not count: they may wait for KV memory, with nothing to prefill meanwhile."""
+    kv_used_tokens: int | None = None
+    """KV memory that running requests hold by the instance's own gauge, shared prefixes once; None: not known."""
+    last_prefill_ms: int = 0
+    """When a prefill was last seen to have finished: by a first token, or by a whole answer that shows none."""
+    silent_s: float = 0.0
+    """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
+    nothing which is only presumed ends it."""
+
+    @property
+    def overtaken_tokens(self) -> int:
+        """The part of ``pending_tokens`` that a new request on time need not wait for."""
+        return overtaken_tokens(
+            self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.passed_over_tokens
+        )
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV memory taken by running requests, 0..1 (1 when they overcommit it)."""
+        return min(1.0, kv_demand(self.running_tokens, self.kv_capacity_tokens))
+
+    @property
+    def running_tokens(self) -> int:
+        """KV memory of the running requests, by the instance's own gauge where it is known."""
+        return self.context_tokens if self.kv_used_tokens is None else self.kv_used_tokens
+
+    @property
+    def kv_demand(self) -> float:
+        """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
+        return kv_demand(self.context_tokens, self.kv_capacity_tokens)
+
+
+def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_tokens: int, passed_over_tokens: int) -> int:
+    """What is deferred, and what the last plan passed over, as far as it still waits."""
+    return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
+
+
+def seconds_since(now_ms: int, last_prefill_ms: int, began_ms: int) -> float:
+    """Time since a prefill was last seen to have finished, or since what waits for one began."""
+    return max(0, now_ms - max(last_prefill_ms, began_ms)) / 1000
+
+
+def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:
+    """See ``InstanceLoad.kv_demand``."""
+    return context_tokens / max(1, kv_capacity_tokens)

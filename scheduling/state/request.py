@@ -1,0 +1,147 @@
+"""The life of a request in the fleet: one record, one table of transitions.
+
+    held ── GRANTED ──▶ dispatched ── FIRST_TOKEN ──▶ prefilled
+     │ ▲
+     └─┴ MIGRATED
+
+``finish`` ends a request in every state and releases what is left of it. Routers keep the request that owns the client;
+this record is the other shape: what the store keeps, in memory and in Redis, and what every plan reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from enum import StrEnum
+from typing import NamedTuple
+
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.values import documented, value
+
+
+class RequestState(StrEnum):
+    HELD = "held"
+    """Only the fleet knows it: it waits in an instance's queue, and can move."""
+    DISPATCHED = "dispatched"
+    """Its instance may be sent it; its prefill has not finished."""
+    PREFILLED = "prefilled"
+    """Its first token came, or is presumed to have come."""
+
+
+class RequestEvent(StrEnum):
+    GRANTED = "granted"
+    MIGRATED = "migrated"
+    FIRST_TOKEN = "first_token"
+
+
+_S, _E = RequestState, RequestEvent
+TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
+    (_S.HELD, _E.GRANTED): _S.DISPATCHED,
+    (_S.HELD, _E.MIGRATED): _S.HELD,
+    (_S.DISPATCHED, _E.FIRST_TOKEN): _S.PREFILLED,
+}
+
+
+def next_request_state(state: RequestState, event: RequestEvent) -> RequestState:
+    """The state after the event.
+
+    Raises:
+        TransitionError: the event is not legal in this state.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise TransitionError(f"a request that is {state} cannot be {event}") from None
+
+
+class Counts(NamedTuple):
+    """Live requests and their tokens as an instance counts them, see ``scheduling.state.instance.InstanceLoad``."""
+
+    pending_tokens: int
+    dispatched_tokens: int
+    deferred_tokens: int
+    context_tokens: int
+    queued_requests: int
+    running_requests: int
+
+    @classmethod
+    def sum(cls, requests: Iterable[Request]) -> Counts:
+        """Added up over the requests."""
+        return cls(*map(sum, zip([0] * len(cls._fields), *(request.counts for request in requests), strict=True)))
+
+
+@value
+class Request:
+    """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
+
+    request_id: str = documented("its id; part of the key")
+    replica_id: str = documented("the replica that holds its client", told=True)
+    instance_id: str = documented("where it is held, or was sent; empty before it is placed")
+    state: RequestState = documented("`held`, `dispatched` or `prefilled`")
+    attempt: int = documented("1, and one more for every retry", told=True)
+    uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
+    prompt_tokens: int = documented("length of the prompt", told=True)
+    expected_output_tokens: int = documented("assumed length of the answer", told=True)
+    slo_ms: int = documented("TTFT SLO", told=True)
+    enqueued_ms: int = documented("first reservation; retries and moves keep it, so deadlines do not slide", default=0)
+    dispatched_ms: int = documented("dispatch", default=0)
+    prefilled_ms: int = documented("first token, where one was seen: none is presumed", default=0)
+    alternative_id: str | None = documented(
+        "the next best instance, its target in a rebalance; may be empty", default=None
+    )
+    alternative_uncached_tokens: int = documented("prompt tokens to prefill there, as placed", default=0)
+    deferred: bool = documented(
+        "it cannot meet its deadline, and waits behind those that can: `0` or `1`", default=False
+    )
+    pinned: bool = documented(
+        "it continues what only its instance has stored, so it is not moved for a shorter wait: `0` or `1`",
+        default=False,
+        told=True,
+    )
+    stored_tokens: int = documented(
+        "tokens of the conversation that it continues, which its instance has stored and is taken to have cached",
+        default=0,
+        told=True,
+    )
+    model: str = documented(
+        "the model name that it asks for, where only some instances serve it; empty: any of them takes it",
+        default="",
+        told=True,
+    )
+    leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
+
+    @property
+    def context_tokens(self) -> int:
+        """KV memory it takes once dispatched, in tokens."""
+        if self.leg is Leg.PREFILL:
+            return self.prompt_tokens
+        return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
+
+    def moved(self, instance_id: str, uncached_tokens: int) -> Request:
+        """The same held request in another instance's queue; the former one is its next best."""
+        return replace(
+            self,
+            state=next_request_state(self.state, RequestEvent.MIGRATED),
+            instance_id=instance_id,
+            uncached_tokens=uncached_tokens,
+            alternative_id=self.instance_id,
+            alternative_uncached_tokens=self.uncached_tokens,
+            deferred=False,
+        )
+
+    @property
+    def counts(self) -> Counts:
+        """What its instance counts for it, in its present state."""
+        tokens = self.uncached_tokens
+        if self.state is RequestState.HELD:
+            return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0)
+        if self.state is RequestState.DISPATCHED:
+            return Counts(tokens, tokens, 0, self.context_tokens, 0, 1)
+        return Counts(0, 0, 0, self.context_tokens, 0, 1)
+
+
+TOLD_FIELDS = tuple(each.name for each in fields(Request) if each.metadata["told"])
+"""What its replica tells of a request when it is placed."""
+PLACED_FIELDS = tuple(each.name for each in fields(Request) if not each.metadata["told"] and each.name != "request_id")
+"""What the store determines: where the request is, and how it counts there."""

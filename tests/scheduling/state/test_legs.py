@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of, serves
+from dualmap.scheduling.state.request import Counts, Request, RequestState
+
+
+def request(leg: Leg, state: RequestState) -> Request:
+    return Request("r", "one", "a", state, 1, 300, 1000, 50, slo_ms=5000, leg=leg)
+
+
+def test_a_prefill_leg_goes_to_no_decode_instance_and_a_decode_leg_to_no_prefill_instance() -> None:
+    assert {leg: {role for role in Role if serves(role, leg)} for leg in Leg} == {
+        Leg.WHOLE: set(Role),
+        Leg.PREFILL: {Role.PREFILL, Role.MIXED},
+        Leg.DECODE: {Role.DECODE, Role.MIXED},
+    }
+
+
+def test_a_prefill_leg_takes_the_memory_of_its_prompt_until_it_ends() -> None:
+    assert request(Leg.PREFILL, RequestState.DISPATCHED).counts == Counts(300, 300, 0, 1000, 0, 1)
+    assert request(Leg.PREFILL, RequestState.PREFILLED).counts == Counts(0, 0, 0, 1000, 0, 1)
+
+
+def test_a_decode_leg_counts_as_context_alone() -> None:
+    assert request(Leg.DECODE, RequestState.PREFILLED).counts == Counts(0, 0, 0, 1050, 0, 1)
+
+
+def test_the_legs_of_a_request_have_ids_of_their_own() -> None:
+    assert decode_leg_id("r") != "r"
+    assert request_id_of(decode_leg_id("r")) == request_id_of("r") == "r"
