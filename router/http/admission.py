@@ -45,10 +45,7 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 
-_ANSWERS: Final = ("n", "best_of")
-_LIMITS: Final = ("max_tokens", "max_completion_tokens")
-_BEARS_ON_SPLIT: Final = _NOT_SPLIT.union(_ANSWERS, _LIMITS)
-"""A chat request that has none of them may be split."""
+_ANSWERS: Final = frozenset({"n", "best_of"})
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
@@ -217,15 +214,14 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
     than a token."""
     if path not in COMPLETIONS_PATHS:
         return False
-    if not _BEARS_ON_SPLIT.isdisjoint(body):
-        if any(map(body.get, _NOT_SPLIT)):
-            return False
-        for name in _ANSWERS:
-            if (answers := body.get(name)) is not None and lax_int(answers) != 1:
-                return False
-        for name in _LIMITS:
-            if (limit := body.get(name)) is not None and lax_int(limit) in (0, 1):
-                return False
+    if not _NOT_SPLIT.isdisjoint(body) and any(map(body.get, _NOT_SPLIT)):
+        return False
+    if not _ANSWERS.isdisjoint(body) and any(
+        body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS
+    ):
+        return False
+    if lax_int(body.get("max_tokens")) in (0, 1) or lax_int(body.get("max_completion_tokens")) in (0, 1):
+        return False
     prompt = body.get("prompt")
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 

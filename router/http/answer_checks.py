@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Final
 
 import orjson
@@ -69,6 +70,7 @@ _ERROR_EVENT: Final = re.compile(
 )
 
 
+@lru_cache(maxsize=64)
 def may_be_no_answer(content_type: bytes, content_encoding: bytes) -> bool:
     """Whether a body of this type can be read here, and could be something else than an answer."""
     if content_encoding and content_encoding.strip().lower() not in (b"", b"identity"):

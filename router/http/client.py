@@ -253,7 +253,8 @@ class ClientConnection(asyncio.Protocol):
         self._server_state.tasks.discard(cast("asyncio.Task[None]", self._serving))
         self._server_state.total_requests += 1
         self._source = self._request = None
-        request.drop_body()
+        if request.body:
+            request.drop_body()
 
     def _ended(self, serving: asyncio.Task[None]) -> None:
         """The last answer was cancelled or failed, or there is none to come."""

@@ -369,7 +369,7 @@ class Exchange:
     def _head_for_client(self) -> bytes:
         head, downstream = self._head, self._downstream
         assert head is not None
-        fields = fields_for_client(head.fields)
+        fields = fields_for_client(head.fields, has_connection=b"connection" in head.index)
         fields += self._on_commit()
         fields += self._framing_fields(head)
         if not downstream.keeps_alive():

@@ -124,15 +124,20 @@ def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
 
 
 def fields_for_instance(
-    fields: list[Header], *, keep_credentials: bool, http_10: bool = False, trace: TraceContext | None = None
+    fields: list[Header],
+    *,
+    keep_credentials: bool,
+    http_10: bool = False,
+    trace: TraceContext | None = None,
+    has_connection: bool = True,
 ) -> bytes:
     """The client's fields that go to the instance, as bytes; the same for every attempt. With ``trace`` the instance
-    finds the request's own span as its parent.
+    finds the request's own span as its parent; with ``has_connection`` there may be a ``Connection`` among them.
 
     ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).
     """
     dropped = _NOT_SENT_UP if keep_credentials else _NOT_SENT_UP_WITHOUT_CREDENTIALS
-    tokens = connection_tokens(fields)
+    tokens = connection_tokens(fields) if has_connection else _NO_TOKENS
     if tokens:
         dropped = dropped | tokens
     via = _VIA_HTTP_10 if http_10 else _VIA_HTTP_11
@@ -142,9 +147,10 @@ def fields_for_instance(
     return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped]) + via
 
 
-def fields_for_client(fields: list[Header]) -> list[Header]:
-    """The instance's fields that go to the client; framing and fleet fields are added by the caller."""
-    tokens = connection_tokens(fields)
+def fields_for_client(fields: list[Header], *, has_connection: bool = True) -> list[Header]:
+    """The instance's fields that go to the client; framing and fleet fields are added by the caller. With
+    ``has_connection`` there may be a ``Connection`` among them."""
+    tokens = connection_tokens(fields) if has_connection else _NO_TOKENS
     dropped = _NOT_PASSED_DOWN | tokens if tokens else _NOT_PASSED_DOWN
     return [field for field in fields if field[0] not in dropped]
 

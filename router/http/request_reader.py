@@ -266,7 +266,9 @@ class RequestReader:
             return
         try:
             self._body_limit = self._check_head(request)
-            self._check_announced_length(request)
+            announced = request.get(b"content-length")
+            if announced is not None and int(announced) > self._body_limit:
+                raise self._too_large(request)
         except RouterError as refusal:
             if not self._can_discard_body(request):
                 self._refuse(refusal)
@@ -378,11 +380,6 @@ class RequestReader:
         hosts = request.count(b"host")
         if hosts > 1 or (hosts == 0 and not request.http_10):
             self._refuse(InvalidRequestError("an HTTP/1.1 request needs exactly one host header"))
-
-    def _check_announced_length(self, request: Request) -> None:
-        announced = request.get(b"content-length")
-        if announced is not None and int(announced) > self._body_limit:
-            raise self._too_large(request)
 
     def _can_discard_body(self, request: Request) -> bool:
         if request.get(b"expect") is not None:

@@ -95,6 +95,7 @@ class Sender:
             keep_credentials=plane.keeps_credentials,
             http_10=request.http_10,
             trace=inference_request.trace,
+            has_connection=request.get(b"connection") is not None,
         )
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
