@@ -19,21 +19,21 @@ settings.load_profile("dualmap")
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[StoreServers]:
+def store_servers() -> Iterator[StoreServers]:
     """The store's servers of every kind, shared by the session; tests that stop or stall a server start their own."""
     with StoreServers() as servers:
         yield servers
 
 
 @pytest.fixture
-def valkey_server(servers: StoreServers) -> EmbeddedValkey:
-    return servers.running("valkey")
+def valkey_server(store_servers: StoreServers) -> EmbeddedValkey:
+    return store_servers.running("valkey")
 
 
 @pytest.fixture
-def valkey_url(servers: StoreServers) -> str:
+def valkey_url(store_servers: StoreServers) -> str:
     """The URL of a real, empty Valkey server."""
-    return servers.emptied("valkey")
+    return store_servers.emptied("valkey")
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ def server_kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server_url(server_kind: str, servers: StoreServers) -> str:
+def server_url(server_kind: str, store_servers: StoreServers) -> str:
     """The URL of a real, empty server; a test that takes it is run on every kind."""
-    return servers.emptied(server_kind)
+    return store_servers.emptied(server_kind)
 
 
 @pytest.fixture
@@ -58,14 +58,14 @@ def scheduling() -> SchedulingSettings:
 
 @pytest.fixture(params=["memory", *SERVER_KINDS])
 async def store(
-    request: pytest.FixtureRequest, servers: StoreServers, clock: HandClock, scheduling: SchedulingSettings
+    request: pytest.FixtureRequest, store_servers: StoreServers, clock: HandClock, scheduling: SchedulingSettings
 ) -> AsyncIterator[Store]:
     """An open, empty store of each kind on the hand clock."""
     opened: Store
     if request.param == "memory":
         opened = MemoryStore(scheduling, now_ms=clock)
     else:
-        opened = redis_store(servers.emptied(request.param), clock, scheduling=scheduling)
+        opened = redis_store(store_servers.emptied(request.param), clock, scheduling=scheduling)
     await opened.open()
     yield opened
     await opened.close()
