@@ -28,7 +28,12 @@ class Recovered:
 
 async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec], former: Membership | None = None) -> int:
     """Enter members that the store does not know, and what else was given to the running fleet by a ``former``
-    membership; what is known stays as it is. Returns how many members."""
+    membership; what is known stays as it is. Returns how many members.
+
+    Raises:
+        StoreSchemaError: another version uses the pool, beside which this one must not run.
+    """
+    await pool.enter_schema()
     known = (await pool.membership()).instances
     missing = [spec for spec in members if spec.instance_id not in known]
     await asyncio.gather(*map(pool.put_instance, missing))

@@ -19,5 +19,9 @@ class StoreConfigurationError(StoreError):
     """The store URL or the server behind it cannot serve this fleet; says what to change."""
 
 
+class StoreSchemaError(StoreConfigurationError):
+    """Another version uses the pool, and this one must not run beside it; says what to do."""
+
+
 class UnreadableStateError(StoreError):
     """Something in the store is not as this fleet writes it. The leader mends it soon (``statestore.pool.mending``)."""

@@ -63,6 +63,7 @@ class PoolKeys:
     """A channel, and no key."""
 
     def __init__(self, prefix: str, pool: str) -> None:
+        self.pool = pool
         self.base = f"{prefix}:{{{pool}}}:".encode()
         """What all of them begin with: the one key that scripts are given."""
 

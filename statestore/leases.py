@@ -48,20 +48,22 @@ class Leadership:
     expires_ms: int = 0
     lease_ms: int = 0
     """Length of the lease when it was taken."""
+    schema: int = 0
+    """The schema of the leader's version (``statestore.pool.schema``)."""
 
     def lease(self, now_ms: int) -> Lease | None:
         """The leader's, if it has not run out."""
         runs = self.owner and lease_runs(self.expires_ms, self.lease_ms, now_ms)
         return Lease(self.owner, self.fence, self.expires_ms) if runs else None
 
-    def taken(self, owner: str, lease_ms: int, now_ms: int) -> Leadership | None:
+    def taken(self, owner: str, lease_ms: int, now_ms: int, schema: int = 0) -> Leadership | None:
         """By an owner who may lead: the leader itself, who keeps its fence, or anyone if there is none."""
         led = self.lease(now_ms)
         if led is not None and led.owner != owner:
             return None
         # From the clock where that is ahead, so that it grows even over a lost store.
         fence = max(self.fence + 1, now_ms) if led is None else led.fence
-        return Leadership(owner, fence, now_ms + lease_ms, lease_ms)
+        return Leadership(owner, fence, now_ms + lease_ms, lease_ms, schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class ReplicaInfo:
     """Free text fields for people: address, process id, version, request counts."""
     beaten: bool = True
     """Whether its owner renewed it: a replica that is *met* through its requests alone is not yet known as alive."""
+    schema: int = 0
+    """The schema of its version (``statestore.pool.schema``)."""
 
     @classmethod
     def met(cls, replica_id: str, now_ms: int) -> ReplicaInfo:

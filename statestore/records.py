@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -102,15 +103,18 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in _DESCRIBED}
 
 
+EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
 _TEXTS = {"state", "role", *(each.name for each in fields(Request) if str(each.type) not in ("int", "bool"))}
 
 
 class Record:
     """Some fields in one text of JSON, texts before numbers. No text has quotes or backslashes, unless it was escaped
-    before."""
+    before. A text may have fields that a newer version added, and lack those that this one did."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], added: Mapping[str, str | int] = EMPTY) -> None:
+        """``added`` are fields that an older version beside this one does not write, and what they are then."""
         self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
+        self.added = added
         self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
 
     def pack(self, values: Sequence[Any]) -> bytes:
@@ -120,21 +124,31 @@ class Record:
     def fields(self, text: bytes) -> dict[str, Any]:
         """By name."""
         found: dict[str, Any] = orjson.loads(text)
-        return found
+        return {**self.added, **found} if self.added else found
 
     def lua(self, table: str) -> Mapping[str, str]:
         """Code for a script, of values in a Lua table."""
-        return {"format": f"'{self._format}'", "values": ", ".join(f"{table}.{name}" for name in self.names)}
+        missing = [f"if {table}.{name} == nil then {table}.{name} = {each!r} end" for name, each in self.added.items()]
+        return {
+            "format": f"'{self._format}'",
+            "values": ", ".join(f"{table}.{name}" for name in self.names),
+            "complete": " ".join(missing),
+        }
 
 
 def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
 
 
-INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)])
+INSTANCE_ADDED: Final[Mapping[str, str | int]] = EMPTY
+PLACED_ADDED: Final[Mapping[str, str | int]] = EMPTY
+TOLD_ADDED: Final[Mapping[str, str | int]] = EMPTY
+"""Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
+
+INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)
 _in_order = itemgetter(*INSTANCE.names)
-PLACED: Final = Record(PLACED_FIELDS)
-TOLD: Final = Record(TOLD_FIELDS)
+PLACED: Final = Record(PLACED_FIELDS, PLACED_ADDED)
+TOLD: Final = Record(TOLD_FIELDS, TOLD_ADDED)
 
 
 REQUEST_TEXTS = ("placed", "told")
@@ -161,6 +175,7 @@ def listed_as(request: Request) -> str:
 
 _REQUEST_FIGURES = tuple(name for record in (PLACED, TOLD) for name in record.names if name not in _TEXTS)
 _REQUEST_WORDS = tuple(name for record in (PLACED, TOLD) for name in record.names if name in _TEXTS)
+_REQUEST_FIELDS = (*PLACED.names, *TOLD.names)
 _told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
@@ -170,7 +185,8 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
     if placed is None or told is None:
         return None
     try:
-        found = PLACED.fields(placed) | TOLD.fields(told)
+        written = PLACED.fields(placed) | TOLD.fields(told)
+        found = {name: written[name] for name in _REQUEST_FIELDS}
         math.fsum(found[name] for name in _REQUEST_FIGURES)  # raises where one is no figure
         "".join(found[name] for name in _REQUEST_WORDS)  # raises where one is no text
         found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}

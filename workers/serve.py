@@ -20,7 +20,7 @@ from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store, open_store
-from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.open_files import raise_open_files_limit
 from dualmap.statestore.settings import PoolSettings, StoreSettings
 from dualmap.statestore.trust import InstanceTrust
@@ -59,7 +59,8 @@ async def serve(
     port of ``/health`` and ``/metrics`` once they answer.
 
     Raises:
-        StoreConfigurationError: the store's URL or server cannot serve a fleet.
+        StoreConfigurationError: the store's URL or server cannot serve a fleet, or another version uses a pool, beside
+            which this one must not run.
         OSError: the ops address cannot be listened on.
     """
     owner = worker_id or new_worker_id()
@@ -76,7 +77,7 @@ async def serve(
                 log.info("worker listening worker=%s host=%s port=%d", owner, worker.ops_host, port)
                 if on_ops_port is not None:
                     on_ops_port(port)
-            opened = await _until(stopping, _open(store, scheduling, waiting))
+            opened = await _until(stopping, _open(store, scheduling, waiting, [pool.name for pool in pools]))
             if opened is None:
                 return
             try:
@@ -133,17 +134,35 @@ async def _ops(
         yield port
 
 
-async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock) -> Store:
+async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock, pools: Sequence[str]) -> Store:
     failures = 0
     while True:
         try:
-            return await open_store(settings, scheduling=scheduling, shared=True)
+            store = await open_store(settings, scheduling=scheduling, shared=True)
+            try:
+                await _enter(store, pools)
+            except BaseException:
+                await store.close()
+                raise
+            return store
         except StoreUnavailableError as error:
             failures += 1
             if worth_logging(failures):
                 url = without_password(settings.url)
                 log.warning("waiting for the store url=%s failures=%d error=%s", url, failures, error)
         await clock.sleep(backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=BACKOFF_MAX_S))
+
+
+async def _enter(store: Store, pools: Sequence[str]) -> None:
+    """Raises StoreUnavailableError and StoreSchemaError. What else is wrong in a pool, its leader mends: this worker
+    may be the one."""
+    for name in pools:
+        try:
+            await store.pool(name).enter_schema()
+        except (StoreUnavailableError, StoreConfigurationError):
+            raise
+        except StoreError as error:
+            log.warning("the schema could not be entered pool=%s error=%s", name, error)
 
 
 async def _until(stopping: asyncio.Event, work: Coroutine[object, object, T]) -> T | None:

@@ -117,6 +117,9 @@ class MemoryServer:
         kept.update(zip(pairs[::2], map(_text, pairs[1::2]), strict=True))
         return len(kept) - before
 
+    def do_hsetnx(self, key: bytes, name: bytes, each: Word) -> int:
+        return 0 if name in self._hash(key) else self.do_hset(key, name, each)
+
     def do_hdel(self, key: bytes, *names: bytes) -> int:
         kept = self.contents.get(key, {})
         return sum(kept.pop(name, None) is not None for name in names)

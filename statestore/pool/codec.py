@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
@@ -36,6 +36,11 @@ ALIAS = b"alias"
 """In ``names``, of another name of the pool's model."""
 
 
+def known_fields(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass: a newer version writes others beside them (``statestore.pool.schema``)."""
+    return {each.name: told[each.name] for each in fields(kind) if each.name in told}
+
+
 # instances ---------------------------------------------------------------------------------------------------
 def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
     """As it is kept, without its id: that is in the key or the field."""
@@ -44,11 +49,10 @@ def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
 
 
 def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
-    """Raises ValueError, or the like, where a field is missing or wrong. Unknown fields are left out."""
+    """Raises ValueError, or the like, where a field is missing or wrong."""
     told = orjson.loads(text)
-    known = {name: each for name, each in told.items() if name in _DESCRIPTION}
-    parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"])}
-    spec = InstanceSpec(instance_id, **known | parsed)
+    parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"]), "instance_id": instance_id}
+    spec = InstanceSpec(**known_fields(InstanceSpec, told) | parsed)
     rank, models = spec.data_parallel_rank, spec.models
     is_right = (
         isinstance(spec.url, str)
@@ -100,7 +104,7 @@ def names_from(kinds: Mapping[bytes, bytes]) -> dict[str, str]:
 
 
 def note_from(_: str, text: bytes) -> Note:
-    note = Note(**orjson.loads(text))
+    note = Note(**known_fields(Note, orjson.loads(text)))
     if not (isinstance(note.text, str) and _is_like(note.since_ms, 0)):
         raise ValueError(f"no note: {text!r}")
     return note
@@ -153,7 +157,11 @@ def transition_from(reply: Any) -> Transition:
 
 
 def grant_from(text: bytes) -> Grant:
-    return Grant(*orjson.loads(text))
+    """A newer version tells more at its end."""
+    return Grant(*orjson.loads(text)[:_GRANT_FIELDS])
+
+
+_GRANT_FIELDS: Final = len(fields(Grant))
 
 
 # samples -----------------------------------------------------------------------------------------------------
@@ -163,7 +171,9 @@ def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     if subject == "noted":
         return Sample(entry_id.decode(), Finished.of_note(told))
     features = told.pop("note").get("features")
-    lesson = FirstToken(subject, **told, features=None if features is None else tuple(features))
+    lesson = FirstToken(
+        subject, **known_fields(FirstToken, told), features=None if features is None else tuple(features)
+    )
     return Sample(entry_id.decode(), lesson)
 
 
@@ -235,8 +245,8 @@ def hot_prefix_from(prefix: str, value: bytes) -> tuple[int, int]:
 
 
 def replica_from(replica_id: str, text: bytes) -> ReplicaInfo:
-    lease = ReplicaInfo(replica_id, **orjson.loads(text))
-    times = (lease.expires_ms, lease.lease_ms)
+    lease = ReplicaInfo(**known_fields(ReplicaInfo, orjson.loads(text)) | {"replica_id": replica_id})
+    times = (lease.expires_ms, lease.lease_ms, lease.schema)
     texts = [*lease.info.items()]
     if not all(_is_like(each, 0) for each in times) or not all(
         isinstance(each, str) for pair in texts for each in pair

@@ -27,6 +27,7 @@ from dualmap.statestore.pool.changes import Change
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.queues import Queues
 from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
+from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
 from dualmap.statestore.records import (
     INSTANCE,
     REQUEST_TEXTS,
@@ -48,6 +49,7 @@ _RECORDS: Final[Mapping[str, Learned | ScaleRecord | Leadership]] = {
 }
 """Keys whose fields are those of a record."""
 _COUNTERS: Final = (b"epoch", b"tree_version", b"observations")
+_NUMBERS: Final = (SCHEMA_FIELD.encode(), OLDEST_FIELD.encode())
 _BOOKINGS: Final = (b"booked_since_ms", b"booked_stamp")
 _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
@@ -135,12 +137,14 @@ class Mending(Queues):
         return mended
 
     async def _mend_counters(self, fence: int) -> int:
-        """A counter continues from the clock: ahead of all that was counted to before."""
+        """A counter continues from the clock: ahead of all that was counted to before. The numbers of the schema are
+        written again with the next heartbeat."""
         key = self._keys.meta
         found, now = await self._all_of(key), b"%d" % await self._calls.now_ms()
         kept = {name: text for name, text in found.items() if name in _COUNTERS}
         wrong = {name: text for name, text in kept.items() if not is_readable(partial(count_from, text))}
-        return await self._replace(key, wrong, now, fence)
+        numbers = {} if PoolSchema.of(found).is_known else {name: found[name] for name in _NUMBERS if name in found}
+        return await self._replace(key, wrong, now, fence) + await self._replace(key, numbers, None, fence)
 
     async def _mend_leases(self, fence: int) -> int:
         """A replica that lives renews its lease; the requests of a dead one are finished once this one has run out."""
@@ -232,7 +236,7 @@ def _mended_record(spec: InstanceSpec, text: bytes) -> bytes | None:
         told = orjson.loads(text)
     except orjson.JSONDecodeError:
         told = None
-    told = told if isinstance(told, dict) else {}
+    told = {**INSTANCE.added, **told} if isinstance(told, dict) else {}
     fixed, wrong = described(spec), False
     for each in fields(InstanceRecord):
         given, right = told.get(each.name), fixed.get(each.name)

@@ -97,7 +97,7 @@ class Publications(Changes):
         entries = []
         for line in lines:
             with contextlib.suppress(*UNREADABLE):
-                entries.append(kind(**orjson.loads(line)))
+                entries.append(kind(**codec.known_fields(kind, orjson.loads(line))))
         return entries
 
     @reads

@@ -18,6 +18,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.readable import count_from, each_readable, readable_texts, reads
+from dualmap.statestore.pool.schema import PoolSchema
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
 
 _MAX_CHANGES = 8
@@ -47,6 +48,7 @@ class Views(Changes):
         counted: Command = ("HKEYS", keys.instance_records)
         *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
         meta, tree, learned, overrides, names, specs = map(pairs_from, found)
+        PoolSchema.of(meta).refuse_newer(keys.pool)
         return Membership(
             count_from(meta.get(b"epoch", b"0")),
             count_from(meta.get(b"tree_version", b"0")),

@@ -21,10 +21,11 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.answers import Membership, PoolSnapshot, Release, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import (
@@ -662,3 +663,21 @@ async def test_calls_during_the_hand_over_wait_for_it_and_nothing_is_lost(
     assert number > 0
     expected = {f"during{index}" for index in range(number)} | {f"before{index}" for index in range(number, 50)}
     assert {request.request_id for request in view.requests} == expected
+
+
+async def test_a_replica_leaves_a_pool_that_a_newer_version_took_over_and_comes_back_with_it(
+    replica: Replica, shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    key, alone = PoolKeys("dualmap", "default").meta, {"schema": SCHEMA + 1, "oldest_schema": SCHEMA + 1}
+    with redis.Redis.from_url(server.url) as client:
+        client.hset(key, mapping=alone)
+        with pytest.raises(StoreSchemaError, match="newer version"):
+            await replica.pool.heartbeat("one", 60_000, {})
+
+        sent = await replica.place("during")
+        assert (sent.status, replica.degraded) == (PlaceStatus.DISPATCHED, True)
+        assert client.keys("*:request:*") == []
+
+        client.hset(key, mapping={"schema": SCHEMA, "oldest_schema": SCHEMA})
+        await until(lambda: not replica.degraded)
+    assert "during" in await shared.records(["during"])

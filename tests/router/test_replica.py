@@ -11,8 +11,10 @@ from dualmap.router.failover import FailoverStore
 from dualmap.router.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
-from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from tests.statestore.samples import finish
 
@@ -357,3 +359,14 @@ async def test_a_replica_warns_of_those_that_schedule_by_other_settings(
 
     warnings = [record.getMessage() for record in caplog.records if "settings" in record.getMessage()]
     assert [warning.partition(" in use by ")[2].partition(":")[0] for warning in warnings] == ["other-fleet"] * 2
+
+
+async def test_a_pool_that_a_newer_version_uses_is_not_joined_and_not_written(start_runtime: Any, store: Any) -> None:
+    meta = PoolKeys("dualmap", "default").meta
+    store.server.run(b"HSET", meta, b"schema", SCHEMA + 1, b"oldest_schema", SCHEMA + 1)
+    pools = (PoolSettings(instances=(InstanceSettings(id="a", url="http://a:1/"),)),)
+
+    with pytest.raises(StoreSchemaError, match="run the newer version here too"):
+        await start_runtime(pools=pools)
+
+    assert [*store.server.contents] == [meta]

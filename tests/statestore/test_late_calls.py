@@ -96,6 +96,7 @@ CHANGES: dict[str, Change] = {
     "renew_lease": lambda pool, lease: pool.renew_lease(lease, 90_000),
     "release_lease": lambda pool, lease: pool.release_lease(lease),
     "heartbeat": lambda pool, _: pool.heartbeat("late", 60_000, {}),
+    "enter_schema": lambda pool, _: pool.enter_schema(),
     "retire": lambda pool, _: pool.retire("one"),
     "reap": lambda pool, lease: pool.reap("dead", fence=lease.fence),
     "repair": _drift,
@@ -149,6 +150,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
     )
     client.zadd("dualmap:{default}:running:c", {"stray": 1})
     client.hset("dualmap:{default}:instances:notes", "a", b"unreadable")
+    client.hdel("dualmap:{default}:meta", "oldest_schema")
     return lease
 
 

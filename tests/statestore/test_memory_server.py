@@ -40,6 +40,7 @@ CASES: dict[str, tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...]]] = {
     "trimmed": (((b"LPUSH", K, b"1"), (b"LPUSH", K, b"2"), (b"LTRIM", K, 0, 0)), (b"LRANGE", K, 0, -1)),
     "grows": (((b"HSET", K, b"n", 5),), (b"HINCRBY", K, b"n", -7)),
     "set again": (((b"HSET", K, b"n", 5),), (b"HSET", K, b"n", 6, b"m", b"x")),
+    "set only where missing": (((b"HSETNX", K, b"n", 5), (b"HSETNX", K, b"n", 6)), (b"HGETALL", K)),
     "fields": (((b"HSET", K, b"n", 5, b"m", b"0.1"),), (b"HGETALL", K)),
     "gone with its last field": (((b"HSET", K, b"n", 5), (b"HDEL", K, b"n", b"m")), (b"EXISTS", K)),
     "gone with its last member": (((b"ZADD", K, 1, b"a"), (b"ZREM", K, b"a", b"b")), (b"EXISTS", K)),

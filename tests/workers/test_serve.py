@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.settings import SchedulingSettings
@@ -20,9 +21,11 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreUnavailableError
+from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreSchemaError, StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
@@ -289,3 +292,22 @@ async def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path, start_
 async def test_a_store_that_no_router_can_see_stops_the_start() -> None:
     with pytest.raises(StoreConfigurationError, match=r"store\.url memory:// is seen by one process only"):
         await serve(WorkerSettings(), SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()])
+
+
+async def test_a_pool_that_a_newer_version_uses_stops_the_start() -> None:
+    server = EmbeddedValkey()
+    await asyncio.to_thread(server.start)
+    try:
+        settings, pools = StoreSettings(url=server.url), [PoolSettings()]
+        with redis.Redis.from_url(server.url) as client:
+            client.hset(
+                PoolKeys("dualmap", "default").meta, mapping={"schema": SCHEMA + 1, "oldest_schema": SCHEMA + 1}
+            )
+            before = client.dbsize()
+
+            with pytest.raises(StoreSchemaError, match=r"give this one another store\.prefix"):
+                await serve(WorkerSettings(), SchedulingSettings(), settings, pools)
+
+            assert client.dbsize() == before
+    finally:
+        await asyncio.to_thread(server.stop)

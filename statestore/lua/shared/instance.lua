@@ -9,8 +9,10 @@ local function read_instance(id)
   local text = not instances[id] and redis.call('HGET', keys.instance_records, id)
   local found = decoded(text)
   if found then
-    instances[id] = found
-    instances[id].id, instances[id].text = id, text
+    local instance = found
+    INSTANCE.complete
+    instance.id, instance.text = id, text
+    instances[id] = instance
   end
   return instances[id]
 end

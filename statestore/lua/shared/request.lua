@@ -10,6 +10,7 @@ local function read_request(id, ...)
   if not request or type(request.instance_id) ~= 'string' or (... and type(known.replica_id) ~= 'string') then
     return nil, placed or told
   end
+  PLACED.complete
   request.id, request.told = id, known
   return request
 end
