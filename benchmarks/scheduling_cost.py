@@ -17,7 +17,7 @@ from functools import partial
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompt import chat_prompt
 from dualmap.scheduling.prompts.blocks import BlockRule, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
@@ -92,7 +92,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
             for index, name in enumerate(view.ready)
         }
         search = partial(
-            search_once, build_policy(settings), QueueOrder.of(settings), CannedFleet(view, loads, Learned())
+            search_once, build_policy(settings), queue_order_of(settings), CannedFleet(view, loads, Learned())
         )
         yield f"search, {policy_name}, {count} instances", cpu_us(search, 4000 // count + 20, repetitions)
 

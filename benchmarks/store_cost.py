@@ -31,10 +31,10 @@ from dualmap.router.queue_planner import QueuePlanner
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.placing.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
-from dualmap.scheduling.queues.queue_order import QueueOrder, QueuePlan
+from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
@@ -131,7 +131,7 @@ class Bench:
         self.fleet = BenchFleet(pool, view)
         self._pool = pool
         self._policy = build_policy(scheduling)
-        self._order = QueueOrder.of(scheduling)
+        self._order = queue_order_of(scheduling)
         self._stall_s = scheduling.decode_stall_s
         self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))

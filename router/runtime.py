@@ -40,9 +40,8 @@ from dualmap.router.tokens import build_tokenizer
 from dualmap.router.trace_context import TraceContext
 from dualmap.router.tracing import SpanExport, open_tracing
 from dualmap.router.view import ViewKeeper
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.clock import Clock, RealClock
@@ -248,7 +247,7 @@ def _served_pool(
         clock=clock,
         call_later=context.call_later,
         timeout_s=scheduling.max_hold_s,
-        order=QueueOrder.of(scheduling),
+        order=queue_order_of(scheduling),
         refuses_late=settings.late_requests == "refuse",
         call=calls["records"],
     )
@@ -261,7 +260,7 @@ def _served_pool(
         view,
         breakers,
         waiters,
-        order=QueueOrder.of(scheduling),
+        order=queue_order_of(scheduling),
         replica_id=context.replica_id,
         calls=calls,
         now_s=clock.monotonic_s,

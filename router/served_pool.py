@@ -21,11 +21,10 @@ from dualmap.router.recent_answers import RecentAnswers
 from dualmap.router.stored_responses import StoredResponses
 from dualmap.router.view import ViewKeeper
 from dualmap.scheduling.placing.decision import Policy, holds
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.blocks import BlockRule
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.settings import PoolSettings
@@ -78,7 +77,7 @@ class ServedPool:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = with_overrides(self.configured, overrides)
         if scheduling != self.scheduling:
-            self.policy, self.fleet.order = build_policy(scheduling), QueueOrder.of(scheduling)
+            self.policy, self.fleet.order = build_policy(scheduling), queue_order_of(scheduling)
             self._schedule_by(scheduling)
             self.grant_waiters.timeout_s, self.grant_waiters.order = scheduling.max_hold_s, self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))

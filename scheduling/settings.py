@@ -192,15 +192,6 @@ class SchedulingSettings(BaseModel):
         return name
 
     @property
-    def granting_order(self) -> Order:
-        """``queue_order`` with ``auto`` resolved: the order that the policy is made for."""
-        if self.queue_order != "auto":
-            return self.queue_order
-        from dualmap.scheduling.placing.policies.registry import build_policy  # which imports the settings
-
-        return build_policy(self).queue_order
-
-    @property
     def fingerprint(self) -> str:
         """Eight hex digits, the same for the same settings, which all processes of a fleet must have."""
         return xxhash.xxh32_hexdigest(self.model_dump_json().encode())

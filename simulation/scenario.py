@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from dualmap.scheduling.placing.decision import holds
-from dualmap.scheduling.placing.policies import build_policy
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.autoscale import Autoscale
@@ -104,7 +103,7 @@ class Scenario:
         """How this run dispatches: as a live fleet does, unless it says otherwise."""
         if self.dispatch is not None:
             return self.dispatch
-        held = holds(build_policy(self.scheduling), QueueOrder.of(self.scheduling))
+        held = holds(build_policy(self.scheduling), queue_order_of(self.scheduling))
         return Dispatch.HOLD if held else Dispatch.DIRECT
 
     @property

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.placing.placement import PlaceStatus
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant, grant_queue
-from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
@@ -80,7 +80,7 @@ class Simulation:
         self._scheduling = settings.scheduling
         self._direct = scenario.dispatch_of is Dispatch.DIRECT
         self._policy = build_policy(settings.scheduling)
-        self._order = QueueOrder.of(settings.scheduling)
+        self._order = queue_order_of(settings.scheduling)
         self._now_s = 0.0
         self._pool = SimulatedPool(settings.scheduling, lambda: int(self._now_s * 1000))
         self._waiting: dict[str, int] = {}

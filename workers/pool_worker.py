@@ -9,8 +9,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
-from dualmap.scheduling.placing.policies import build_policy
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.leases import Lease
@@ -167,7 +166,7 @@ class PoolWorker:
 
     def _other_jobs(self, fence: int, reader: PoolReader, scheduling: SchedulingSettings) -> list[Job]:
         pool, clock, metrics = self.pool, self._clock, self._metrics
-        stall_s, order = scheduling.decode_stall_s, QueueOrder.of(scheduling)
+        stall_s, order = scheduling.decode_stall_s, queue_order_of(scheduling)
         jobs: list[Job] = [
             Evacuator(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics),
             Mender(pool, fence, metrics=metrics),

@@ -18,6 +18,7 @@ from dualmap.research.evaluate.plan import (
 from dualmap.research.evaluate.rates import RateRuns
 from dualmap.research.evaluate.section import Cell, DataTable, Section
 from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.placing.policies.registry import granting_order
 from dualmap.scheduling.settings import PolicyName
 from dualmap.simulation.goodput import GoodputJob, run_goodput
 from dualmap.simulation.runs import RunJob
@@ -59,7 +60,7 @@ def orders_section(plan: Plan, measured: Sequence[RateRuns], worker: Worker) -> 
 
 def orders_of(policy: PolicyName) -> tuple[Order, Order]:
     """The order that a policy is made for, in which its goodput was searched already, and the other one."""
-    return ("fifo", "deadline") if scheduling_for(policy).granting_order == "fifo" else ("deadline", "fifo")
+    return ("fifo", "deadline") if granting_order(scheduling_for(policy)) == "fifo" else ("deadline", "fifo")
 
 
 def missing_keys(missing: Sequence[tuple[RateRuns, PolicyName, Order]]) -> list[tuple[str, PolicyName, Order]]:

@@ -11,10 +11,9 @@ from dualmap.research.evaluate.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, sc
 from dualmap.research.evaluate.section import Cell, DataTable, Section
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, Search
-from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.queues.rebalance import plan_rebalance
 from dualmap.scheduling.settings import PolicyName
 from dualmap.scheduling.state.hotness import HotnessWindow
@@ -67,7 +66,7 @@ class _TimedFleet(SimulatedFleet):
 def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetitions: int) -> StepCosts:
     """On a pool that has seen the trace's first requests; process CPU time, this machine."""
     settings = scheduling_for(policy_name).model_copy(update={"block_tokens": trace.block_tokens})
-    policy, order, turn = build_policy(settings), QueueOrder.of(settings), 0
+    policy, order, turn = build_policy(settings), queue_order_of(settings), 0
     pool = SimulatedPool(settings, lambda: turn * 100)
     for number in range(instances):
         pool.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))

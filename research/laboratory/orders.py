@@ -12,6 +12,7 @@ from dualmap.research.laboratory.experiment import Experiment, GoodputResult, Ra
 from dualmap.research.laboratory.tables import ReportTable, shown
 from dualmap.research.laboratory.targets import Target
 from dualmap.research.laboratory.variants import Variant
+from dualmap.scheduling.placing.policies.registry import granting_order
 
 _ABSENT = "–"
 
@@ -38,7 +39,7 @@ def by_order(variants: Sequence[Variant]) -> dict[str, tuple[str, ...]]:
     orders: dict[str, list[str]] = {}
     for variant in sorted(variants, key=lambda one: one.scheduling.policy != ours):
         if variant.options.router_queue is None:
-            orders.setdefault(variant.scheduling.granting_order, []).append(variant.name)
+            orders.setdefault(granting_order(variant.scheduling), []).append(variant.name)
     first = {order: names[0] for order, names in orders.items()}
     policies = {variant.name: variant.scheduling.policy for variant in variants}
     return {order: tuple(names) for order, names in orders.items() if policies[first[order]] == ours and len(names) > 1}

@@ -37,7 +37,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import Order, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import Request
@@ -106,10 +106,11 @@ class QueueOrder:
     requests are held, their ranks are deadlines."""
 
     @classmethod
-    def of(cls, settings: SchedulingSettings) -> QueueOrder:
+    def of(cls, settings: SchedulingSettings, order: Order) -> QueueOrder:
+        """The settings' queue order is not read: with ``auto`` the policy has it, see ``queue_order_of``."""
         pool_slo_ms = round(settings.slo_ttft_s * 1000)
         max_deferred_s = inf if settings.max_deferred_s is None else settings.max_deferred_s
-        return cls(settings.granting_order == "deadline", max_deferred_s, pool_slo_ms)
+        return cls(order == "deadline", max_deferred_s, pool_slo_ms)
 
     def rank_ms(self, slo_ms: int) -> int:
         """A request's place in its queue, counted from its first reservation."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Membership, Note, SettingsChange
@@ -37,14 +37,14 @@ class Members(Views, Publications):
         super().__init__(keys, calls)
         self._configured = scheduling
         self._overrides: Mapping[str, Any] = {}
-        self.order = QueueOrder.of(scheduling)
+        self.order = queue_order_of(scheduling)
 
     @reads
     async def membership(self) -> Membership:
         """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
         found = await self._membership(self._override_from)
         if found.overrides != self._overrides:
-            self.order = QueueOrder.of(with_overrides(self._configured, found.overrides))
+            self.order = queue_order_of(with_overrides(self._configured, found.overrides))
             self._overrides = found.overrides
         return found
 

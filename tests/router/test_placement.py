@@ -17,6 +17,7 @@ from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
@@ -91,7 +92,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
         await pool.put_instance(
             tools.spec(name, prefill_tokens_per_s=1e5, max_running_requests=1, max_queued_requests=20)
         )
-    sweeping = asyncio.create_task(sweep(pool, QueueOrder.of(scheduling)))
+    sweeping = asyncio.create_task(sweep(pool, queue_order_of(scheduling)))
     rng, outcomes = random.Random(7), Counter[str]()
 
     tasks = []

@@ -10,9 +10,9 @@ import pytest
 from dualmap.router.errors import QueueFullError, SloUnreachableError
 from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.runtime import Runtime
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.steps import drive
@@ -149,7 +149,7 @@ async def test_a_planner_that_dies_costs_nothing_as_the_leaders_sweep_plans_that
     await tools.settle()
     assert not held.done()
 
-    swept = await drive(sweep_queue("a", QueueOrder.of(scheduling)), store.pool("default"))
+    swept = await drive(sweep_queue("a", queue_order_of(scheduling)), store.pool("default"))
 
     assert swept == 1
     granted = await asyncio.wait_for(held, 60)

@@ -11,10 +11,11 @@ import xxhash
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
 from dualmap.scheduling.placing.placement import Placement, PlaceReply
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, grant_queue
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
-from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
@@ -143,12 +144,12 @@ class Committing(Protocol):
 
 async def grant(pool: Committing, queue: QueueHead | None, scheduling: SchedulingSettings = SCHEDULING) -> int:
     """What a replica does with the queue that a transition told it of."""
-    return await drive(grant_queue(queue, QueueOrder.of(scheduling)), pool)
+    return await drive(grant_queue(queue, queue_order_of(scheduling)), pool)
 
 
 async def sweep(pool: PoolStore, instance_id: str = "a", scheduling: SchedulingSettings = SCHEDULING) -> int:
     """What the leader does once a second."""
-    return await drive(sweep_queue(instance_id, QueueOrder.of(scheduling)), pool)
+    return await drive(sweep_queue(instance_id, queue_order_of(scheduling)), pool)
 
 
 async def lead(pool: PoolStore, lease_ms: int = 3_600_000) -> int:

@@ -23,9 +23,10 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
 from dualmap.scheduling.placing.options import Side
 from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
-from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueueOrder, QueuePlan, plan_queue
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan, plan_queue
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
@@ -91,7 +92,7 @@ class Twins:
 
     def __init__(self, server_url: str, scheduling: SchedulingSettings) -> None:
         self.clock = HandClock()
-        self.order = QueueOrder.of(scheduling)
+        self.order = queue_order_of(scheduling)
         self.keys = PoolKeys("dualmap", "default")
         self.client: Any = redis_client.Redis.from_url(server_url)
         in_memory = MemoryStore(scheduling, now_ms=self.clock)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -145,7 +146,7 @@ def add_instance(pool: PoolStore) -> AddInstance:
 
 @pytest.fixture
 def order(scheduling: SchedulingSettings) -> QueueOrder:
-    return QueueOrder.of(scheduling)
+    return queue_order_of(scheduling)
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from dualmap.scheduling.placing.policies.pair import PairPolicy
 from dualmap.scheduling.placing.policies.preble import Preble
 from dualmap.scheduling.placing.policies.round_robin import RoundRobin
 from dualmap.scheduling.placing.policies.sglang import Sglang
-from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.settings import OWN_POLICIES, Order, SchedulingSettings
 
 Builder = Callable[[Any, SchedulingSettings], Policy]
 """Of a policy, by the name under which it is configured."""
@@ -76,6 +77,16 @@ def add_policy(name: str, builder: Builder) -> None:
 def own_builders() -> dict[str, Builder]:
     """The builders of the policies that other packages added, by name."""
     return {name: BUILDERS[name] for name in BUILDERS if name in OWN_POLICIES}
+
+
+def granting_order(settings: SchedulingSettings) -> Order:
+    """The setting ``queue_order`` with ``auto`` resolved: the order that the policy is made for."""
+    return build_policy(settings).queue_order if settings.queue_order == "auto" else settings.queue_order
+
+
+def queue_order_of(settings: SchedulingSettings) -> QueueOrder:
+    """The order in which held requests are granted, as settings and policy have it."""
+    return QueueOrder.of(settings, granting_order(settings))
 
 
 def build_policy(settings: SchedulingSettings) -> Policy:

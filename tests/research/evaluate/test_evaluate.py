@@ -13,6 +13,7 @@ from dualmap.research.evaluate.report import render_html, render_json, rules_of,
 from dualmap.research.evaluate.run import evaluate
 from dualmap.research.evaluate.section import Section
 from dualmap.research.evaluate.work import Worker
+from dualmap.scheduling.placing.policies.registry import granting_order
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 from dualmap.simulation.commands.options import OptionError
 from dualmap.simulation.settings import EngineSettings
@@ -216,8 +217,8 @@ def test_two_choices_balance_better_than_one(sections: list[Section]) -> None:
 
 def test_every_policy_runs_as_the_product_ships_it_and_dualmap_as_in_the_paper() -> None:
     assert scheduling_for("dynamo") == SchedulingSettings(policy="dynamo")
-    assert scheduling_for("dualmap").granting_order == "fifo"
-    assert scheduling_for("dualmap-least-cost").granting_order == "deadline"
+    assert granting_order(scheduling_for("dualmap")) == "fifo"
+    assert granting_order(scheduling_for("dualmap-least-cost")) == "deadline"
 
 
 def test_the_full_plan_is_the_papers() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.queue_order import (
     CALM_WINDOWS,
     DEFERRED_RANK_MS,
@@ -331,9 +332,9 @@ def test_requests_that_were_held_first_come_first_served_have_deadlines_in_the_o
     """The order of a running fleet was changed: nothing that is held is overdue by that."""
     settings = SchedulingSettings(queue_order="fifo", slo_ttft_s=5.0)
     held = Request("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, enqueued_ms=NOW_MS)
-    by_deadline = QueueOrder.of(settings.model_copy(update={"queue_order": "deadline"}))
+    by_deadline = queue_order_of(settings.model_copy(update={"queue_order": "deadline"}))
 
-    assert QueueOrder.of(settings).rank_of(held) == by_deadline.rank_of(held) == NOW_MS + 5000
+    assert queue_order_of(settings).rank_of(held) == by_deadline.rank_of(held) == NOW_MS + 5000
 
 
 @given(
@@ -384,13 +385,13 @@ def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferre
 
 
 def test_the_order_is_the_settings() -> None:
-    assert QueueOrder.of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0, 5000)
+    assert queue_order_of(SchedulingSettings(policy="dualmap", max_deferred_s=7.0)) == QueueOrder(False, 7.0, 5000)
 
 
 def test_by_default_a_late_request_waits_as_long_as_any_may_be_held() -> None:
-    order, settings = QueueOrder.of(SchedulingSettings()), SchedulingSettings()
+    order, settings = queue_order_of(SchedulingSettings()), SchedulingSettings()
     late = Request("r", "replica", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000, deferred=True)
 
     assert not order.gives_up(late, settings.max_hold_s - 1, settings.max_hold_s)
     assert order.gives_up(late, settings.max_hold_s, settings.max_hold_s)
-    assert QueueOrder.of(SchedulingSettings()).by_deadline
+    assert queue_order_of(SchedulingSettings()).by_deadline

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dualmap.scheduling import settings
 from dualmap.scheduling.placing import policies
 from dualmap.scheduling.placing.policies import build_policy, registry
-from dualmap.scheduling.placing.policies.registry import BUILDERS
+from dualmap.scheduling.placing.policies.registry import BUILDERS, granting_order
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 
 
@@ -30,12 +30,12 @@ def test_the_default_alone_looks_beyond_its_candidates() -> None:
 
 def test_the_default_is_least_cost_under_deadline_order() -> None:
     assert build_policy(SchedulingSettings()).name == "dualmap-least-cost"
-    assert SchedulingSettings().granting_order == "deadline"
+    assert granting_order(SchedulingSettings()) == "deadline"
 
 
 def test_the_papers_method_and_the_peers_serve_first_come_first_served() -> None:
-    assert SchedulingSettings(policy="dualmap").granting_order == "fifo"
-    assert SchedulingSettings(policy="preble").granting_order == "fifo"
+    assert granting_order(SchedulingSettings(policy="dualmap")) == "fifo"
+    assert granting_order(SchedulingSettings(policy="preble")) == "fifo"
 
 
 def test_a_policy_of_another_package_has_the_order_that_it_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,14 +43,14 @@ def test_a_policy_of_another_package_has_the_order_that_it_is_made_for(monkeypat
     monkeypatch.setattr(registry, "BUILDERS", BUILDERS | made_for)
     monkeypatch.setattr(settings, "OWN_POLICIES", set(made_for))
 
-    orders = [SchedulingSettings.model_validate({"policy": name}).granting_order for name in made_for]
+    orders = [granting_order(SchedulingSettings.model_validate({"policy": name})) for name in made_for]
 
     assert orders == ["fifo", "deadline"]
 
 
 def test_a_queue_order_that_is_named_is_kept() -> None:
-    assert SchedulingSettings(policy="dualmap", queue_order="deadline").granting_order == "deadline"
-    assert SchedulingSettings(queue_order="fifo").granting_order == "fifo"
+    assert granting_order(SchedulingSettings(policy="dualmap", queue_order="deadline")) == "deadline"
+    assert granting_order(SchedulingSettings(queue_order="fifo")) == "fifo"
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
@@ -59,4 +59,4 @@ def test_an_unknown_policy_is_refused_by_name() -> None:
 
 
 def test_the_package_exports_what_it_says() -> None:
-    assert policies.__all__ == ["build_policy"]
+    assert policies.__all__ == ["build_policy", "queue_order_of"]
