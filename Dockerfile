@@ -13,6 +13,7 @@ COPY README.md LICENSE ./
 # There is no git here that tells the version: make image, Compose (VERSION=…) and CI give it; 0.0 is none.
 ARG VERSION=
 COPY dualmap dualmap
+COPY api_bodies api_bodies
 COPY cli cli
 COPY router router
 COPY scheduling scheduling

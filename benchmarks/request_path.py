@@ -23,6 +23,7 @@ from typing import Any
 import router_overhead
 import uvloop
 
+import dualmap
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.settings import SchedulingSettings
@@ -30,8 +31,8 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.settings import PoolSettings, StoreSettings
 
-ROOT = Path(__file__).parents[1]
-ROOMS = ("router", "scheduling", "statestore")
+ROOT = Path(dualmap.__file__).parent
+ROOMS = ("api_bodies", "router", "runtime", "scheduling", "statestore")
 INSTANCES = 8
 REQUESTS = 20
 SETTLE_S = 0.05

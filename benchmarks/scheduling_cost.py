@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.prompt import chat_prompt
 from dualmap.scheduling.prompts.blocks import BlockRule, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.prompt import LongTexts
+from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.trace_context import TraceContext
-from dualmap.scheduling.messages_api import chat_of_message
-from dualmap.scheduling.prompt import LongTexts
 from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
-from dualmap.scheduling.responses_api import chat_of_response
 from dualmap.scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"

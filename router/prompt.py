@@ -7,6 +7,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.lax_values import lax_int
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.pooled_prompt import pooled_prompt
+from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.inference_request import (
     MESSAGES_PATH,
     POOLED_PATHS,
@@ -15,14 +22,8 @@ from dualmap.router.inference_request import (
     TokenSource,
 )
 from dualmap.router.steps import in_steps
-from dualmap.scheduling.errors import PromptError
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.json_body import UnreadableJsonError
-from dualmap.scheduling.lax_values import lax_int
-from dualmap.scheduling.messages_api import chat_of_message
-from dualmap.scheduling.pooled_prompt import pooled_prompt
-from dualmap.scheduling.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
 from dualmap.scheduling.prompts.blocks import (
     BlockRule,
     Prompt,
@@ -34,7 +35,6 @@ from dualmap.scheduling.prompts.blocks import (
 )
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras
-from dualmap.scheduling.responses_api import chat_of_response
 from dualmap.scheduling.values import value
 
 LONG_PROMPT_BYTES: Final = 1 << 20

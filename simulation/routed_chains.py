@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import orjson
 
-from dualmap.scheduling.prompt import chat_prompt
+from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN, BlockRule, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings

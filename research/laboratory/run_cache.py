@@ -14,13 +14,14 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from dualmap import scheduling, simulation, statestore
+from dualmap import api_bodies, scheduling, simulation, statestore
 from dualmap.research.laboratory.figures import Figures
 from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.simulation.runs import RunJob
 
 _APART = {
+    "dualmap.api_bodies": frozenset[str](),
     "dualmap.scheduling": frozenset[str](),
     "dualmap.statestore": frozenset({"failover", "redis"}),
     "dualmap.simulation": frozenset({"commands", "emulator", "evaluate", "laboratory"}),
@@ -72,7 +73,7 @@ def code_digest(policy: PolicyName) -> str:
     """A digest of the modules that a run with this policy may pass through."""
     digest = sha256()
     others = _modules_of_others(policy)
-    for package in (scheduling, statestore, simulation):
+    for package in (api_bodies, scheduling, statestore, simulation):
         folder = Path(str(package.__file__)).parent
         for path in sorted(folder.rglob("*.py")):
             apart = path.relative_to(folder).parts[0] in _APART[package.__name__]

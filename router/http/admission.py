@@ -11,6 +11,9 @@ from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
 
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
+from dualmap.api_bodies.lax_values import lax_bool, lax_int
+from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
 from dualmap.router.api_keys import ApiKeys
 from dualmap.router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
 from dualmap.router.http.model_field import form_model
@@ -31,9 +34,6 @@ from dualmap.router.inference_request import (
     storing_instance,
 )
 from dualmap.router.prompt import sent_prompt
-from dualmap.scheduling.json_body import UnreadableJsonError, read_json
-from dualmap.scheduling.lax_values import lax_bool, lax_int
-from dualmap.scheduling.prompt import MAX_PARTS, LongTexts
 from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)

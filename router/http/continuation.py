@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import orjson
 
+from dualmap.api_bodies.json_body import read_json, write_json
+from dualmap.api_bodies.lax_values import lax_int
 from dualmap.router.errors import RouterError, error_body
 from dualmap.router.http.admission import may_split
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.sse import EVENT_END, EventEditor, error_event, event_object
 from dualmap.router.outcome import Usage
-from dualmap.scheduling.json_body import read_json, write_json
-from dualmap.scheduling.lax_values import lax_int
 from dualmap.scheduling.values import value
 
 _CHAT: Final = "/v1/chat/completions"

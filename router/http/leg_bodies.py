@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import orjson
 
+from dualmap.api_bodies.json_body import read_json, write_json
 from dualmap.router.http.model_field import BodyPart, Edit
-from dualmap.scheduling.json_body import read_json, write_json
 
 _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),

@@ -7,13 +7,13 @@ from collections.abc import Generator
 from contextlib import suppress
 from typing import Final
 
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http.admission import inference_request_of, json_object, unread_request
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_json import LongJson, scan_json
 from dualmap.router.http.request_reader import Request
 from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
-from dualmap.scheduling.json_body import UnreadableJsonError, read_json
 
 LONG_BODY_BYTES: Final = 64 << 10
 """Reading any body up to this takes a few milliseconds at most, in any shape."""

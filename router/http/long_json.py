@@ -17,7 +17,7 @@ from typing import Final
 
 import xxhash
 
-from dualmap.scheduling.json_body import UnreadableJsonError, read_json
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 
 LONG_STRING_BYTES: Final = 64 << 10
 

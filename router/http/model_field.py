@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from dualmap.scheduling.json_body import read_json
+from dualmap.api_bodies.json_body import read_json
 
 BodyPart = bytes | memoryview
 Edit = tuple[tuple[int, int], bytes]

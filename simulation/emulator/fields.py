@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from dualmap.scheduling.json_body import UnreadableJsonError
-from dualmap.scheduling.json_body import read_json as read_any_json
-from dualmap.scheduling.lax_values import lax_bool, lax_int
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.json_body import read_json as read_any_json
+from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.simulation.emulator.errors import bad_request, invalid, missing
 
 Body = Mapping[str, Any]

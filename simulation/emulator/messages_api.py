@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import xxhash
 
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.messages_api import chat_of_message
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing
 from dualmap.simulation.emulator.fields import Body, mapping, objects, required, text, word

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import xxhash
 
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.responses_api import chat_of_response
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
 from dualmap.simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http import long_json
 from dualmap.router.http.admission import json_object
 from dualmap.router.http.long_json import LONG_STRING_BYTES, LongJson, scan_json
-from dualmap.scheduling.json_body import UnreadableJsonError, read_json
 
 texts = st.text(max_size=30) | st.sampled_from(
     ["\\", '"', '\\"', "a\\" * 9, "😀" * 9, "\ud83d" * 9, "a\ude00" * 9, "😀\ud83d" * 5]

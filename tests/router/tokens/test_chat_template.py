@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.router.tokens.chat_template import ChatTemplate, TemplateSyntaxError
 from dualmap.router.tokens.conversation import UntokenizedError
-from dualmap.scheduling.messages_api import chat_of_message
 
 CHATML = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.scheduling.prompt import chat_prompt
+from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.prompts.blocks import (
     BlockRule,
     TextPrompt,

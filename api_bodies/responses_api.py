@@ -1,6 +1,6 @@
 """Bodies of OpenAI's responses API as the chat completions that vLLM makes of them.
 
-As ``scheduling.messages_api`` does, after vLLM 0.32, ``entrypoints/openai/responses/utils.py``. What a stored response
+As ``api_bodies.messages_api`` does, after vLLM 0.32, ``entrypoints/openai/responses/utils.py``. What a stored response
 held before (``previous_response_id``) only its instance knows; the chat has the new items alone.
 """
 
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from dualmap.scheduling.errors import PromptError
+from dualmap.api_bodies.errors import PromptError
 
 _PARTIAL: Final = ("in_progress", "incomplete")
 _CALLS: Final = ("function_call", "custom_tool_call")

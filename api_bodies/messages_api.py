@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from dualmap.scheduling.errors import PromptError
+from dualmap.api_bodies.errors import PromptError
 
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
 """A system block that one client sends; it differs in every request, and vLLM drops it."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.errors import TooManyPartsError
-from dualmap.scheduling.pooled_prompt import pooled_prompt
+from dualmap.api_bodies.errors import TooManyPartsError
+from dualmap.api_bodies.pooled_prompt import pooled_prompt
 from dualmap.scheduling.prompts.blocks import TextPrompt, TokenPrompt
 
 

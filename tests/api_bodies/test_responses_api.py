@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.prompt import chat_prompt
-from dualmap.scheduling.responses_api import chat_of_response
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.prompt import chat_prompt
+from dualmap.api_bodies.responses_api import chat_of_response
 
 
 def test_a_text_is_a_question() -> None:

@@ -10,8 +10,8 @@ from array import array
 from collections.abc import Mapping
 from typing import Any, Final
 
-from dualmap.scheduling.errors import TooManyPartsError
-from dualmap.scheduling.prompt import MAX_PARTS, LongTexts
+from dualmap.api_bodies.errors import TooManyPartsError
+from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
 from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt, TokenPrompt
 
 _FIELDS: Final = (

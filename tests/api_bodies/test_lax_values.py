@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from dualmap.scheduling.lax_values import lax_bool, lax_int
+from dualmap.api_bodies.lax_values import lax_bool, lax_int
 
 WRITTEN = st.one_of(
     st.from_regex(r"\A[ \t]?[+-]?[0-9_]{1,6}(\.[0-9]{0,3})?(e[0-9])?[ \n]?\Z"),

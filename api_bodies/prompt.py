@@ -26,8 +26,8 @@ from typing import Any, Final
 
 import xxhash
 
-from dualmap.scheduling.errors import PromptError, TooManyPartsError
-from dualmap.scheduling.json_body import write_json
+from dualmap.api_bodies.errors import PromptError, TooManyPartsError
+from dualmap.api_bodies.json_body import write_json
 from dualmap.scheduling.prompts.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 
 _MESSAGE = b"\xff"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.prompt import chat_prompt, completion_prompt
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.prompt import chat_prompt, completion_prompt
 from dualmap.scheduling.prompts.blocks import TextPrompt, TokenPrompt
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.errors import PromptError
-from dualmap.scheduling.messages_api import chat_of_message
-from dualmap.scheduling.prompt import chat_prompt
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.prompt import chat_prompt
 
 TOOL: dict[str, Any] = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
 
