@@ -29,10 +29,10 @@ import uvloop
 from dualmap.router.failover import FailoverStore
 from dualmap.router.http.admission import mint_request_id
 from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.outcome import Outcome, Usage
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store

@@ -53,10 +53,10 @@ from dualmap.router.errors import UpstreamError
 from dualmap.router.http import build_data_plane, http_protocol
 from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.outcome import InstanceFailure, Outcome, Usage
-from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
@@ -216,22 +216,32 @@ class BlindRequest:
 
     def __init__(self, request: InferenceRequest, url: str, loss_notifier: InstanceLossNotifier) -> None:
         self.request_id, self.model = request.request_id, request.model
-        self.instance_id, self.instance_url, self.leg = "instance-0", url, Leg.WHOLE
-        self.expected_cached_tokens, self.attempts = 0, 1
-        self.data_parallel_rank: int | None = None
+        self.target, self.to_send = InstanceSpec("instance-0", url), Leg.WHOLE
+        self.expected_cached_tokens, self.tries = 0, 1
         self.expected_ttft_s: float | None = None
+        self.is_decoded, self.connector = False, ""
         self.loss_notifier = loss_notifier
 
     @property
+    def instance_id(self) -> str:
+        return self.target.instance_id
+
+    @property
     def answering_id(self) -> str:
-        return self.instance_id
+        return self.target.instance_id
 
     def sent(self) -> None: ...
 
     def first_token(self) -> None: ...
 
-    async def reroute(self, failure: InstanceFailure) -> None:
+    async def prefill_ended(self) -> None: ...
+
+    async def failed(
+        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+    ) -> None:
         raise UpstreamError(str(failure))
+
+    def broke_off(self, failure: InstanceFailure) -> None: ...
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
 

@@ -35,12 +35,12 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.answers import Release
 from dualmap.statestore.clock import RealClock
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.keys import PoolKeys

@@ -33,11 +33,11 @@ from router_overhead import MockInstance, Router, connect
 
 from dualmap.router.http.admission import mint_request_id
 from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.outcome import Outcome
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.runtime import Runtime
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import Store, open_store

@@ -10,12 +10,11 @@ from dualmap.router.errors import ReplicaFullError
 from dualmap.router.explain import DecisionLog, Explanation
 from dualmap.router.metaserver import Metaserver
 from dualmap.router.metrics import RouterMetrics
-from dualmap.router.outcome import Outcome
 from dualmap.router.recording import TrafficRecorder
-from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.settings import RouterSettings
 from dualmap.router.timers import CallLater
 from dualmap.router.trace_context import TraceContext
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import Request
 from dualmap.statestore.clock import Clock
 
@@ -113,7 +112,6 @@ class ReplicaContext:
     call_later: CallLater
     metrics: RouterMetrics
     decisions: DecisionLog
-    retries: RetryBudget
     live: LiveRequests
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)

@@ -1,4 +1,4 @@
-"""Why a request went where it went: its story, and a bounded memory of those that ended."""
+"""Why a request went where it went: its explanation, and a bounded memory of those that ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from typing import Any
 
 import msgspec
 
+from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.served_pool import ServedPool
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.request.machine import DecodeLeg, RequestMachine
+from dualmap.scheduling.request.outcome import Usage
+from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.values import value
@@ -137,6 +143,102 @@ class Explanation:
     decode_rounds: tuple[PlacementRound, ...] = ()
     transferred_tokens: int | None = None
     """Of the prompt, whose KV the decode instance was not believed to hold."""
+
+
+def explanation(
+    machine: RequestMachine,
+    request: InferenceRequest,
+    pool: ServedPool,
+    seen: tuple[int, int, HotnessTree],
+    expected_cached_tokens: int,
+    now_s: float,
+    now_unix_s: float,
+) -> Explanation:
+    """What has happened to a request so far. ``seen`` are the epoch, the version of the hotness tree and the tree with
+    which the request began."""
+    spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
+    if spec.chain is None:
+        return _explanation_of_passed_on(machine, pool, received_unix_s)
+    chain, decode, usage = spec.chain, machine.decode, machine.usage or Usage()
+    epoch, tree_version, tree = seen
+    key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
+    is_placed = machine.tries or machine.placed is not None
+    # By place: every request pays for this once, and by name it costs six times as much.
+    return Explanation(
+        machine.request_id,
+        request.model,
+        pool.settings.name,
+        pool.policy.name,
+        spec.slo_s,
+        spec.stored_tokens + chain.prompt_tokens,
+        len(chain.hashes),
+        key_blocks,
+        chain.prefix_hash(key_blocks),
+        tree_version,
+        epoch,
+        received_unix_s,
+        tuple([PlacementRound.of(placed, attempt) for search, attempt in machine.searches for placed in search.rounds]),
+        *_failures(machine),
+        machine.instance_id or None,
+        machine.placed_s,
+        machine.held_until_s(now_s) if is_placed else None,
+        None if machine.estimate is None else machine.estimate.decision.expected_ttft_s,
+        machine.first_token_s,
+        machine.ended_s,
+        machine.outcome,
+        expected_cached_tokens,
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.output_tokens,
+        chain.block_tokens,
+        chain.block_tokens * chain.key_stride,
+        machine.leg,
+        machine.prefilled_s,
+        *((None, None, (), None) if decode is None else _decoded(decode, chain)),
+    )
+
+
+def _decoded(decode: DecodeLeg, chain: Chain) -> tuple[str | None, float | None, tuple[PlacementRound, ...], int]:
+    """Where a decode leg went, when that was reserved, every decision on it, and the tokens that were transferred."""
+    rounds = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
+    return decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens
+
+
+def _failures(machine: RequestMachine) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Every failure in words, and when it came."""
+    failures = machine.failures
+    if not failures:
+        return (), ()
+    words = tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures])
+    return words, tuple([failed_s for _, _, failed_s in failures])
+
+
+def _explanation_of_passed_on(machine: RequestMachine, pool: ServedPool, received_unix_s: float) -> Explanation:
+    """The record of a request that was not placed by its prefix. Its tokens are known by report alone."""
+    usage, (failures, failed_after_s) = machine.usage or Usage(), _failures(machine)
+    return Explanation(
+        request_id=machine.request_id,
+        model=machine.spec.model,
+        pool=pool.settings.name,
+        policy="passed_on",
+        slo_s=machine.spec.slo_s,
+        prompt_tokens=usage.prompt_tokens or 0,
+        chain_blocks=0,
+        key_blocks=0,
+        hash_key=0,
+        tree_version=0,
+        epoch=0,
+        received_unix_s=received_unix_s,
+        failures=failures,
+        failed_after_s=failed_after_s,
+        instance_id=machine.instance_id or None,
+        placed_s=0.0,
+        done_s=machine.ended_s,
+        outcome=machine.outcome,
+        reported_cached_tokens=usage.cached_tokens,
+        reported_prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+    )
 
 
 class DecisionLog:

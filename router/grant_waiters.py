@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from itertools import islice
 
-from dualmap.router.errors import HoldTimeoutError, QueueFullError, RouterError, SloUnreachableError
 from dualmap.router.metrics import StoreCall, measured
 from dualmap.router.timers import CallLater
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.machine import Refusal, turned_away
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
@@ -31,10 +30,18 @@ class ReservationLostError(Exception):
     have its id now. It must be placed again."""
 
 
+class TurnedAwayError(Exception):
+    """A held request is held no longer."""
+
+    def __init__(self, why: Refusal) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class GrantWaiter:
     """One attempt of one request that waits."""
 
-    __slots__ = ("_future", "_grant", "attempt", "held", "placed_s", "request_id", "retry_after_s")
+    __slots__ = ("_future", "_grant", "attempt", "held", "placed_s", "request_id")
 
     def __init__(self, request_id: str, attempt: int) -> None:
         self.request_id = request_id
@@ -43,8 +50,6 @@ class GrantWaiter:
         """By the store's reply: from now on its record must exist."""
         self.placed_s = 0.0
         """Its first reservation, on the clock of the replica."""
-        self.retry_after_s: Callable[[], float] = lambda: 0.0
-        """After how long a refused client should try again."""
         self._grant: Grant | None = None
         self._future: asyncio.Future[Grant] | None = None
 
@@ -74,7 +79,6 @@ class GrantWaiters:
         replica_id: str,
         clock: Clock,
         call_later: CallLater,
-        timeout_s: float,
         order: QueueOrder,
         refuses_late: bool,
         call: StoreCall,
@@ -85,7 +89,6 @@ class GrantWaiters:
         self._call = call
         self._replica_id = replica_id
         self._clock = clock
-        self.timeout_s = timeout_s
         self.order = order
         self._refuses_late = refuses_late
         self.placing: dict[str, Grant | None] = {}
@@ -109,31 +112,19 @@ class GrantWaiters:
     def held_requests(self) -> int:
         return sum(waiter.held for waiter in self._waiters.values())
 
-    async def wait(self, waiter: GrantWaiter, held_s: float, retry_after_s: Callable[[], float]) -> Grant:
-        """The grant of a held request that has waited ``held_s`` already.
+    async def wait(self, waiter: GrantWaiter, within_s: float, held_s: float) -> Grant:
+        """The grant of a held request, which has been held for ``held_s`` before.
 
         Raises:
-            HoldTimeoutError: it has not come within the hold timeout.
-            QueueFullError: it was deferred for too long.
-            SloUnreachableError: it was deferred, and late requests are refused.
+            TurnedAwayError: it has not come in time, or the request is too late.
             ReservationLostError: the store does not know the request any more.
         """
-        waiter.held, waiter.retry_after_s = True, retry_after_s
-        waiter.placed_s = self._clock.monotonic_s() - held_s
-        timer = self._call_later(max(0.0, self.timeout_s - held_s), lambda: self._give_up(waiter))
+        waiter.held, waiter.placed_s = True, self._clock.monotonic_s() - held_s
+        timer = self._call_later(within_s, lambda: waiter.failed(TurnedAwayError(Refusal.HELD_TOO_LONG)))
         try:
             return await waiter.grant()
         finally:
             timer.cancel()
-
-    def _give_up(self, waiter: GrantWaiter) -> None:
-        waiter.failed(
-            HoldTimeoutError(
-                f"no instance had room within the {self.timeout_s:g} s that a request is held at most; try again later,"
-                " add instances, or raise scheduling.max_hold_s",
-                retry_after_s=waiter.retry_after_s(),
-            )
-        )
 
     def deliver(self, grant: Grant) -> None:
         """Hand a grant over. One without a waiter is of a request that is over, whose release is on its way."""
@@ -169,27 +160,12 @@ class GrantWaiters:
     def _settle(self, waiter: GrantWaiter, record: Request | None) -> None:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
-        elif record.attempt == waiter.attempt and record.state is not RequestState.HELD:
+        elif record.attempt != waiter.attempt:
+            return  # an earlier one, whose release is on its way
+        elif record.state is not RequestState.HELD:
             waiter.granted(Grant.of(record))
-        elif waiter.attempt == 1 and self._is_turned_away(waiter, record):
-            waiter.failed(self._late(waiter, record))
-
-    def _is_turned_away(self, waiter: GrantWaiter, record: Request) -> bool:
-        waited_s = self._clock.monotonic_s() - waiter.placed_s
-        return (record.deferred and self._refuses_late) or self.order.gives_up(record, waited_s)
-
-    def _late(self, waiter: GrantWaiter, record: Request) -> RouterError:
-        target = f"the first token cannot come within its target of {record.slo_ms / 1000:g} s any more"
-        if self._refuses_late:
-            return SloUnreachableError(
-                f"requests with less to compute went first, {target}, and late requests are refused"
-                " (router.late_requests: refuse); try again later, allow more time with x-slo-ttft-ms, or set"
-                " router.late_requests to serve",
-                retry_after_s=waiter.retry_after_s(),
-            )
-        return QueueFullError(
-            f"{target}, and no instance was idle in the {self.order.max_deferred_s:g} s since, after which late"
-            " requests are refused (scheduling.max_deferred_s); try again later, allow more time with x-slo-ttft-ms,"
-            " add instances, or unset scheduling.max_deferred_s, so that late requests wait",
-            retry_after_s=waiter.retry_after_s(),
-        )
+        else:
+            waited_s = self._clock.monotonic_s() - waiter.placed_s
+            why = turned_away(record, waited_s, self.order, refuses_late=self._refuses_late)
+            if why is not None:
+                waiter.failed(TurnedAwayError(why))

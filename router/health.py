@@ -40,7 +40,7 @@ def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
         "held": pool.grant_waiters.held_requests,
         "avoided": {
             name: {"state": avoided.state, "reason": avoided.reason, "for_s": round(avoided.for_s, 1)}
-            for name, avoided in pool.breakers.avoided(runtime.context.clock.monotonic_s()).items()
+            for name, avoided in pool.evidence.breakers.avoided(runtime.context.clock.monotonic_s()).items()
         },
-        "panic": pool.breakers.panics,
+        "panic": pool.evidence.breakers.panics,
     }

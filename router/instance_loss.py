@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from dualmap.router.retry_budget import RetryBudget
+from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.view import ClusterView

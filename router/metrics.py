@@ -9,8 +9,8 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from dualmap.router.instruments import Counter, Histogram, Instruments
-from dualmap.router.outcome import FailureKind, Outcome
 from dualmap.scheduling.placing.decision import Reason
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import StoreError
 

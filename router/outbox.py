@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from dualmap.router.instruments import Counter
-from dualmap.statestore.answers import Release
+from dualmap.scheduling.request.release import Release
 from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 

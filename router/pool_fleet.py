@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from dualmap.router.breakers import CircuitBreakers
 from dualmap.router.grant_waiters import GrantWaiters
 from dualmap.router.metrics import StoreCall, measured
 from dualmap.router.queue_planner import QueuePlanner
@@ -17,10 +16,11 @@ from dualmap.scheduling.placing.placement import Observation, Placement, PlaceRe
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, grant_queue
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreError, UnreadableStateError
 from dualmap.statestore.pool import PoolStore
 

@@ -11,8 +11,8 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
-from dualmap.router.outcome import Usage
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.request.outcome import Usage
 from dualmap.statestore.clock import Clock
 
 KEPT_S: Final = 0.5

@@ -11,9 +11,10 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import Request, RequestState
-from dualmap.statestore.answers import Membership, Release
+from dualmap.statestore.answers import Membership
 from dualmap.statestore.pool import PoolStore
 
 

@@ -127,8 +127,8 @@ class Replica:
         lease_ms = round(context.settings.replica_lease_s * 1000)
         traffic = TrafficCounts.of(self._pool.metrics).to_text()
         pool, now_s = self._pool, context.clock.monotonic_s()
-        lost = pool.quarantine.lost() | pool.breakers.failing()
-        avoided = pool.breakers.avoided(now_s)
+        lost = pool.evidence.quarantine.lost(now_s) | pool.evidence.breakers.failing()
+        avoided = pool.evidence.breakers.avoided(now_s)
         info = {
             **self._info,
             "requests": str(len(context.live)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from dualmap.router.breakers import CircuitBreakers
 from dualmap.router.context import LiveRequests, ReplicaContext
 from dualmap.router.contexts_ahead import ContextsAhead
 from dualmap.router.explain import DecisionLog, Explanation
@@ -21,17 +21,14 @@ from dualmap.router.metrics import RouterMetrics
 from dualmap.router.model_lengths import ModelLengths
 from dualmap.router.model_lists import InstanceAsker, ModelLists
 from dualmap.router.outbox import Outbox
-from dualmap.router.outcome import Outcome
 from dualmap.router.peer_watch import PeerWatch
 from dualmap.router.pool_fleet import PoolFleet
 from dualmap.router.pools import PoolDirectory
 from dualmap.router.port_metrics import PortMetrics
-from dualmap.router.quarantine import Quarantine
 from dualmap.router.recent_answers import RecentAnswers
 from dualmap.router.recording import open_recorder
 from dualmap.router.replica import Replica
 from dualmap.router.request_log import RequestLog, open_request_log
-from dualmap.router.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.router.served_pool import ServedPool
 from dualmap.router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
 from dualmap.router.supervision import Supervisor
@@ -43,12 +40,19 @@ from dualmap.router.view import ViewKeeper
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.quarantine import Quarantine
+from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store
 from dualmap.statestore.extras import package_version
 from dualmap.statestore.settings import PoolSettings
 from dualmap.statestore.trust import InstanceTrust
+
+log = logging.getLogger(__name__)
 
 
 def make_replica_id() -> str:
@@ -75,8 +79,10 @@ class Runtime:
             clock=clock or RealClock(),
             call_later=call_later or asyncio.get_running_loop().call_later,
         )
+        live = self.context.live
+        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, self.context.clock.monotonic_s(), lambda: live.accepted)
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
-            [_served_pool(pool, store, scheduling, self.context, self.trust) for pool in pools]
+            [_served_pool(pool, store, scheduling, self.context, retries, self.trust) for pool in pools]
         )
         for pool in self.pools.pools.values():
             pool.view.tell_names = partial(self.pools.learn, pool.settings.name)
@@ -224,17 +230,21 @@ def _context(
         call_later=call_later,
         metrics=metrics,
         decisions=DecisionLog(),
-        retries=RetryBudget(RETRY_SHARE, RETRIES_PER_S, clock.monotonic_s(), lambda: live.accepted),
         live=live,
         recorder=open_recorder(settings, replica_id),
     )
 
 
 def _served_pool(
-    pool: PoolSettings, store: Store, scheduling: SchedulingSettings, context: ReplicaContext, trust: InstanceTrust
+    pool: PoolSettings,
+    store: Store,
+    scheduling: SchedulingSettings,
+    context: ReplicaContext,
+    retries: RetryBudget,
+    trust: InstanceTrust,
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(context.retries, clock)
+    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(retries, clock)
     view = ViewKeeper(
         shared,
         clock=clock,
@@ -246,14 +256,17 @@ def _served_pool(
         replica_id=context.replica_id,
         clock=clock,
         call_later=context.call_later,
-        timeout_s=scheduling.max_hold_s,
         order=queue_order_of(scheduling),
         refuses_late=settings.late_requests == "refuse",
         call=calls["records"],
     )
     metrics = context.metrics.pools[pool.name]
     breakers = CircuitBreakers(
-        BreakerRule(), view=lambda: view.view, on_fault=metrics.count_fault, on_ejection=metrics.count_ejection
+        BreakerRule(),
+        view=lambda: view.view,
+        on_fault=metrics.count_fault,
+        on_ejection=metrics.count_ejection,
+        warn=log.warning,
     )
     fleet = PoolFleet(
         shared,
@@ -275,14 +288,16 @@ def _served_pool(
         fleet=fleet,
         outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),
-        breakers=breakers,
-        quarantine=Quarantine(clock, context.call_later),
+        evidence=Evidence(breakers, Quarantine(log.warning), retries),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
         model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key, trust), clock),
         configured=scheduling,
+        replica_id=context.replica_id,
+        max_tries=settings.max_attempts,
+        refuses_late=settings.late_requests == "refuse",
         tokenizer=build_tokenizer(
             pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock, trust=trust
         ),

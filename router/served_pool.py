@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dualmap.router.breakers import CircuitBreakers
 from dualmap.router.contexts_ahead import ContextsAhead
 from dualmap.router.grant_waiters import GrantWaiters
 from dualmap.router.instance_loss import InstanceLossNotifier
@@ -16,7 +15,6 @@ from dualmap.router.model_lists import ModelLists
 from dualmap.router.outbox import Outbox
 from dualmap.router.pool_fleet import PoolFleet
 from dualmap.router.prompt import PromptTokenizer
-from dualmap.router.quarantine import Quarantine
 from dualmap.router.recent_answers import RecentAnswers
 from dualmap.router.stored_responses import StoredResponses
 from dualmap.router.view import ViewKeeper
@@ -25,6 +23,9 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.machine import RequestRules
+from dualmap.scheduling.request.passed_on import PassedOnBalancer
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.settings import PoolSettings
@@ -43,8 +44,7 @@ class ServedPool:
     fleet: PoolFleet
     outbox: Outbox
     policy: Policy
-    breakers: CircuitBreakers
-    quarantine: Quarantine
+    evidence: Evidence
     metrics: PoolMetrics
     blocks: BlockRule
     recent_answers: RecentAnswers
@@ -52,23 +52,40 @@ class ServedPool:
     model_lists: ModelLists
     configured: SchedulingSettings
     """``scheduling`` as it was at the start."""
+    replica_id: str
+    max_tries: int
+    refuses_late: bool
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
-    split_rule: SplitRule = field(init=False)
-    decode_policy: DecodeLegs = field(init=False)
-    """Of decode legs, under every policy."""
     stored_responses: StoredResponses = field(init=False)
-    at_once: bool = field(init=False)
-    """No request waits in the fleet for the dispatch window of its instance: ``scheduling.placing.decision.holds``."""
+    rules: RequestRules = field(init=False)
+    """What a request that arrives now is served by."""
+    _balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
 
     def __post_init__(self) -> None:
         self.stored_responses = StoredResponses(self.store)
         self._schedule_by(self.scheduling)
 
     def _schedule_by(self, scheduling: SchedulingSettings) -> None:
-        self.scheduling, self.split_rule = scheduling, SplitRule(scheduling.split)
-        self.decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, self.split_rule)
-        self.at_once = not holds(self.policy, self.fleet.order)
+        self.scheduling, split_rule = scheduling, SplitRule(scheduling.split)
+        self.rules = RequestRules(
+            replica_id=self.replica_id,
+            fleet=self.fleet,
+            policy=self.policy,
+            order=self.fleet.order,
+            decode_policy=DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, split_rule),
+            split_rule=split_rule,
+            decode_stall_s=scheduling.decode_stall_s,
+            max_hold_s=scheduling.max_hold_s,
+            at_once=not holds(self.policy, self.fleet.order),
+            refuses_late=self.refuses_late,
+            max_tries=self.max_tries,
+            decode_first=self.settings.connector == "mooncake-layerwise",
+            staged_timeout_s=self.settings.staged_timeout_s,
+            transfer_timeout_s=self.settings.transfer_timeout_s,
+            evidence=self.evidence,
+            balancer=self._balancer,
+        )
 
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
@@ -79,12 +96,11 @@ class ServedPool:
         if scheduling != self.scheduling:
             self.policy, self.fleet.order = build_policy(scheduling), queue_order_of(scheduling)
             self._schedule_by(scheduling)
-            self.grant_waiters.timeout_s, self.grant_waiters.order = scheduling.max_hold_s, self.fleet.order
+            self.grant_waiters.order = self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))
 
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
-        self.breakers.forget_all_but(self.view.view.instances)
+        self.evidence.forget_all_but(self.view.view.instances)
         self.model_lists.forget_all_but(self.view.view.instances)
-        self.quarantine.forget_all_but(self.view.view.instances)
         self.fleet.forget_departed()

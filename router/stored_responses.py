@@ -7,7 +7,7 @@ import logging
 from typing import Protocol
 
 from dualmap.router.inference_request import InferenceRequest, response_id
-from dualmap.router.outcome import Usage
+from dualmap.scheduling.request.outcome import Usage
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 
@@ -16,8 +16,10 @@ log = logging.getLogger(__name__)
 
 class Answered(Protocol):
     request_id: str
-    instance_id: str
     inference_request: InferenceRequest
+
+    @property
+    def instance_id(self) -> str: ...
 
 
 class StoredResponses:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.leases import ReplicaInfo
 
 INFO_FIELD = "traffic"

@@ -8,12 +8,13 @@ from typing import Any
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import at_once
-from dualmap.statestore.answers import Membership, Release
+from dualmap.statestore.answers import Membership
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
 

@@ -12,8 +12,8 @@ import orjson
 
 from dualmap.router.http.sse import EVENT_END, error_status, is_aborted
 from dualmap.router.inference_request import COMPLETIONS_PATHS, MESSAGES_PATH, RESPONSES_PATH, SCHEDULED_PATHS
-from dualmap.router.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 OBJECT_PATHS: Final = SCHEDULED_PATHS | {
     "/v1/messages/count_tokens",

@@ -10,8 +10,8 @@ from typing import Any, Final
 from dualmap.router.http.answer_checks import ABORTED
 from dualmap.router.http.heads import Header
 from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
-from dualmap.router.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
 from dualmap.scheduling.request.answers import Verdict, judge_status
+from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
 
 

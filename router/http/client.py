@@ -20,7 +20,7 @@ from dualmap.router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Hea
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 
 _log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from dualmap.router.http.admission import may_split
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.sse import EVENT_END, EventEditor, error_event, event_object
-from dualmap.router.outcome import Usage
+from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.values import value
 
 _CHAT: Final = "/v1/chat/completions"

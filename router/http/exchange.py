@@ -54,8 +54,8 @@ from dualmap.router.http.sse import (
 )
 from dualmap.router.http.stream_usage import UsageRemover
 from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
-from dualmap.router.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.request.answers import Verdict, judge_status
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""

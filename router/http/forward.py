@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -26,19 +26,21 @@ from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
-from dualmap.router.http.layerwise_forward import LayerwiseTry
+from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import Request
-from dualmap.router.http.sending import Sender, Sending, Target
-from dualmap.router.http.split_forward import SplitTry
+from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.stream_usage import id_edit, usage_edit
 from dualmap.router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
-from dualmap.router.lifecycle import PlacedRequest, SplitRequest
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.live_request import LiveRequest
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
 
 _log = logging.getLogger(__name__)
@@ -77,6 +79,59 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         answering.refuse(refusal, [(b"x-request-id", request_id.encode())])
 
 
+class PlacedRequest(Protocol):
+    """What forwarding reads and calls of a live request: see ``LiveRequest``, which has two legs as well."""
+
+    request_id: str
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def target(self) -> InstanceSpec: ...
+
+    @property
+    def to_send(self) -> Leg: ...
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def answering_id(self) -> str: ...
+
+    @property
+    def tries(self) -> int: ...
+
+    @property
+    def is_decoded(self) -> bool: ...
+
+    @property
+    def connector(self) -> str: ...
+
+    @property
+    def expected_cached_tokens(self) -> int: ...
+
+    @property
+    def expected_ttft_s(self) -> float | None: ...
+
+    @property
+    def loss_notifier(self) -> InstanceLossNotifier: ...
+
+    def sent(self) -> None: ...
+
+    def first_token(self) -> None: ...
+
+    async def prefill_ended(self) -> None: ...
+
+    async def failed(
+        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+    ) -> None: ...
+
+    def broke_off(self, failure: InstanceFailure) -> None: ...
+
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
+
+
 class _Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
@@ -93,6 +148,8 @@ class _Forwarding:
         self._placed = placed
         self.downstream: Downstream = downstream
         self.plane = plane
+        self._split: SplitLegs | None = None
+        """Once a prefill leg of it was sent."""
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
@@ -142,7 +199,7 @@ class _Forwarding:
         try:
             if made is None:
                 raise UpstreamError(f"the stream broke off: {GIVEN_BACK.detail}, and this answer cannot be continued")
-            await self._placed.reroute(GIVEN_BACK)
+            await self._placed.failed(GIVEN_BACK)
         except RouterError as error:
             self.downstream.refuse(error)
             return False
@@ -156,27 +213,19 @@ class _Forwarding:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
         refusal: ErrorAnswer | None = None
         while True:
-            result = await self._try_instance()
+            result, leg = await self._try_instance()
             failure = result.failure
             if result.stream_goes_on:
                 self.downstream = Continuation(self.downstream, 0, begun=False)
             if failure is None or self.downstream.committed:
                 if result.fault is not None and result.sent_events is None:
-                    self._placed.instance_failed(result.fault)
+                    self._placed.broke_off(result.fault)
                 return result
-            if result.overdue:
-                self._placed.instance_failed(failure)
-                raise UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
-            if failure.kind is FailureKind.TIMEOUT and not self._inference_request.stream:
-                # A complete answer was due: most likely it was being computed, and the next instance would take as
-                # long.
-                self._placed.instance_failed(failure)
-                advice = "stream long answers, or raise the setting"
-                raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
             if failure.verdict is Verdict.DISPUTED:
                 refusal = result.error_answer or refusal
+            keeps_kv = self._split is not None and self._split.keeps_kv
             try:
-                await self._placed.reroute(failure)
+                await self._placed.failed(failure, overdue=result.overdue, leg=leg, keeps_kv=keeps_kv)
             except RouterError:
                 # An instance's own words say more than the router's: the last one's, or a refusal before it.
                 answer = result.error_answer or refusal
@@ -185,25 +234,40 @@ class _Forwarding:
                 self.pass_on(answer)
                 return result
 
-    def _try_instance(self) -> Awaitable[ExchangeResult]:
-        """One instance, or the two of a split request."""
+    async def _try_instance(self) -> tuple[ExchangeResult, Leg | None]:
+        """What one instance made of the request, or the two of a split request; and which leg failed, where both run
+        at once."""
         placed = self._placed
-        if placed.leg is Leg.PREFILL and isinstance(placed, SplitRequest):
-            layerwise = placed.pool.settings.connector == "mooncake-layerwise"
-            return (LayerwiseTry if layerwise else SplitTry)(placed, self).run()
+        while placed.to_send is not Leg.WHOLE and isinstance(placed, LiveRequest):
+            if placed.machine.rules.decode_first:
+                legs = LayerwiseLegs(placed, self)
+                return self._refused_by_prefill(await legs.run(), legs.failed_leg), legs.failed_leg
+            if placed.to_send is Leg.DECODE and self._split is not None:
+                return await self._split.decode(), None
+            self._split = SplitLegs(placed, self)
+            result = await self._split.prefill()
+            if result.failure is not None or result.status >= 400:
+                return self._refused_by_prefill(result, Leg.PREFILL), None
+            await placed.prefill_ended()
         how: dict[str, Any] = {"exchange": self.answer_exchange, "awaits_output": True} if self._is_decoded else {}
-        return self.sender.send(self.to_client(placed, on_sent=placed.sent, **how))
+        return await self.sender.send(self.to_client(placed.target, on_sent=placed.sent, **how)), None
+
+    def _refused_by_prefill(self, result: ExchangeResult, leg: Leg | None) -> ExchangeResult:
+        """Pass on what a prefill leg was refused with."""
+        if leg is Leg.PREFILL and result.failure is None:
+            self.pass_on(result.as_error())
+        return result
 
     def to_client(
         self,
-        target: Target,
+        target: InstanceSpec,
         edits: Sequence[Edit] = (),
         on_first_token: Callable[[], None] | None = None,
         **how: Any,
     ) -> Sending:
         """The client's request, with these edits, to an instance whose answer it gets; ``how`` are further fields."""
         leaves_usage_open = self._inference_request.leaves_usage_open and self.plane.settings.ask_usage
-        asks_usage = leaves_usage_open and self.plane.usage_asks.asks(target.instance_url)
+        asks_usage = leaves_usage_open and self.plane.usage_asks.asks(target.url)
         return Sending(
             target,
             partial(self.body, *edits, asks_usage=asks_usage),
@@ -228,15 +292,13 @@ class _Forwarding:
         """Whether its answer is a decoder's, which may fail it late or give it back, and say so."""
         placed = self._placed
         told = self._inference_request.path in COMPLETIONS_PATHS  # by no other is a stop_reason passed on
-        return told and isinstance(placed, SplitRequest) and placed.is_decoded
+        return told and placed.is_decoded
 
     @property
     def _keeps(self) -> bool:
         """Whether the stream may go on that its decoder gives back: those of vLLM-Ascend's connectors do that."""
         placed = self._placed
-        if not (self.streams and self._is_decoded and isinstance(placed, SplitRequest)):
-            return False
-        return placed.pool.settings.connector != "nixl"
+        return self.streams and self._is_decoded and placed.connector != "nixl"
 
     @property
     def answer_exchange(self) -> type[Exchange]:
@@ -275,7 +337,7 @@ class _Forwarding:
             (b"x-request-id", placed.request_id.encode()),
             (b"x-dualmap-instance", placed.answering_id.encode()),
             (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
-            (b"x-dualmap-attempts", b"%d" % placed.attempts),
+            (b"x-dualmap-attempts", b"%d" % placed.tries),
         ]
         if placed.answering_id != placed.instance_id:
             fields.append((b"x-dualmap-prefill-instance", placed.instance_id.encode()))

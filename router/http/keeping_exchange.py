@@ -10,7 +10,7 @@ from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
 from dualmap.router.http.heads import as_chunk
 from dualmap.router.http.sse import EVENT_END
 from dualmap.router.http.upstream import Framing
-from dualmap.router.outcome import InstanceFailure
+from dualmap.scheduling.request.outcome import InstanceFailure
 
 MAX_KEPT_BYTES: Final = 1 << 20
 """Of a stream's events; a longer one is not continued."""

@@ -12,7 +12,7 @@ from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.heads import Header
 from dualmap.router.http.upstream import AnswerHead
-from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 _OUTPUT: Final = b'"choices"'
 _MAX_BEGUN_BYTES: Final = 64 << 10

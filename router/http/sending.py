@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.attempt import ExchangeResult, ExchangeTimes
@@ -19,7 +19,8 @@ from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.outcome import FailureKind
+from dualmap.scheduling.request.outcome import FailureKind
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
 IDLE_DEATH_S: Final = 1.0
@@ -27,19 +28,6 @@ IDLE_DEATH_S: Final = 1.0
 
 ACCEPTS_S: Final = 0.5
 """For a port to take a connection, once it has broken one."""
-
-
-class Target(Protocol):
-    """Where it goes."""
-
-    @property
-    def instance_id(self) -> str: ...
-
-    @property
-    def instance_url(self) -> str: ...
-
-    @property
-    def data_parallel_rank(self) -> int | None: ...
 
 
 def nothing() -> None: ...
@@ -53,7 +41,7 @@ def _abort(connection: UpstreamConnection, _: Exchange) -> None:
 class Sending:
     """What is sent, and who gets the answer; see ``Exchange``."""
 
-    target: Target
+    target: InstanceSpec
     body: Callable[[], list[BodyPart]]
     """Made for every try, and not kept while its answer is awaited."""
     downstream: Downstream
@@ -103,7 +91,7 @@ class Sender:
     async def send(self, sending: Sending) -> ExchangeResult:
         """The result of one instance. A kept connection that had died is replaced once by a new connection to the same
         instance, without counting as an attempt."""
-        upstreams, url = self._plane.upstreams, sending.target.instance_url
+        upstreams, url = self._plane.upstreams, sending.target.url
         try:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
@@ -155,7 +143,7 @@ class Sender:
 
     def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
         """What a stream shows of whether its instance sends usage unasked."""
-        asks, url = self._plane.usage_asks, sending.target.instance_url
+        asks, url = self._plane.usage_asks, sending.target.url
         if result.failure is not None:
             if result.failure.kind is FailureKind.CLOSED:
                 asks.forget(url)
@@ -168,7 +156,7 @@ class Sender:
         """What awaits the answer is made when the request is on its way."""
         target, plane, settings = sending.target, self._plane, self._plane.settings
         try:
-            connection.start(self.parts(target.instance_url, target.data_parallel_rank, sending.body()))
+            connection.start(self.parts(target.url, target.data_parallel_rank, sending.body()))
         except BaseException:
             connection.abort()
             raise

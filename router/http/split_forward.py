@@ -1,4 +1,4 @@
-"""One try of a split request: its prefill leg, then its decode leg, which the client sees.
+"""Staged KV: what a prefill leg has left on its instance for a decode leg, and how it is taken over in any case.
 
     prefill ── 4xx ──▶ the client        ── failure ──▶ another try: prefill elsewhere, or the whole
        │ staged
@@ -17,8 +17,6 @@ from typing import Any, Protocol
 import orjson
 
 from dualmap.router.connectors import PREFILL_PARAMS
-from dualmap.router.decode_leg import DecodeLeg
-from dualmap.router.errors import RouterError
 from dualmap.router.http.attempt import ErrorAnswer, ExchangeResult
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
@@ -28,22 +26,20 @@ from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_bo
 from dualmap.router.http.model_field import BodyPart, Edit
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import Request
-from dualmap.router.http.sending import Sender, Sending, Target
+from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
-from dualmap.router.lifecycle import SplitRequest
-from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.router.live_request import LiveRequest
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
 
 FREEING_TRIES = 2
 _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)
-_NEEDS_PREFILL = (FailureKind.NO_DECODER, FailureKind.RECOMPUTED, FailureKind.TRANSFER)
-"""No other decoder is tried with the same KV. A transfer that is stuck may be so for its source, which a decoder whose
-leg is aborted may have told to free the KV."""
 
 
 class Forwarding(Protocol):
-    """What a try needs of the request's forwarding."""
+    """What the legs of a split request need of its forwarding."""
 
     request: Request
     downstream: Downstream
@@ -54,16 +50,13 @@ class Forwarding(Protocol):
     def other_model(self) -> str | None: ...
 
     @property
-    def streams(self) -> bool: ...
-
-    @property
     def answer_exchange(self) -> type[Exchange]: ...
 
     def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]: ...
 
     def to_client(
         self,
-        target: Target,
+        target: InstanceSpec,
         edits: Sequence[Edit] = (),
         on_first_token: Callable[[], None] | None = None,
         **how: Any,
@@ -72,36 +65,37 @@ class Forwarding(Protocol):
     def pass_on(self, answer: ErrorAnswer) -> None: ...
 
 
-class SplitTry:
-    """Lives for one try."""
+class SplitLegs:
+    """The legs of one split request, and the KV that is staged between them."""
 
-    def __init__(self, placed: SplitRequest, forwarding: Forwarding) -> None:
-        self._placed = placed
+    def __init__(self, live: LiveRequest, forwarding: Forwarding) -> None:
+        self._live = live
         self._forwarding = forwarding
+        live.on_leave = self._leave
         self._staged_body: list[BodyPart] | None = None
         """What a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is none."""
         self._takes_over: list[Edit] = []
         """That body's difference from the client's."""
-        self._decodes = 0
 
-    async def run(self) -> ExchangeResult:
-        """With a failure if the request may be tried again."""
-        forwarding = self._forwarding
-        result = await forwarding.sender.send(
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether KV is staged that another decoder could take."""
+        return self._staged_body is not None
+
+    async def prefill(self) -> ExchangeResult:
+        """Send the prefill leg. Without a failure, its answer is in the result."""
+        result = await self._forwarding.sender.send(
             Sending(
-                self._placed,
+                self._live.target,
                 self._prefill_body,
                 NO_CLIENT,
                 list[Header],
-                on_sent=self._placed.sent,
+                on_sent=self._live.sent,
                 abandoned=self._prefill_abandoned,
                 exchange=PrefillExchange,
             )
         )
-        if result.failure is not None:
-            return result
-        if result.status >= 400:
-            forwarding.pass_on(result.as_error())
+        if result.failure is not None or result.status >= 400:
             return result
         try:
             params = transfer_params(result.body)
@@ -109,55 +103,22 @@ class SplitTry:
             detail = f"the prefill leg's answer is no completion: {error}"
             return ExchangeResult(failure=InstanceFailure(FailureKind.PROTOCOL, detail))
         if params is None:
-            self._placed.pool.metrics.unstaged.inc()
+            self._live.pool.metrics.unstaged.inc()
         else:
-            self._takes_over = [params_edit(forwarding.request.body, params)]
-            self._staged_body = forwarding.body(*self._takes_over)
-        decode = self._placed.prefill_done()
-        try:
-            return await self._decode(decode)
-        finally:
-            if self._staged_body is not None:
-                self._placed.pool.metrics.freed.inc()
-                forwarding.plane.transfers.free(self._freeing(self._staged_body))
+            self._takes_over = [params_edit(self._forwarding.request.body, params)]
+            self._staged_body = self._forwarding.body(*self._takes_over)
+        return result
 
-    # the legs ------------------------------------------------------------------------------------------------
-    def _prefill_body(self) -> list[BodyPart]:
-        request = self._forwarding.request
-        return prefill_body(request.path, request.body, _PREFILL_PARAMS, self._forwarding.other_model)
-
-    async def _decode(self, decode: DecodeLeg) -> ExchangeResult:
-        loop = decode.loop_time
-        staged_until_s = loop() + self._placed.pool.settings.staged_timeout_s
-        while True:
-            failure = await decode.place()
-            result = await self._answer(decode) if failure is None else ExchangeResult(failure=failure)
-            failure = result.failure
-            if failure is None or self._forwarding.downstream.committed or result.overdue:
-                return result
-            if failure.kind is FailureKind.TIMEOUT and not self._forwarding.streams:
-                return result
-            gone = failure.kind in _NEEDS_PREFILL or loop() > staged_until_s
-            if self._staged_body is None or gone or self._decodes > 1:
-                if failure.lost_kv or failure.kind is FailureKind.TRANSFER:  # a stuck one: left to the connector
-                    self._staged_body = None
-                return result
-            try:
-                await decode.retry(failure)
-            except RouterError:
-                return result
-            self._placed.pool.metrics.decode_retries.inc()
-
-    async def _answer(self, decode: DecodeLeg) -> ExchangeResult:
-        """One try of the decode leg."""
-        self._decodes += 1
+    async def decode(self) -> ExchangeResult:
+        """Send the decode leg, whose answer goes to the client."""
         forwarding = self._forwarding
         sending = forwarding.to_client(
-            decode,
+            self._live.decode_target,
             self._takes_over if self._staged_body is not None else (),
             self._first_token,
+            on_sent=self._live.sent,
             awaits_output=True,
-            kv_within_s=decode.kv_within_s,
+            kv_within_s=self._live.kv_within_s,
             exchange=forwarding.answer_exchange,
             abandoned=self._abandoned,
         )
@@ -166,10 +127,22 @@ class SplitTry:
             self._staged_body = None
         return result
 
+    def _leave(self, failure: InstanceFailure | None) -> None:
+        """No other decode leg is sent for the KV: have what is staged taken over. ``failure`` ended the last one."""
+        staged, self._staged_body = self._staged_body, None
+        if staged is None or (failure is not None and (failure.lost_kv or failure.kind is FailureKind.TRANSFER)):
+            return  # gone, or stuck: that is left to the connector
+        self._live.pool.metrics.freed.inc()
+        self._forwarding.plane.transfers.free(self._freeing(staged))
+
+    def _prefill_body(self) -> list[BodyPart]:
+        request = self._forwarding.request
+        return prefill_body(request.path, request.body, _PREFILL_PARAMS, self._forwarding.other_model)
+
     def _first_token(self) -> None:
         """The decoder has the KV."""
         self._staged_body = None
-        self._placed.first_token()
+        self._live.first_token()
 
     # the client has left -------------------------------------------------------------------------------------
     def _prefill_abandoned(self, connection: UpstreamConnection, exchange: Exchange) -> None:
@@ -183,7 +156,7 @@ class SplitTry:
                 return None  # it stopped
             if params is None:
                 return None
-            self._placed.pool.metrics.freed.inc()
+            self._live.pool.metrics.freed.inc()
             return self._freeing(request_body, params)
 
         self._forwarding.plane.transfers.free_late(connection, begun, staged)
@@ -193,7 +166,7 @@ class SplitTry:
         if self._staged_body is None:
             connection.abort()
         else:
-            self._placed.pool.metrics.freed.inc()
+            self._live.pool.metrics.freed.inc()
             self._forwarding.plane.transfers.wait_out(connection, self._freeing(self._staged_body))
         self._staged_body = None
 
@@ -201,9 +174,9 @@ class SplitTry:
         self, request_body: list[BodyPart], params: Mapping[str, Any] | None = None
     ) -> Callable[[], list[Try]]:
         """Decode legs without a client that take the KV over, to try one after the other."""
-        pool, decode, path = self._placed.pool, self._placed.begin_decode(), self._forwarding.request.path
-        sender = self._forwarding.sender
-        body, last_id, failed = freeing_body(path, request_body, params), decode.last_instance_id, decode.failed
+        pool, decode, path = self._live.pool, self._live.machine.decode, self._forwarding.request.path
+        sender, body = self._forwarding.sender, freeing_body(path, request_body, params)
+        last_id, failed = ("", frozenset[str]()) if decode is None else (decode.last_id, decode.failed)
 
         def tries() -> list[Try]:
             view = pool.view.view

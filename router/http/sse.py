@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.router.outcome import ENGINE_DEATH
+from dualmap.scheduling.request.outcome import ENGINE_DEATH
 from dualmap.scheduling.values import value
 
 EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")

@@ -13,7 +13,7 @@ import httptools
 
 from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import Header
-from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
 
 MAX_HEAD_BYTES: Final = 64 << 10

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream import UpstreamConnection
-from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.statestore.open_files import ShortageLog, out_of_files
 from dualmap.statestore.trust import InstanceTrust
 

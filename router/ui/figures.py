@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Any
 
 from dualmap.router.explain import Explanation
-from dualmap.router.outcome import Outcome
 from dualmap.router.traffic import TrafficCounts
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.ring import DualRing, Ring

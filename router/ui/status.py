@@ -16,7 +16,7 @@ WINDOW_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Avoidance:
-    """Why a replica sends an instance nothing, or trial requests alone; see ``router.breakers``."""
+    """Why a replica sends an instance nothing, or trial requests alone; see ``scheduling.request.breakers``."""
 
     state: str
     reason: str
@@ -52,12 +52,12 @@ def status_of(runtime: Runtime) -> ReplicaStatus:
     avoided = {
         name: {each: Avoidance(why.state, why.reason, round(why.for_s, 1)) for each, why in found.items()}
         for name, pool in pools.items()
-        if (found := pool.breakers.avoided(now_s))
+        if (found := pool.evidence.breakers.avoided(now_s))
     }
     return ReplicaStatus(
         stores={name: replica.store_state for name, replica in runtime.replicas.items()},
         avoided=avoided,
-        panics=[name for name, pool in pools.items() if pool.breakers.panics],
+        panics=[name for name, pool in pools.items() if pool.evidence.breakers.panics],
         unreachable=dict(runtime.peer_watch.unreachable),
         contested={name: list(each) for name, each in runtime.pools.contested.items()},
         refusals={code: int(counter.value) for (code,), counter in metrics.refusals.instruments.items()},

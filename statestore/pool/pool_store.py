@@ -18,9 +18,10 @@ from dualmap.scheduling.placing.placement import Observation
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import Request
-from dualmap.statestore.answers import Release, Transition
+from dualmap.statestore.answers import Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Argument, Calls

@@ -14,10 +14,10 @@ import pytest
 from dualmap.router.app import create_app
 from dualmap.router.inference_request import SCHEDULED_PATHS, InferenceRequest
 from dualmap.router.prompt import sent_prompt
-from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
@@ -152,12 +152,12 @@ class TamperedPool:
 
 def break_after(runtime: Runtime, faults: int) -> None:
     """Breakers of the default pool open after so many faults in a row."""
-    runtime.pools.pools["default"].breakers._rule = BreakerRule(fault_limit=faults)
+    runtime.pools.pools["default"].evidence.breakers._rule = BreakerRule(fault_limit=faults)
 
 
 def no_retries(runtime: Runtime) -> None:
     """There is no budget for retries."""
-    runtime.context.retries = RetryBudget(0.0, 0.0, 0.0)
+    runtime.pools.pools["default"].evidence.retries = RetryBudget(0.0, 0.0, 0.0)
 
 
 class Toolbox:

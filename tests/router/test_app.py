@@ -8,9 +8,9 @@ import pytest
 
 from dualmap.router.app import create_app
 from dualmap.router.http.paths import is_own
-from dualmap.router.outcome import Outcome
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.extras import package_version
 from dualmap.statestore.settings import PoolSettings

@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.router.context import LiveRequests
 from dualmap.router.errors import ReplicaFullError
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 
 
 @dataclass(eq=False)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.estimates.learning import Finished
 from dualmap.scheduling.placing.placement import Search
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
-from dualmap.statestore.answers import Release
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
 CLOSED = InstanceFailure(FailureKind.CLOSED)
@@ -29,42 +30,42 @@ async def split(start_runtime: Any, tools: Any) -> Any:
     request = tools.request("word " * 1000)
     request.may_split = True
     placed = await runtime.lifecycle.place(request)
-    assert placed.leg is Leg.PREFILL
-    decode = placed.prefill_done()
-    assert await decode.place() is None
-    return placed, decode
+    assert placed.to_send is Leg.PREFILL
+    await placed.prefill_ended()
+    assert placed.to_send is Leg.DECODE
+    return placed
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(split: Any, store: Any) -> None:
-    placed, decode = split
-    failed_id = decode.instance_id
+    placed = split
+    failed_id = placed.answering_id
 
-    await decode.retry(CLOSED)
-    failure = await decode.place()
+    await placed.failed(CLOSED, keeps_kv=True)
 
-    assert failure is None
-    assert {failed_id, decode.instance_id} == {"d", "e"}
+    assert placed.to_send is Leg.DECODE
+    assert {failed_id, placed.answering_id} == {"d", "e"}
     snapshot = await store.pool("default").snapshot()
     (known,) = [request for request in snapshot.requests if request.leg is Leg.DECODE]
-    assert (known.instance_id, known.state) == (decode.instance_id, RequestState.PREFILLED)
+    assert (known.instance_id, known.state) == (placed.answering_id, RequestState.PREFILLED)
     assert snapshot.loads[failed_id].running_requests == 0
     placed.finish(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any, tools: Any) -> None:
-    placed, decode = split
-    await placed.reroute(CLOSED)
-    again = placed.prefill_done()
-    assert await again.place() is None
+    placed, decode = split, split.machine.decode
+    await placed.failed(CLOSED)
+    assert placed.to_send is Leg.PREFILL
+    await placed.prefill_ended()
+    again = placed.machine.decode
     await tools.settle()  # what was posted meanwhile releases nothing of the new leg
 
     records = await store.pool("default").records([placed.request_id, decode_leg_id(placed.request_id)])
 
     assert {record.leg: record.instance_id for record in records.values()} == {
         Leg.PREFILL: placed.instance_id,
-        Leg.DECODE: again.instance_id,
+        Leg.DECODE: placed.answering_id,
     }
     assert again is not decode
     placed.finish(Outcome.COMPLETED)
@@ -74,19 +75,19 @@ async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(spli
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split: Any) -> None:
-    placed, decode = split
-    failed_id = decode.instance_id
+    placed = split
+    failed_id = placed.answering_id
 
-    await placed.reroute(CLOSED)
+    await placed.failed(CLOSED)
 
-    (suspect,) = placed.pool.quarantine.suspects.values()
+    (suspect,) = placed.pool.evidence.quarantine.suspects.values()
     assert (list(suspect.died_at_s), suspect.deaths) == ([failed_id], 1)
     placed.finish(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(split: Any, store: Any, tools: Any) -> None:
-    placed, decode = split
+    placed, decode = split, split.machine.decode
     decode.staged_s -= 0.25
 
     placed.first_token()
@@ -96,15 +97,14 @@ async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(spli
         each.lesson for each in await store.pool("default").samples("0", 10) if isinstance(each.lesson, Finished)
     ]
     assert told.transfer_ms == pytest.approx(250, abs=200)
-    assert told.transferred_tokens == placed.chain.prompt_tokens - decode.cached_tokens > 0
+    assert told.transferred_tokens == placed.machine.spec.chain.prompt_tokens - decode.cached_tokens > 0
     placed.finish(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any, store: Any, tools: Any) -> None:
-    placed, decode = split
-    await decode.retry(CLOSED)
-    await decode.place()
+    placed = split
+    await placed.failed(CLOSED, keeps_kv=True)
 
     placed.first_token()
     await tools.settle()
@@ -118,14 +118,14 @@ async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any
 async def test_each_leg_is_released_once(
     split: Any, store: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
-    placed, decode = split
-    released, over = [], placed.pool.fleet.over
+    placed, decode = split, split.machine.decode
+    released, post = [], placed.pool.outbox.post
 
-    def counted(request_id: str, attempt: int, note: str = "", *, seen: bool = False) -> Release:
-        released.append(request_id)
-        return over(request_id, attempt, note, seen=seen)  # type: ignore[no-any-return]
+    def counted(release: Release, settled: Any = None) -> None:
+        released.append(release.request_id)
+        post(release, settled)
 
-    monkeypatch.setattr(placed.pool.fleet, "over", counted)
+    monkeypatch.setattr(placed.pool.outbox, "post", counted)
     if streams:
         placed.first_token()
         await tools.settle()
@@ -139,13 +139,19 @@ async def test_each_leg_is_released_once(
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: Any, tools: Any) -> None:
-    placed, decode = split
-    placed.finish(Outcome.COMPLETED)
-    await tools.settle()
-
-    assert placed.decode is None, "its leg has its owner"
-    explanation = placed._context.decisions.get(placed.request_id)
-    assert explanation.decode_instance_id == decode.last_instance_id
+    placed = split
+    gc.collect()
+    gc.disable()
+    try:
+        gone = weakref.ref(placed.machine)
+        placed.finish(Outcome.COMPLETED)
+        await tools.settle()
+        explanation = placed._context.decisions.get(placed.request_id)
+        assert explanation.decode_instance_id == placed.answering_id
+        del placed.machine
+        assert gone() is None, "nothing that it has refers to it"
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
@@ -159,22 +165,21 @@ async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_i
     request.may_split = True
     placed = await runtime.lifecycle.place(request)
     if placed.instance_id == "p":
-        await placed.reroute(CLOSED)
-    assert (placed.leg, placed.instance_id) == (Leg.PREFILL, "m")
+        await placed.failed(CLOSED)
+    assert (placed.to_send, placed.instance_id) == (Leg.PREFILL, "m")
 
-    decode = placed.prefill_done()
+    await placed.prefill_ended()
 
-    assert await decode.place() is None
-    assert decode.instance_id == answering
+    assert (placed.to_send, placed.answering_id) == (Leg.DECODE, answering)
     placed.finish(Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_what_is_kept_of_an_ended_request_has_no_search_of_its_decode_leg(split: Any) -> None:
-    placed, decode = split
+    placed = split
 
     placed.finish(Outcome.COMPLETED)
 
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Search) and each.leg is Leg.DECODE]
-    assert decode.story()[2][0].decision.instance_id == decode.last_instance_id
+    assert placed.machine.decode.rounds[0][0].decision.instance_id == placed.answering_id

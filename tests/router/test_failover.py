@@ -16,10 +16,11 @@ from dualmap.router.failover import STEADY_S, FailoverPool, FailoverStore
 from dualmap.scheduling.placing.placement import Observation, PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
-from dualmap.statestore.answers import Membership, PoolSnapshot, Release, Transition
+from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.errors import HoldTimeoutError, QueueFullError, SloUnreachableError
-from dualmap.router.grant_waiters import GrantWaiters, ReservationLostError
+from dualmap.router.grant_waiters import GrantWaiters, ReservationLostError, TurnedAwayError
 from dualmap.router.metrics import RouterMetrics
 from dualmap.scheduling.queues.granting import Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.machine import Refusal
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
 from tests.statestore.samples import finish
@@ -26,7 +26,6 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
         replica_id="replica-1",
         clock=clock,
         call_later=clock.call_later,
-        timeout_s=10.0,
         order=ORDER,
         refuses_late=refuses_late,
         call=RouterMetrics(["default"]).store_calls["records"],
@@ -59,13 +58,13 @@ async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any)
 
     waiters.deliver(granted("x", 1))
 
-    assert (await waiters.wait(waiter, 0.0, lambda: 1.0)).instance_id == "a"
+    assert (await waiters.wait(waiter, 10.0, 0.0)).instance_id == "a"
 
 
 async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
     waiters = waiters_of(None, clock)
     waiter = waiters.expect("x", 2)
-    task = asyncio.create_task(waiters.wait(waiter, 0.0, lambda: 1.0))
+    task = asyncio.create_task(waiters.wait(waiter, 10.0, 0.0))
 
     waiters.deliver(granted("x", 1))
     await tools.settle()
@@ -75,15 +74,15 @@ async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -
     assert (await task).instance_id == "b"
 
 
-async def test_time_held_before_counts(clock: Any, tools: Any) -> None:
+async def test_a_grant_is_waited_for_as_long_as_the_request_may_be_held(clock: Any, tools: Any) -> None:
     waiters = waiters_of(None, clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 9.5, lambda: 42.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.5, 9.5))
 
     await clock.advance(0.6)
 
-    with pytest.raises(HoldTimeoutError) as refused:
+    with pytest.raises(TurnedAwayError) as refused:
         await task
-    assert refused.value.retry_after_s == 42.0
+    assert refused.value.why is Refusal.HELD_TOO_LONG
 
 
 async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: Any, tools: Any) -> None:
@@ -92,7 +91,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
     await pool.put_instance(tools.spec("a"))
     await held(pool, tools, "x", "y", "z")
     waiters = waiters_of(pool, clock)
-    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 0.0, lambda: 1.0)) for name in "xyz"]
+    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 10.0, 0.0)) for name in "xyz"]
     await tools.settle()
     tampered.calls.clear()
 
@@ -121,7 +120,7 @@ async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_i
             return {name: held_record(name) for name in names}
 
     waiters = waiters_of(Pool(), clock)
-    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 0.0, lambda: 1.0)) for name in "abcde"]
+    tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 10.0, 0.0)) for name in "abcde"]
     await tools.settle()
 
     for _ in range(3):
@@ -144,7 +143,7 @@ async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any, too
 
 async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock: Any, tools: Any) -> None:
     waiters = waiters_of(store.pool("default"), clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 10.0, 0.0))
     await tools.settle()
 
     await waiters.look_up()
@@ -158,7 +157,7 @@ async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any,
     await pool.put_instance(tools.spec("a"))
     await pool.place(tools.placement("x", replica_id="another"))
     waiters = waiters_of(pool, clock)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 10.0, 0.0))
     await tools.settle()
 
     await waiters.look_up()
@@ -195,7 +194,7 @@ async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was
     clock: Any, tools: Any, refuses_late: bool, attempt: int, refused: bool
 ) -> None:
     waiters = waiters_of(Records(attempt), clock, refuses_late=refuses_late)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 0.0, lambda: 7.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 10.0, 0.0))
     await tools.settle()
 
     await waiters.look_up()
@@ -203,9 +202,9 @@ async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was
 
     assert task.done() is refused
     if refused:
-        with pytest.raises(SloUnreachableError) as turned_away:
+        with pytest.raises(TurnedAwayError) as turned_away:
             await task
-        assert turned_away.value.retry_after_s == 7.0
+        assert turned_away.value.why is Refusal.IS_LATE
     task.cancel()
 
 
@@ -220,7 +219,7 @@ async def test_a_request_that_is_deferred_for_too_long_is_refused_even_where_lat
     lost an instance already."""
     waiters = waiters_of(Records(attempt, deferred=deferred), clock)
     waiters.order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 2.0, lambda: 7.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 10.0, 2.0))
     await tools.settle()
     clock.now_s += after_s
 
@@ -229,9 +228,9 @@ async def test_a_request_that_is_deferred_for_too_long_is_refused_even_where_lat
 
     assert task.done() is refused
     if refused:
-        with pytest.raises(QueueFullError, match="max_deferred_s") as turned_away:
+        with pytest.raises(TurnedAwayError) as turned_away:
             await task
-        assert turned_away.value.retry_after_s == 7.0
+        assert turned_away.value.why is Refusal.LATE_FOR_TOO_LONG
     task.cancel()
 
 
@@ -242,7 +241,7 @@ async def test_a_grant_before_the_reservations_own_answer_is_there_when_the_requ
     waiters.deliver(granted("x", 1))
     waiters.deliver(granted("unknown", 1))
 
-    assert (await waiters.wait(waiters.expect("x", 1), 0.0, lambda: 1.0)).instance_id == "a"
+    assert (await waiters.wait(waiters.expect("x", 1), 10.0, 0.0)).instance_id == "a"
     assert list(waiters.placing) == ["x"], "a grant of a request that is over is not kept"
 
 
@@ -251,7 +250,7 @@ async def test_an_early_grant_of_another_attempt_is_not_taken(clock: Any, tools:
     waiters.placing["x"] = None
     waiters.deliver(granted("x", 1))
 
-    task = asyncio.create_task(waiters.wait(waiters.expect("x", 2), 0.0, lambda: 1.0))
+    task = asyncio.create_task(waiters.wait(waiters.expect("x", 2), 10.0, 0.0))
     await tools.settle()
 
     assert not task.done()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.instance_loss import GONE_S, InstanceLossNotifier
-from dualmap.router.retry_budget import RetryBudget
+from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView

@@ -21,12 +21,12 @@ from dualmap.router.errors import (
     UpstreamTimeoutError,
 )
 from dualmap.router.inference_request import response_id
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.view import POLL_S as VIEW_POLL_S
 from dualmap.scheduling.estimates.learning import Finished
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
@@ -73,7 +73,7 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
 
     request = await runtime.lifecycle.place(tools.request(LONG))
 
-    assert (request.instance_id, request.instance_url, request.attempts) == ("a", "http://a.test:8000", 1)
+    assert (request.instance_id, request.instance_url, request.tries) == ("a", "http://a.test:8000", 1)
     assert request.data_parallel_rank is None
     assert (await loads(store))["a"].pending_tokens == 1250
     request.first_token()
@@ -232,7 +232,7 @@ async def test_a_first_token_teaches_what_was_expected_of_it(
 async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(LONG))
-    await request.reroute(REFUSED)
+    await request.failed(REFUSED)
 
     request.first_token()
     await tools.settle()
@@ -442,7 +442,7 @@ async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was
     first.first_token()
 
     granted = await asyncio.wait_for(shares, 60)
-    assert placed.uncached_tokens == granted.chain.prompt_tokens
+    assert placed.uncached_tokens == granted.machine.spec.chain.prompt_tokens
     assert granted.expected_cached_tokens == 1248
     for request in (first, granted):
         request.finish(Outcome.COMPLETED)
@@ -609,14 +609,14 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
     request = await runtime.lifecycle.place(tools.request(LONG))
     first = request.instance_id
 
-    await request.reroute(REFUSED)
+    await request.failed(REFUSED)
 
-    assert request.instance_id == request.rounds[0].decision.alternative_id
-    assert request.attempts == 2
+    assert request.instance_id == request.explain().rounds[0].decision.alternative_id
+    assert request.tries == 2
     assert (await loads(store))[first].pending_tokens == 0
-    await request.reroute(REFUSED)
-    assert request.attempts == 3
-    assert request.instance_id not in request.failed
+    await request.failed(REFUSED)
+    assert request.tries == 3
+    assert request.instance_id not in request.machine.excluded
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime, tools)
 
@@ -644,7 +644,7 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     await clock.advance(VIEW_POLL_S + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
-    await request.reroute(InstanceFailure(FailureKind.DOWN, listener.why))
+    await request.failed(InstanceFailure(FailureKind.DOWN, listener.why))
     assert request.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
@@ -655,10 +655,10 @@ async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) 
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, max_attempts=2)
     request = await runtime.lifecycle.place(tools.request())
-    await request.reroute(REFUSED)
+    await request.failed(REFUSED)
 
     with pytest.raises(UpstreamError, match="connection refused"):
-        await request.reroute(REFUSED)
+        await request.failed(REFUSED)
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -670,7 +670,7 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
     request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamError, match="budget"):
-        await request.reroute(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
+        await request.failed(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -682,11 +682,11 @@ async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime:
     tools.no_retries(runtime)
     request = await runtime.lifecycle.place(tools.request(path=path))
 
-    await request.reroute(REFUSED)
-    await request.reroute(REFUSED)
-    assert request.attempts == 3
+    await request.failed(REFUSED)
+    await request.failed(REFUSED)
+    assert request.tries == 3
     with pytest.raises(UpstreamError, match="3 instances failed"):
-        await request.reroute(REFUSED)
+        await request.failed(REFUSED)
 
 
 async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any, tools: Any) -> None:
@@ -694,7 +694,7 @@ async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime
     request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamTimeoutError, match="no other instance is ready"):
-        await request.reroute(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
+        await request.failed(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
 
     assert await nothing_is_left(store, runtime, tools)
 
@@ -705,10 +705,10 @@ async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(path=path))
-    await request.reroute(REFUSED)
+    await request.failed(REFUSED)
 
     with pytest.raises(UpstreamError, match="every ready instance failed"):
-        await request.reroute(REFUSED)
+        await request.failed(REFUSED)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
@@ -717,10 +717,10 @@ async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.lifecycle.place(tools.request("deadly", path=path, body_hash=7))
-    await request.reroute(DEAD)
+    await request.failed(DEAD)
 
     with pytest.raises(UpstreamError, match="engines died"):
-        await request.reroute(DEAD)
+        await request.failed(DEAD)
     with pytest.raises(RequestQuarantinedError):
         await runtime.lifecycle.place(tools.request("deadly", path=path, body_hash=7))
 
@@ -739,11 +739,11 @@ async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(
         request = await runtime.lifecycle.place(tools.request(f"prompt {number % 3}", path=path, body_hash=number % 3))
         with pytest.raises(UpstreamError, match="3 instances failed"):
             while True:
-                await request.reroute(closed)
+                await request.failed(closed)
 
     request = await runtime.lifecycle.place(tools.request("prompt 0", path=path, body_hash=0))
     request.finish(Outcome.COMPLETED)
-    assert not runtime.pools.pools["default"].quarantine.suspects
+    assert not runtime.pools.pools["default"].evidence.quarantine.suspects
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
@@ -752,9 +752,9 @@ async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.lifecycle.place(tools.request("deadly", path=path))
-    await request.reroute(DEAD)
+    await request.failed(DEAD)
     request.first_token()
-    request.instance_failed(DEAD)
+    request.broke_off(DEAD)
     request.finish(Outcome.UPSTREAM_FAILED)
 
     with pytest.raises(RequestQuarantinedError):
@@ -767,7 +767,7 @@ async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_toke
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     trial = await runtime.lifecycle.place(tools.request("same", path=path))
-    await trial.reroute(DEAD)
+    await trial.failed(DEAD)
     copies = [asyncio.create_task(runtime.lifecycle.place(tools.request("same", path=path))) for _ in range(3)]
     await tools.settle()
     assert not any(copy.done() for copy in copies)
@@ -776,7 +776,7 @@ async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_toke
 
     for request in (trial, *(await asyncio.gather(*copies))):
         request.finish(Outcome.COMPLETED)
-    assert runtime.pools.pools["default"].quarantine.of(trial.prompt_hash) is None
+    assert runtime.pools.pools["default"].evidence.quarantine.of(trial.machine.spec.prompt_hash, 0.0) is None
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -785,7 +785,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     first = await runtime.lifecycle.place(tools.request("same"))
-    await first.reroute(DEAD)
+    await first.failed(DEAD)
     copy = asyncio.create_task(runtime.lifecycle.place(tools.request("same")))
     await tools.settle()
     assert not copy.done()
@@ -799,7 +799,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(
 
 async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
     runtime, requests = await full_fleet(start_runtime, tools)
-    retry = asyncio.create_task(requests[0].reroute(REFUSED))
+    retry = asyncio.create_task(requests[0].failed(REFUSED))
     await tools.settle()
     assert not retry.done()  # held for the other instance, which is full
 
@@ -822,7 +822,7 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
         request = await runtime.lifecycle.place(tools.request(f"prompt {failures} of its own"))
         if request.instance_id == "a":
             failures += 1
-            await request.reroute(REFUSED)
+            await request.failed(REFUSED)
 
     assert {(await runtime.lifecycle.place(tools.request())).instance_id for _ in range(5)} == {"b"}
     await clock.advance(5.1)
@@ -838,19 +838,19 @@ async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any
         request = await runtime.lifecycle.place(tools.request())
         request.finish(Outcome.CLIENT_ERROR)
         request = await runtime.lifecycle.place(tools.request())
-        await request.reroute(InstanceFailure(FailureKind.STATUS, "slow down", 429))
+        await request.failed(InstanceFailure(FailureKind.STATUS, "slow down", 429))
         request.finish(Outcome.COMPLETED)
 
-    assert runtime.pools.pools["default"].breakers.states() == {}
+    assert runtime.pools.pools["default"].evidence.breakers.states() == {}
 
 
 async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     tools.break_after(runtime, faults=1)
     request = await runtime.lifecycle.place(tools.request())
-    request.instance_failed(DEAD)
+    request.broke_off(DEAD)
     request.finish(Outcome.UPSTREAM_FAILED)
-    assert runtime.pools.pools["default"].breakers.states() == {}, "without a peer it is not ejected"
+    assert runtime.pools.pools["default"].evidence.breakers.states() == {}, "without a peer it is not ejected"
 
     request = await runtime.lifecycle.place(tools.request())
 
@@ -975,10 +975,10 @@ async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, 
     assert request.instance_id in ("a", "b")
     assert await live(store) == {}
     failed = request.instance_id
-    await request.reroute(REFUSED)
+    await request.failed(REFUSED)
     assert request.instance_id != failed
     with pytest.raises(UpstreamError):
-        await request.reroute(REFUSED)
+        await request.failed(REFUSED)
     assert await nothing_is_left(store, runtime, tools)
 
 
@@ -1050,7 +1050,7 @@ async def test_a_continued_response_counts_the_conversation_that_is_stored(
     assert after.context_tokens - before.context_tokens == before.context_tokens + 2300
     assert (unknown.expected_cached_tokens, known.expected_cached_tokens) == (0, 2300)
     told = known.explain().prompt_tokens
-    assert told == 2300 + known.chain.prompt_tokens
+    assert told == 2300 + known.machine.spec.chain.prompt_tokens
     for request in (known, unknown):
         request.finish(Outcome.COMPLETED)
 
@@ -1065,7 +1065,7 @@ async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: An
     for continued in (None, "resp_1@a"):
         asked = tools.request(path="/v1/responses", body=body, pinned_to="a", continues=continued)
         placed = await runtime.lifecycle.place(asked)
-        slos_s.append(placed.slo_s)
+        slos_s.append(placed.machine.spec.slo_s)
         placed.finish(Outcome.COMPLETED)
     assert slos_s[1] - slos_s[0] == pytest.approx(20.0)
 
@@ -1079,7 +1079,7 @@ async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_
         placed = await runtime.lifecycle.place(stored)
         assert placed.instance_id == wanted
         with pytest.raises(UpstreamError):
-            await placed.reroute(REFUSED)
+            await placed.failed(REFUSED)
 
     with pytest.raises(NotFoundError, match="not in the fleet"):
         await runtime.lifecycle.place(tools.request(path="/v1/responses/resp_1@e", model="", pinned_to="e"))
@@ -1096,7 +1096,8 @@ async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_run
 
     second = await runtime.lifecycle.place(tools.request(body={"prompt": [*ids, *range(5000, 5500)]}))
 
-    assert second.expected_cached_tokens == 1299 // second.chain.block_tokens * second.chain.block_tokens
+    block_tokens = second.machine.spec.chain.block_tokens
+    assert second.expected_cached_tokens == 1299 // block_tokens * block_tokens
     second.finish(Outcome.COMPLETED)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from dualmap.router.failover import FailoverPool
-from dualmap.router.lifecycle import PlacedRequest
-from dualmap.router.outcome import Outcome
+from dualmap.router.live_request import LiveRequest
 from dualmap.router.runtime import Runtime
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
@@ -70,7 +70,7 @@ class Queue:
     """A replica whose one instance is filled by a request, with another one held."""
 
     runtime: Runtime
-    filling: PlacedRequest
+    filling: LiveRequest
     held: asyncio.Task[Any]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dualmap.router.outbox import TOGETHER, Outbox
-from dualmap.statestore.answers import Release
+from dualmap.scheduling.request.release import Release
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import RouterError, SloUnreachableError
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.router.retry_budget import RetryBudget
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.placing.decision import Reason
@@ -20,6 +18,8 @@ from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.connect import Store, open_store
@@ -56,7 +56,7 @@ async def live_through(runtime: Runtime, tools: Any, rng: random.Random, outcome
         request = await runtime.lifecycle.place(tools.request(prompt, stream=rng.random() < 0.8))
         try:
             if rng.random() < 0.2:
-                await request.reroute(InstanceFailure(FailureKind.CONNECT))
+                await request.failed(InstanceFailure(FailureKind.CONNECT))
             await asyncio.sleep(rng.random() * 0.005)
             if rng.random() < 0.9:
                 request.first_token()
@@ -86,7 +86,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
     replicas = [await start_replica(scheduling) for _ in range(3)]
     for replica in replicas:
         tools.break_after(replica, faults=1000)
-        replica.context.retries = RetryBudget(1.0, 1000.0, 0.0)
+        replica.pools.pools["default"].evidence.retries = RetryBudget(1.0, 1000.0, 0.0)
     pool = replicas[0].pools.pools["default"].store
     for name in "abcd":
         await pool.put_instance(
@@ -164,7 +164,7 @@ async def test_in_a_large_fleet_too_an_instance_beyond_the_pair_costs_no_second_
 
     assert trips(runtime) == {"1": 20, "more": 0.0}
     assert len({request.instance_id for request in requests}) == 20
-    assert any(request.rounds[-1].decision.reason is Reason.BEYOND_PAIR for request in requests)
+    assert any(request.explain().rounds[-1].decision.reason is Reason.BEYOND_PAIR for request in requests)
     for request in requests:
         request.finish(Outcome.COMPLETED)
 
@@ -292,7 +292,7 @@ async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any, to
     other = "b" if request.instance_id == "a" else "a"
     await store.pool("default").place(tools.placement("work", other, tokens=3000))
 
-    retry = asyncio.create_task(request.reroute(InstanceFailure(FailureKind.CONNECT)))
+    retry = asyncio.create_task(request.failed(InstanceFailure(FailureKind.CONNECT)))
     await tools.settle()
 
     assert not retry.done()
@@ -324,7 +324,7 @@ async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: 
         told.extend(record for live in runtime.context.live for record in live.records(0))
 
     tampered.before |= {"place": on_the_way, "release": on_the_way}
-    await request.reroute(InstanceFailure(FailureKind.CONNECT))
+    await request.failed(InstanceFailure(FailureKind.CONNECT))
 
     assert told == []
     assert request.records(0)[0].instance_id == request.instance_id

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import QueueFullError, SloUnreachableError
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.runtime import Runtime
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.steps import drive
@@ -89,7 +89,7 @@ async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_reques
         filling.finish(Outcome.CLIENT_GONE)
     else:
         with pytest.raises(Exception, match="no other instance is ready"):
-            await filling.reroute(InstanceFailure(FailureKind.CONNECT))
+            await filling.failed(InstanceFailure(FailureKind.CONNECT))
 
     granted = await asyncio.wait_for(held, 60)
     assert granted.instance_id == "a"

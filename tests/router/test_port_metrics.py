@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dualmap.router.fleet_gauges import FleetOverviews
 from dualmap.router.metrics import RouterMetrics
-from dualmap.router.outcome import Outcome
 from dualmap.router.port_metrics import COUNTS_PATH, PortMetrics
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.clock import RealClock

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualmap.router.outcome import Usage
 from dualmap.router.recent_answers import KEPT_S, MAX_KEPT, RecentAnswers
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import engine_chain
+from dualmap.scheduling.request.outcome import Usage
 
 BLOCK_TOKENS = 4
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.failover import FailoverStore
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError

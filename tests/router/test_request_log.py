@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.router.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ async def test_requests_that_are_passed_on_or_refused_have_a_line_too(
     path = tmp_path / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), request_log=str(path), max_attempts=2)
     passed = await runtime.lifecycle.place(tools.request(path="/tokenize", request_id="embedded"))
-    await passed.reroute(InstanceFailure(FailureKind.CONNECT, "refused"))
+    await passed.failed(InstanceFailure(FailureKind.CONNECT, "refused"))
     passed.finish(Outcome.COMPLETED, Usage(prompt_tokens=9))
 
     await runtime.stop()

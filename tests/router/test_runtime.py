@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.outcome import Outcome
 from dualmap.router.runtime import Runtime, make_replica_id
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.settings import PoolSettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.router.replica import RECONCILE_S
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 
 
 async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:
@@ -14,12 +14,12 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
     pool = runtime.pools.pools["default"]
     for _ in "ab":
         request = await runtime.lifecycle.place(tools.request())
-        request.instance_failed(InstanceFailure(FailureKind.TIMEOUT))
+        request.broke_off(InstanceFailure(FailureKind.TIMEOUT))
         request.finish(Outcome.UPSTREAM_FAILED)
         await tools.settle()
-    first, second = pool.breakers.states()
+    first, second = pool.evidence.breakers.states()
     await store.pool("default").remove_instance(first)
 
     await clock.advance(RECONCILE_S + 1.5)
 
-    assert set(pool.breakers.states()) == {second}
+    assert set(pool.evidence.breakers.states()) == {second}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import trustme
 
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.router.settings import RouterSettings
 from dualmap.router.trace_context import TraceContext, TraceContexts
 from dualmap.router.tracing import TracingUnavailableError, open_tracing, tracing_session
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -110,7 +110,7 @@ async def test_a_retry_is_an_event_and_a_failed_request_an_error(
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), tracing_url=collector.url)
     request = await runtime.lifecycle.place(tools.request(trace=SAMPLED))
     await clock.advance(0.1)
-    await request.reroute(InstanceFailure(FailureKind.CONNECT, "refused"))
+    await request.failed(InstanceFailure(FailureKind.CONNECT, "refused"))
     request.finish(Outcome.UPSTREAM_FAILED)
 
     await runtime.stop()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, RouterMetrics
-from dualmap.router.outcome import Outcome
 from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD, FleetTraffic, TrafficCounts
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.leases import ReplicaInfo
 
 

@@ -16,11 +16,12 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, grant_queue
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.answers import Release, Transition
+from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
 

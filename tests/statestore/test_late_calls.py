@@ -13,10 +13,10 @@ import redis
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease

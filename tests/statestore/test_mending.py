@@ -11,10 +11,10 @@ import orjson
 import pytest
 
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
-from dualmap.statestore.answers import Release
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange

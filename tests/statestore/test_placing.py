@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Sequence
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply
-from dualmap.statestore.answers import Release
+from dualmap.scheduling.request.release import Release
 from dualmap.statestore.connect import Store
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.pool import PoolStore

@@ -15,9 +15,9 @@ import pytest
 
 from dualmap.router.admin.explanations import meant_by
 from dualmap.router.explain import REASONS
-from dualmap.router.outcome import Outcome
-from dualmap.router.scheduled_request import ScheduledRequest
+from dualmap.router.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
+from dualmap.scheduling.request.outcome import Outcome
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -105,13 +105,13 @@ async def test_no_more_live_requests_are_explained_than_are_listed(
     for number in range(5):
         await runtime.lifecycle.place(tools.request(request_id=f"r{number}"))
     explained: list[str] = []
-    explain = ScheduledRequest.explain
+    explain = LiveRequest.explain
 
-    def counted(request: ScheduledRequest) -> Any:
+    def counted(request: LiveRequest) -> Any:
         explained.append(request.request_id)
         return explain(request)
 
-    monkeypatch.setattr(ScheduledRequest, "explain", counted)
+    monkeypatch.setattr(LiveRequest, "explain", counted)
     listed = (await client_of(runtime).get("/admin/explain?limit=2")).json()
 
     assert [entry["request_id"] for entry in listed] == explained == ["r4", "r3"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 
 
 async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any, client_of: Any, tools: Any) -> None:
@@ -27,9 +27,9 @@ async def test_a_change_is_taken_back_and_the_history_tells_both(
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client, pool = client_of(runtime), runtime.pools.pools["default"]
     await client.patch("/admin/settings", json={"changes": {"max_hold_s": 7.0}})
-    assert pool.grant_waiters.timeout_s == 7.0
+    assert pool.rules.max_hold_s == 7.0
     await client.patch("/admin/settings", json={"changes": {"max_hold_s": None}})
-    assert pool.grant_waiters.timeout_s == pool.configured.max_hold_s
+    assert pool.rules.max_hold_s == pool.configured.max_hold_s
     told = (await client.get("/admin/settings/history")).json()
     assert [change["changes"] for change in told] == [{"max_hold_s": None}, {"max_hold_s": 7.0}]
 
@@ -57,4 +57,4 @@ async def test_a_change_reaches_the_legs_of_split_requests(start_runtime: Any, c
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client, pool = client_of(runtime), runtime.pools.pools["default"]
     await client.patch("/admin/settings", json={"changes": {"split.mode": "never"}})
-    assert pool.split_rule.settings.mode == pool.decode_policy.rule.settings.mode == "never"
+    assert pool.rules.split_rule.settings.mode == pool.rules.decode_policy.rule.settings.mode == "never"

@@ -16,14 +16,15 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from dualmap.router.errors import UpstreamError
-from dualmap.router.failures import outcome_of
+from dualmap.router.errors import UpstreamError, UpstreamTimeoutError
 from dualmap.router.http import DataPlane, build_data_plane, http_protocol
 from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.outcome import InstanceFailure, Outcome, Usage
-from dualmap.router.retry_budget import RetryBudget
+from dualmap.router.refusals import outcome_of
 from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.retry_budget import RetryBudget
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.clock import RealClock
 
@@ -54,13 +55,13 @@ class FakePlacedRequest:
     request_id: str
     model: str
     urls: list[str]
-    instance_url: str = ""
-    instance_id: str = "i0"
-    data_parallel_rank: int | None = None
+    rank: int | None = None
     expected_cached_tokens: int = 128
     expected_ttft_s: float | None = 0.25
-    attempts: int = 1
-    leg: Leg = Leg.WHOLE
+    tries: int = 1
+    to_send: Leg = Leg.WHOLE
+    is_decoded: bool = False
+    connector: str = "nixl"
     first_tokens: int = 0
     faults: list[InstanceFailure] = field(default_factory=list)
     """Of answers that had begun."""
@@ -70,6 +71,15 @@ class FakePlacedRequest:
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.lifecycle.loss_notifier
+
+    @property
+    def target(self) -> InstanceSpec:
+        number = min(self.tries, len(self.urls)) - 1
+        return InstanceSpec(f"i{number}", self.urls[number], data_parallel_rank=self.rank)
+
+    @property
+    def instance_id(self) -> str:
+        return self.target.instance_id
 
     def sent(self) -> None:
         pass
@@ -81,17 +91,23 @@ class FakePlacedRequest:
     def first_token(self) -> None:
         self.first_tokens += 1
 
-    def instance_failed(self, failure: InstanceFailure) -> None:
+    def broke_off(self, failure: InstanceFailure) -> None:
         self.faults.append(failure)
 
-    async def reroute(self, failure: InstanceFailure) -> None:
+    async def prefill_ended(self) -> None:
+        raise AssertionError("it is not split")
+
+    async def failed(
+        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+    ) -> None:
+        if overdue or (failure.kind is FailureKind.TIMEOUT and not self.lifecycle.requests[-1].stream):
+            self.faults.append(failure)
+            raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}")
         self.failures.append(failure)
-        if self.attempts >= len(self.urls):
+        if self.tries >= len(self.urls):
             raise UpstreamError(f"no instance is left: {failure}")
-        self.instance_url = self.urls[self.attempts]
-        self.instance_id = f"i{self.attempts}"
         self.expected_ttft_s = None
-        self.attempts += 1
+        self.tries += 1
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         self.finished.append((outcome, usage))
@@ -130,10 +146,8 @@ class FakeLifecycle:
                 raise
         if self.refusal is not None:
             raise self.refusal
-        placed = FakePlacedRequest(
-            self, self.renamed or request.request_id, self.model or request.model, self.urls, self.urls[0]
-        )
-        placed.data_parallel_rank = self.rank
+        request_id, model = self.renamed or request.request_id, self.model or request.model
+        placed = FakePlacedRequest(self, request_id, model, self.urls, self.rank)
         self.placed_requests.append(placed)
         return placed
 

@@ -11,7 +11,7 @@ from dualmap.router.http.answer_checks import (
     retry_after_s,
     starts_events,
 )
-from dualmap.router.outcome import FailureKind
+from dualmap.scheduling.request.outcome import FailureKind
 
 JSON = b"application/json"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"

@@ -13,7 +13,7 @@ from dualmap.router.errors import ShuttingDownError
 from dualmap.router.http import client as client_module
 from dualmap.router.http.heads import HTTP2_GOAWAY
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS
-from dualmap.router.outcome import Outcome
+from dualmap.scheduling.request.outcome import Outcome
 
 ENDING = ShuttingDownError("this replica shuts down; try again", retry_after_s=1.0)
 

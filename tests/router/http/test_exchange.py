@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from dualmap.router.http.exchange import MAX_HELD_BYTES
-from dualmap.router.outcome import FailureKind, Outcome
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'

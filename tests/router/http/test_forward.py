@@ -15,7 +15,7 @@ import pytest
 from dualmap.router.errors import OutOfFilesError, QueueFullError, UnavailableError
 from dualmap.router.http.exchange import MAX_HELD_BYTES
 from dualmap.router.http.upstream_pool import UpstreamPool
-from dualmap.router.outcome import FailureKind, Outcome, Usage
+from dualmap.scheduling.request.outcome import FailureKind, Outcome, Usage
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView

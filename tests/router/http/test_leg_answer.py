@@ -12,7 +12,7 @@ from dualmap.router.http.attempt import ExchangeResult, ExchangeTimes
 from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
 from dualmap.router.http.leg_answer import NO_CLIENT, NoClient, PrefillExchange
 from dualmap.router.http.upstream import AnswerHead, Framing
-from dualmap.router.outcome import FailureKind
+from dualmap.scheduling.request.outcome import FailureKind
 
 FOREVER = ExchangeTimes(1e9, 1e9, 1e9)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.outcome import FailureKind, Outcome
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
 
 # Self-signed for localhost, made for these tests alone and valid for a hundred years.
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"

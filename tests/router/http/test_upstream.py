@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
-from dualmap.router.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 
 class Wire:

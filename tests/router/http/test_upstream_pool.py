@@ -11,7 +11,7 @@ from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
-from dualmap.router.outcome import FailureKind
+from dualmap.scheduling.request.outcome import FailureKind
 
 
 class Sink:

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.outcome import Outcome
 from dualmap.router.peer_watch import FIRST_S
 from dualmap.router.traffic import INFO_FIELD, TrafficCounts
 from dualmap.router.ui.feed import Feed
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from dualmap.router.ui.own_requests import NEW_REQUESTS
 from dualmap.router.ui.peers import Peers
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.statestore.errors import StoreUnavailableError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dualmap.router.outcome import Outcome
 from dualmap.router.ui.figures import KeptRows
 from dualmap.router.ui.own_requests import FIRST_REQUESTS, OwnRequests
+from dualmap.scheduling.request.outcome import Outcome
 
 
 async def test_a_new_reader_gets_what_is_remembered_and_then_what_is_new(start_runtime: Any, tools: Any) -> None:

@@ -14,7 +14,7 @@ from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
 async def test_a_status_survives_the_stream_of_a_peer(start_runtime: Any, tools: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = runtime.pools.pools["default"]
-    pool.breakers.busy("a", 30.0, runtime.context.clock.monotonic_s())
+    pool.evidence.breakers.busy("a", 30.0, runtime.context.clock.monotonic_s())
     pool.metrics.count_fault("a", "closed")
     runtime.context.metrics.refused(429, "queue_full")
 

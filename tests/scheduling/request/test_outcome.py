@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.router.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from dualmap.router.breakers import CONSECUTIVE, SHARE, CircuitBreakers
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.breaker import BreakerRule, BreakerState
+from dualmap.scheduling.request.breakers import CONSECUTIVE, SHARE, CircuitBreakers
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView
@@ -43,14 +41,14 @@ def test_faults_in_a_row_block_an_instance_and_a_success_between_them_does_not()
     assert breakers.states() == {"a": BreakerState.OPEN}
 
 
-def test_an_instance_that_fails_a_part_of_its_requests_is_ejected_by_its_share(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_instance_that_fails_a_part_of_its_requests_is_ejected_by_its_share() -> None:
+    warnings: list[str] = []
     reasons: list[tuple[str, str]] = []
     breakers = CircuitBreakers(
         BreakerRule(),
         on_fault=lambda instance_id, reason: reasons.append((instance_id, reason)),
         on_ejection=lambda instance_id, rule: reasons.append((instance_id, rule)),
+        warn=warnings.append,
     )
     for _ in range(30):
         breakers.succeeded("b", 0.0)
@@ -62,8 +60,8 @@ def test_an_instance_that_fails_a_part_of_its_requests_is_ejected_by_its_share(
 
     assert breakers.blocked(0.0) == {"a"}
     assert reasons == [("a", "truncated")] * 3 + [("a", SHARE)] + [("a", "truncated")]
-    assert "instance a is avoided for 5 s: 3 of its last 7 requests failed, 0.0 % of the others' did" in caplog.text
-    assert "truncated: the stream ended before the answer did" in caplog.text
+    assert "instance a is avoided for 5 s: 3 of its last 7 requests failed, 0.0 % of the others' did" in warnings[0]
+    assert "truncated: the stream ended before the answer did" in warnings[0]
 
 
 def test_where_all_fail_alike_only_faults_in_a_row_eject() -> None:
@@ -86,8 +84,9 @@ def test_a_client_error_is_no_evidence_either_way() -> None:
     assert breakers.blocked(0.0) == {"a"}
 
 
-def test_after_the_cool_down_one_trial_goes_and_the_next_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
-    breakers = opened()
+def test_after_the_cool_down_one_trial_goes_and_the_next_waits_for_it() -> None:
+    warnings: list[str] = []
+    breakers = opened(warn=warnings.append)
     assert breakers.blocked(5.0) == frozenset()
 
     breakers.sending("a", 5.0)
@@ -96,7 +95,7 @@ def test_after_the_cool_down_one_trial_goes_and_the_next_waits_for_it(caplog: py
     breakers.record("a", Outcome.COMPLETED, 5.2)
     assert breakers.blocked(5.3) == frozenset()
     assert breakers.states() == {}
-    assert "instance a is back in service" in caplog.text
+    assert "instance a is back in service" in warnings[-1]
 
 
 def test_a_trial_without_evidence_leaves_its_place_to_another() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
-from dualmap.router.failures import exhausted, outcome_of
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.router.refusals import exhausted, outcome_of
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 
 
 def test_time_outs_are_told_from_other_failures() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.request import RequestState
@@ -47,7 +47,7 @@ async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
 
     request = await runtime.lifecycle.place(tools.request(LONG, slo_s=header_slo_s))
 
-    assert (request.chain.prompt_tokens, request.slo_s) == (1250, slo_s)
+    assert (request.machine.spec.chain.prompt_tokens, request.machine.spec.slo_s) == (1250, slo_s)
     assert request.records(now_ms=50_000)[0].slo_ms == slo_s * 1000
     request.finish(Outcome.COMPLETED)
 
@@ -64,12 +64,12 @@ async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_b
         began_with,
         epoch=99,
         tree_version=99,
-        tree=HotnessTree(dict(zip(request.chain.hashes[:2], (1, 2), strict=True))),
+        tree=HotnessTree(dict(zip(request.machine.spec.chain.hashes[:2], (1, 2), strict=True))),
     )
 
     story = request.explain()
     assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 2)
-    assert not any(kept is began_with for kept in vars(request).values())
+    assert not any(kept is began_with for kept in (*vars(request).values(), *vars(request.machine).values()))
     request.finish(Outcome.COMPLETED)
 
 
@@ -101,7 +101,7 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))  # done after 1.25 s
     request.sent()
     await clock.advance(1.0)
-    await request.reroute(InstanceFailure(FailureKind.CLOSED))
+    await request.failed(InstanceFailure(FailureKind.CLOSED))
     request.sent()
     request.sent()  # again, over a new connection: it has one timer
 
@@ -144,7 +144,7 @@ async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
     request.first_token()
     gave_back = request.instance_id
 
-    await request.reroute(InstanceFailure(FailureKind.RECOMPUTED))
+    await request.failed(InstanceFailure(FailureKind.RECOMPUTED))
 
     assert (request.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
     pool = store.pool("default")

@@ -13,18 +13,12 @@ Each replica has a memory of its own.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from dualmap.router.errors import RequestQuarantinedError
-from dualmap.router.timers import CallLater
 from dualmap.scheduling.backoff import backoff_s
-from dualmap.statestore.clock import Clock
-
-_log = logging.getLogger(__name__)
+from dualmap.scheduling.values import value
 
 FIRST_REFUSAL_S: Final = 60.0
 LONGEST_REFUSAL_S: Final = 1800.0
@@ -69,23 +63,64 @@ class Suspect:
 class Trial:
     """The one copy of a suspect that may be sent now. Its holder must call ``end``."""
 
-    def __init__(self, on_end: Callable[[bool], None]) -> None:
+    def __init__(self, began_s: float, on_end: Callable[[bool], None]) -> None:
+        self.began_s = began_s
+        self.passed = False
+        """Other copies need not wait for it: the engine is still alive, or the trial is over."""
         self._on_end = on_end
-        self.passed = asyncio.Event()
-        """Set once other copies need not wait for it: the engine is still alive."""
+        self._waiting: list[Callable[[], None]] = []
+
+    def when_passed(self, call: Callable[[], None]) -> None:
+        """Call this once other copies need not wait any more."""
+        if self.passed:
+            call()
+        else:
+            self._waiting.append(call)
+
+    def passes(self) -> None:
+        """The engine has given a token: it survives the prompt so far."""
+        self.passed = True
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
 
     def end(self, *, completed: bool) -> None:
         """The copy is over."""
         self._on_end(completed)
-        self.passed.set()
+        self.passes()
+
+
+@value
+class OtherTrial:
+    """Another copy of the prompt is on trial: wait until it has passed, and ask again."""
+
+    trial: Trial
+    within_s: float
+    """The longest wait. Time that has passed counts as a token that was shown."""
+
+
+@value
+class Quarantined:
+    """The prompt is refused."""
+
+    deaths: int
+    """Engines that died while they held it."""
+    retry_after_s: float
+
+
+Admission = Trial | OtherTrial | Quarantined | None
+"""What a request of a prompt may do: it may be sent if it is None, or the trial itself."""
 
 
 class Quarantine:
-    """The suspects of one pool on one replica. Other requests only pay for one dictionary lookup."""
+    """The suspects of one pool on one replica. Other requests only pay for one dictionary lookup.
 
-    def __init__(self, clock: Clock, call_later: CallLater) -> None:
-        self._clock = clock
-        self._call_later = call_later
+    Times are monotonic seconds.
+    """
+
+    def __init__(self, warn: Callable[[str], None] = lambda text: None) -> None:
+        """``warn`` gets what an operator should know."""
+        self._warn = warn
         self.suspects: dict[int, Suspect] = {}
         self._answered_s: dict[str, float] = {}
         """Of each instance, when it showed last that it lives."""
@@ -97,17 +132,17 @@ class Quarantine:
         self._missed_s: dict[str, float] = {}
         """Of each such instance, when it was seen last."""
 
-    def answered(self, instance_id: str) -> None:
+    def answered(self, instance_id: str, now_s: float) -> None:
         """The instance gave a token, or a whole answer."""
-        self._answered_s[instance_id] = self._clock.monotonic_s()
+        self._answered_s[instance_id] = now_s
 
-    def unreachable(self, instance_id: str) -> None:
+    def unreachable(self, instance_id: str, now_s: float) -> None:
         """No connection could be made to the instance, or it was closed unanswered."""
-        self._lose(instance_id, self._clock.monotonic_s())
+        self._lose(instance_id, now_s)
 
-    def lost(self) -> frozenset[str]:
+    def lost(self, now_s: float) -> frozenset[str]:
         """Instances that died, or could not be reached, a short while ago, and have answered nothing since."""
-        since_s = self._clock.monotonic_s() - LOSS_MEMORY_S
+        since_s = now_s - LOSS_MEMORY_S
         return frozenset(
             name
             for name, seen_s in self._missed_s.items()
@@ -120,9 +155,8 @@ class Quarantine:
         if seen_s is None or self._answered_s.get(instance_id, seen_s) > seen_s:
             self._lost_s[instance_id] = now_s
 
-    def died(self, prompt_hash: int, instance_id: str, request_id: str, sent_s: float) -> None:
+    def died(self, prompt_hash: int, instance_id: str, request_id: str, sent_s: float, now_s: float) -> None:
         """The instance's engine seems to have died while it held a request of this prompt, sent there at ``sent_s``."""
-        now_s = self._clock.monotonic_s()
         self._lose(instance_id, now_s)
         if not self._lived(instance_id, sent_s, now_s):
             return
@@ -132,12 +166,9 @@ class Quarantine:
             suspect.deaths += 1
             suspect.last_death_s = suspect.died_at_s[instance_id] = now_s
             if suspect.deaths > 1:
-                _log.warning(
-                    "the prompt of request %s is refused for %.0f s: engines died while they held it, %d in all, of %s",
-                    request_id,
-                    suspect.refused_until_s - now_s,
-                    suspect.deaths,
-                    suspect.names,
+                self._warn(
+                    f"the prompt of request {request_id} is refused for {suspect.refused_until_s - now_s:.0f} s:"
+                    f" engines died while they held it, {suspect.deaths} in all, of {suspect.names}"
                 )
         while len(self.suspects) > MAX_SUSPECTS:
             del self.suspects[next(iter(self.suspects))]
@@ -171,48 +202,38 @@ class Quarantine:
             for instance_id in kept.keys() - instance_ids.keys():
                 del kept[instance_id]
 
-    async def admit(self, prompt_hash: int) -> Trial | None:
-        """Wait until a request of this prompt may be sent, ``TRIAL_S`` for each trial before it at most.
+    def admit(self, prompt_hash: int, now_s: float) -> Admission:
+        """Whether a request of this prompt may be sent now."""
+        suspect = self.of(prompt_hash, now_s)
+        if suspect is None:
+            return None
+        if suspect.deaths > 1 and not suspect.pardoned and self._has_common_cause(suspect):
+            self._warn(f"a prompt is not refused: engines died without it at the same time as {suspect.names}")
+            suspect.deaths, suspect.pardoned = 1, True
+        left_s = suspect.refused_until_s - now_s
+        if left_s > 0:
+            if suspect.deaths > 1:
+                self._explain(suspect)
+            return Quarantined(suspect.deaths, left_s)
+        trial = suspect.trial
+        if trial is None:
+            suspect.trial = self._begin_trial(prompt_hash, suspect, now_s)
+            return suspect.trial
+        within_s = trial.began_s + TRIAL_S - now_s
+        return None if trial.passed or within_s <= 0 else OtherTrial(trial, within_s)
 
-        Returns the trial that the request is, None for almost all of them.
-
-        Raises:
-            RequestQuarantinedError: too many engines died of it.
-        """
-        while (suspect := self.of(prompt_hash)) is not None:
-            if suspect.deaths > 1 and not suspect.pardoned and self._has_common_cause(suspect):
-                _log.warning("a prompt is not refused: engines died without it at the same time as %s", suspect.names)
-                suspect.deaths, suspect.pardoned = 1, True
-            left_s = suspect.refused_until_s - self._clock.monotonic_s()
-            if left_s > 0:
-                if suspect.deaths > 1:
-                    self._explain(suspect)
-                raise RequestQuarantinedError(
-                    f"{suspect.deaths} engines died while they held this prompt: it is refused for a while",
-                    retry_after_s=left_s,
-                )
-            if suspect.trial is None:
-                suspect.trial = self._begin_trial(prompt_hash, suspect)
-                return suspect.trial
-            if suspect.trial.passed.is_set():
-                return None
-            await suspect.trial.passed.wait()
-        return None
-
-    def of(self, prompt_hash: int) -> Suspect | None:
+    def of(self, prompt_hash: int, now_s: float) -> Suspect | None:
         """What is remembered of the prompt."""
         suspect = self.suspects.get(prompt_hash)
-        if suspect is not None and self._clock.monotonic_s() - suspect.last_death_s >= MEMORY_S:
+        if suspect is not None and now_s - suspect.last_death_s >= MEMORY_S:
             del self.suspects[prompt_hash]
             return None
         return suspect
 
-    def _begin_trial(self, prompt_hash: int, suspect: Suspect) -> Trial:
+    def _begin_trial(self, prompt_hash: int, suspect: Suspect, now_s: float) -> Trial:
         def ended(completed: bool) -> None:
             suspect.trial = None
             if completed and self.suspects.get(prompt_hash) is suspect:
                 del self.suspects[prompt_hash]
 
-        trial = Trial(ended)
-        self._call_later(TRIAL_S, trial.passed.set)
-        return trial
+        return Trial(now_s, ended)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dualmap.router.outcome import InstanceFailure, Outcome
 from dualmap.scheduling.request.answers import pause_s
 from dualmap.scheduling.request.breaker import Breaker, BreakerRule, BreakerState
+from dualmap.scheduling.request.outcome import InstanceFailure, Outcome
 from dualmap.scheduling.request.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.values import value
-
-log = logging.getLogger(__name__)
 
 _NONE: Final[frozenset[str]] = frozenset()
 _CLOSED: Final = Breaker()
@@ -51,13 +48,14 @@ class CircuitBreakers:
         view: Callable[[], ClusterView] | None = None,
         on_fault: Callable[[str, str], None] = lambda instance_id, reason: None,
         on_ejection: Callable[[str, str], None] = lambda instance_id, rule: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """``view`` bounds how many may be ejected; without it any number may be. ``on_fault`` gets every fault's
-        reason, ``on_ejection`` the rule that an instance is ejected by."""
+        reason, ``on_ejection`` the rule that an instance is ejected by, ``warn`` what an operator should know."""
         self._rule = rule
         self._outliers = outlier_rule if outlier_rule is not None else OutlierRule()
         self._view = view
-        self._on_fault, self._on_ejection = on_fault, on_ejection
+        self._on_fault, self._on_ejection, self._warn = on_fault, on_ejection, warn
         self._window = OutcomeWindow(self._outliers)
         self._kept: dict[str, Breaker] = {}
         """Breakers that remember something."""
@@ -112,8 +110,8 @@ class CircuitBreakers:
             after = breaker.succeeded(now_s, self._rule)
             self._keep(instance_id, after, now_s)
             if breaker.state is not after.state is BreakerState.CLOSED:
-                log.warning(
-                    "instance %s is back in service: it answered %d trial requests", instance_id, breaker.proofs + 1
+                self._warn(
+                    f"instance {instance_id} is back in service: it answered {breaker.proofs + 1} trial requests"
                 )
 
     def ended_without_evidence(self, instance_id: str, now_s: float) -> None:
@@ -139,12 +137,11 @@ class CircuitBreakers:
             self._reasons[instance_id] = failure.reason
             self._window.forget(instance_id)
             self._on_ejection(instance_id, by)
-            log.warning(
-                "instance %s is avoided for %.0f s: %d of its last %d requests failed, %.1f %% of the others' did;"
-                " %d in a row; the last one: %s",
-                instance_id, after.retry_at_s - now_s, own.faults, own.total, 100 * peers.share,
-                breaker.faults + 1, failure,
-            )  # fmt: skip
+            self._warn(
+                f"instance {instance_id} is avoided for {after.retry_at_s - now_s:.0f} s: {own.faults} of its last"
+                f" {own.total} requests failed, {100 * peers.share:.1f} % of the others' did; {breaker.faults + 1} in a"
+                f" row; the last one: {failure}"
+            )
 
     def busy(self, instance_id: str, named_s: float | None, now_s: float) -> None:
         """The instance takes nothing, for as long as it names: it works, and is no outlier."""

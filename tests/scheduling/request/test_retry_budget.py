@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualmap.router.retry_budget import RetryBudget
+from dualmap.scheduling.request.retry_budget import RetryBudget
 
 
 def test_retries_are_bounded_by_the_share_of_requests() -> None:

@@ -1,4 +1,4 @@
-"""How a request ended, or failed on an instance: the terms shared by data plane and life cycle."""
+"""How a request ended, or failed on an instance."""
 
 from __future__ import annotations
 
@@ -105,6 +105,11 @@ class InstanceFailure:
     def lost_kv(self) -> bool:
         """Of a decode leg: True when its instance had the KV, or found that it is gone."""
         return self.kind is FailureKind.RECOMPUTED or (self.status == 500 and not self.engine_died)
+
+    @property
+    def blames_the_request(self) -> bool:
+        """Whether the instance says that the client is at fault. Another instance may say otherwise."""
+        return self.verdict is Verdict.DISPUTED and self.status is not None and 400 <= self.status < 500
 
     @property
     def wasted_work(self) -> bool:

@@ -1,0 +1,73 @@
+"""What a replica has seen of the instances of a pool, and what follows from it for its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.quarantine import Quarantine
+from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The three memories that failures go to. Times are monotonic seconds."""
+
+    breakers: CircuitBreakers = field(default_factory=lambda: CircuitBreakers(BreakerRule()))
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    retries: RetryBudget = field(default_factory=lambda: RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0))
+    """The budget of the whole replica, over all its pools."""
+
+    def pays(self, failure: InstanceFailure, now_s: float) -> bool:
+        """Take a retry from the budget, which keeps a failing fleet from doing all work several times. It is not
+        charged where no work was done: a dead instance may refuse its whole queue within a moment."""
+        return not failure.wasted_work or self.retries.withdraw(now_s)
+
+    def began(self, instance_id: str, now_s: float) -> None:
+        """The instance gave the first token of an answer, which may still break off."""
+        self.quarantine.answered(instance_id, now_s)
+        if self.breakers.troubled:
+            self.breakers.began(instance_id, now_s)
+
+    def ended(self, instance_id: str, outcome: Outcome, now_s: float) -> None:
+        """A request ended on the instance that no failure was recorded of."""
+        self.breakers.record(instance_id, outcome, now_s)
+        if outcome is Outcome.COMPLETED:
+            self.quarantine.answered(instance_id, now_s)
+
+    def failed(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
+        """The instance failed a request, in a way that needs no other answer to be judged."""
+        match failure.verdict:
+            case Verdict.FAULT:
+                self.breakers.failed(instance_id, failure, now_s)
+            case Verdict.BUSY:
+                self.breakers.busy(instance_id, failure.pause_s, now_s)
+            case Verdict.ANSWER | Verdict.DISPUTED:
+                self.breakers.ended_without_evidence(instance_id, now_s)
+
+    def settle(self, disputed: Iterable[tuple[str, InstanceFailure]], now_s: float, *, answered: bool) -> None:
+        """A request is over that these instances had failed in a disputed way; ``answered``: by an instance that did
+        not do the same, so they are to blame."""
+        for instance_id, failure in disputed:
+            if answered:
+                self.breakers.failed(instance_id, failure, now_s)
+            else:
+                self.breakers.ended_without_evidence(instance_id, now_s)
+
+    def note_loss(
+        self, instance_id: str, failure: InstanceFailure, prompt_hash: int, request_id: str, sent_s: float, now_s: float
+    ) -> None:
+        """Tell the quarantine of an instance that seems to have died, or cannot be reached."""
+        if failure.engine_died:
+            self.quarantine.died(prompt_hash, instance_id, request_id, sent_s, now_s)
+        elif failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):
+            self.quarantine.unreachable(instance_id, now_s)
+
+    def forget_all_but(self, instance_ids: Mapping[str, object]) -> None:
+        """Drop what is kept about instances that left the fleet."""
+        self.breakers.forget_all_but(instance_ids)
+        self.quarantine.forget_all_but(instance_ids)

@@ -1,0 +1,1190 @@
+"""The life of a request: one table of transitions, and what follows from each event.
+
+Rules for this file:
+
+- The machine does no I/O and reads no clock. A driver reports what happened by ``on(event, now_s)``, carries out the
+  effects that it returns, in their order, and reports what came of them by the next event. A router drives it with
+  awaits, the simulator in virtual time, a test by hand. A rule that stands in a driver is in the wrong place.
+- It is the only owner of where a request is. Everything that depends on that is a function of the machine's values:
+  what a store that lost it is told (``stored_request``), what is learned from it, and what people read.
+- ``TRANSITIONS`` says what is legal; whatever is missing there raises ``TransitionError`` and changes nothing. An event
+  that comes after the end is late news, and changes nothing either: ends and failures race with each other.
+- At most the last of the effects that one event returns has an answer. So a driver is a loop, and nothing else happens
+  to the request between an effect and its answer but that it is cancelled (``Ended``).
+- Every end goes through ``_end``, which releases what may be reserved. A reservation may exist from the moment its
+  search begins, as the answer of the store can be lost.
+- A request that is passed on without being scheduled is the same machine. It reserves nothing, so nothing is released.
+- Nothing here knows HTTP, or what carries the bytes. Whoever does says what failed (``InstanceFailure``), and whether
+  the client has a part of the answer.
+
+Times are seconds of the driver's monotonic clock. What is recorded of the request is its age, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+import orjson
+
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
+from dualmap.scheduling.placing.decision import Policy, RouteQuery
+from dualmap.scheduling.placing.placement import Fleet, Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.policies.pinned import Pinned
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
+from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
+from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.values import value
+
+
+class Phase(StrEnum):
+    """Where a request is."""
+
+    NEW = "new"
+    """Nobody but its driver knows of it."""
+    ADMITTING = "admitting"
+    """It is new, or an instance has failed it before the client had anything of its answer. An engine died of its
+    prompt, and another copy of it is on trial: it waits for that one."""
+    PLACING = "placing"
+    """An instance is searched for. The store may have reserved one."""
+    HELD = "held"
+    """It waits in the queue of an instance, and can be moved."""
+    DISPATCHED = "dispatched"
+    """It may be sent to its instance."""
+    PREFILLING = "prefilling"
+    """It was sent. Nothing of its answer has come."""
+    PRESUMED = "presumed"
+    """Its answer does not stream, and by now its prefill should be over."""
+    PAIRING = "pairing"
+    """It is split, and its decode leg goes first: that one is placed while the prefill instance keeps room."""
+    PAIRED = "paired"
+    """Both legs are placed. The decode leg is sent, and asks for the prefill leg."""
+    STAGED = "staged"
+    """Its prefill leg is over, and its decode leg is being placed."""
+    DECODING = "decoding"
+    """Its decode leg may be sent. Nothing of the answer has come."""
+    ANSWERING = "answering"
+    """Its first token has come."""
+    BROKEN_OFF = "broken_off"
+    """Its instance failed after the client had a part of the answer: nothing else is tried."""
+    DONE = "done"
+
+
+class Step(StrEnum):
+    """What may happen to a request: the columns of ``TRANSITIONS``. An event is one of several steps, by its content
+    and by the rules."""
+
+    ADMITTED = "admitted"
+    SUSPECTED = "suspected"
+    SEARCHES_AGAIN = "searches_again"
+    """Its id was taken, or all instances that could take it are those that failed it."""
+    QUEUED = "queued"
+    TAKEN = "taken"
+    """An instance has room for it."""
+    TAKEN_IN_PAIR = "taken_in_pair"
+    """The same, and the decode leg goes first."""
+    RESERVATION_LOST = "reservation_lost"
+    SENT = "sent"
+    PREFILL_PRESUMED = "prefill_presumed"
+    FIRST_TOKEN = "first_token"
+    PREFILL_ENDED = "prefill_ended"
+    """Its prefill leg has answered."""
+    DECODER_TAKEN = "decoder_taken"
+    DECODES_AGAIN = "decodes_again"
+    """Its decode leg is placed once more, for the same KV."""
+    FAILED = "failed"
+    """Its instance failed before the client had anything of the answer."""
+    BROKE_OFF = "broke_off"
+    """Its instance failed after that."""
+    REFUSED = "refused"
+    ENDED = "ended"
+
+
+ON_AN_INSTANCE: Final = frozenset(
+    {
+        Phase.DISPATCHED,
+        Phase.PREFILLING,
+        Phase.PRESUMED,
+        Phase.PAIRING,
+        Phase.PAIRED,
+        Phase.STAGED,
+        Phase.DECODING,
+        Phase.ANSWERING,
+    }
+)
+"""An instance has it, or may have it by now, and is judged by what becomes of it."""
+
+
+def _transitions() -> dict[tuple[Phase, Step], Phase]:
+    p, s = Phase, Step
+    table = {
+        (p.NEW, s.ADMITTED): p.PLACING,
+        (p.NEW, s.SUSPECTED): p.ADMITTING,
+        (p.ADMITTING, s.SUSPECTED): p.ADMITTING,
+        (p.ADMITTING, s.ADMITTED): p.PLACING,
+        (p.PLACING, s.SEARCHES_AGAIN): p.PLACING,
+        (p.PLACING, s.QUEUED): p.HELD,
+        (p.PLACING, s.TAKEN): p.DISPATCHED,
+        (p.PLACING, s.TAKEN_IN_PAIR): p.PAIRING,
+        (p.HELD, s.TAKEN): p.DISPATCHED,
+        (p.HELD, s.TAKEN_IN_PAIR): p.PAIRING,
+        (p.HELD, s.RESERVATION_LOST): p.PLACING,
+        (p.DISPATCHED, s.SENT): p.PREFILLING,
+        (p.PREFILLING, s.PREFILL_PRESUMED): p.PRESUMED,
+        (p.ANSWERING, s.PREFILL_PRESUMED): p.ANSWERING,  # the timer runs on: to stop it costs more than to ignore it
+        (p.BROKEN_OFF, s.PREFILL_PRESUMED): p.BROKEN_OFF,
+        (p.DISPATCHED, s.FIRST_TOKEN): p.ANSWERING,
+        (p.PREFILLING, s.FIRST_TOKEN): p.ANSWERING,
+        (p.PRESUMED, s.FIRST_TOKEN): p.ANSWERING,
+        (p.DISPATCHED, s.PREFILL_ENDED): p.STAGED,
+        (p.PREFILLING, s.PREFILL_ENDED): p.STAGED,
+        (p.PAIRING, s.DECODES_AGAIN): p.PAIRING,
+        (p.PAIRING, s.DECODER_TAKEN): p.PAIRED,
+        (p.PAIRED, s.PREFILL_ENDED): p.DECODING,
+        (p.PAIRED, s.FIRST_TOKEN): p.ANSWERING,
+        (p.ANSWERING, s.PREFILL_ENDED): p.ANSWERING,  # the last layer may be confirmed behind the first token
+        (p.STAGED, s.DECODES_AGAIN): p.STAGED,
+        (p.STAGED, s.DECODER_TAKEN): p.DECODING,
+        (p.DECODING, s.DECODES_AGAIN): p.STAGED,
+        (p.DECODING, s.FIRST_TOKEN): p.ANSWERING,
+        (p.ANSWERING, s.FIRST_TOKEN): p.ANSWERING,
+    }
+    for phase in ON_AN_INSTANCE:
+        table |= {(phase, s.FAILED): p.ADMITTING, (phase, s.BROKE_OFF): p.BROKEN_OFF}
+        table.setdefault((phase, s.SENT), phase)  # once more, over a new connection to the same instance
+    for phase in (p.NEW, p.ADMITTING, p.PLACING, p.HELD):
+        table[phase, s.REFUSED] = p.DONE
+    for phase in Phase:
+        table[phase, s.ENDED] = p.DONE
+    return table
+
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Step], Phase]] = _transitions()
+"""Where a request is after a step. What is missing is illegal."""
+
+_PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRED})
+
+DECODES_PER_STAGING: Final = 2
+"""Decode legs that are sent for the same staged KV at most."""
+SLOWEST_TOKEN_S: Final = 0.25
+"""A token of an answer that is only seen whole takes no longer than this."""
+_NEEDS_PREFILL: Final = (FailureKind.NO_DECODER, FailureKind.RECOMPUTED, FailureKind.TRANSFER)
+"""No other decoder is tried with the same KV. A transfer that is stuck may be so for its source, which a decoder whose
+leg is aborted may have told to free the KV."""
+
+
+# events ----------------------------------------------------------------------------------------------------------
+@value
+class Arrived:
+    """It is to be served."""
+
+
+@value
+class TrialOver:
+    """The trial of another copy that it waited for has passed, or took too long."""
+
+
+@value
+class Reserved:
+    """Its search took an instance, or a place in a queue."""
+
+    placed: Placed
+    target: InstanceSpec | None
+    """The instance to send it to; None where the instance is no member any more, and where it is held."""
+
+
+@value
+class NotPlaced:
+    """No instance took it."""
+
+    why: SearchFailed
+
+
+@value
+class Renamed:
+    """It has another id."""
+
+    request_id: str
+
+
+@value
+class Granted:
+    """It was held, and an instance has room for it now."""
+
+    grant: Grant
+    target: InstanceSpec | None
+    """None where the instance is no member any more."""
+
+
+@value
+class ReservationLost:
+    """The store no longer knows of it while it is held: it came back empty, or reaped it."""
+
+
+@value
+class TurnedAway:
+    """It was held for as long as it may be."""
+
+    why: Refusal
+
+
+@value
+class Sent:
+    """It is on its way to its instance."""
+
+
+@value
+class PrefillPresumed:
+    """The time set by ``StartTimer`` has passed."""
+
+
+@value
+class FirstToken:
+    """The first token came, of an answer that streams; of another, its first byte."""
+
+
+@value
+class PrefillEnded:
+    """Its prefill leg has answered."""
+
+
+@value
+class DecoderReserved:
+    """The search for its decode leg took an instance."""
+
+    placed: Placed
+    target: InstanceSpec | None
+    """None where the instance is no member any more."""
+
+
+@value
+class NoDecoder:
+    """No instance took its decode leg."""
+
+
+@value
+class Failed:
+    """An instance failed it."""
+
+    failure: InstanceFailure
+    begun: bool = False
+    """The client has a part of the answer, which cannot be continued."""
+    overdue: bool = False
+    """The time for the whole request is over."""
+    leg: Leg | None = None
+    """Which leg failed of a request whose two legs run at once; None: the one that its phase says."""
+    keeps_kv: bool = False
+    """Of a decode leg: its KV is still staged, so that another decoder could take it."""
+
+
+@value
+class Ended:
+    """It is over, however it went: answered, broken off, cancelled."""
+
+    outcome: Outcome
+    usage: Usage | None = None
+
+
+Event = (
+    Arrived
+    | TrialOver
+    | Reserved
+    | NotPlaced
+    | Renamed
+    | Granted
+    | ReservationLost
+    | TurnedAway
+    | Sent
+    | PrefillPresumed
+    | FirstToken
+    | PrefillEnded
+    | DecoderReserved
+    | NoDecoder
+    | Failed
+    | Ended
+)
+
+
+# effects ---------------------------------------------------------------------------------------------------------
+class Refusal(StrEnum):
+    """Why a request is not served."""
+
+    NO_INSTANCE = "no_instance"
+    QUEUE_FULL = "queue_full"
+    WOULD_BE_LATE = "would_be_late"
+    """Late requests are refused, and it is expected to be late everywhere."""
+    IS_LATE = "is_late"
+    """Late requests are refused, and it was passed over until it was late."""
+    LATE_FOR_TOO_LONG = "late_for_too_long"
+    HELD_TOO_LONG = "held_too_long"
+    INSTANCE_REMOVED = "instance_removed"
+    QUARANTINED = "quarantined"
+    NOBODY_LEFT = "nobody_left"
+    """No instance is ready beside those that failed it."""
+    TRIES_SPENT = "tries_spent"
+    BUDGET_SPENT = "budget_spent"
+    OVERDUE = "overdue"
+    """The time for the whole request is over."""
+    TOO_SLOW = "too_slow"
+    """A whole answer did not come in time: the next instance would most likely take as long."""
+
+
+@value
+class AwaitTrial:
+    """Wait until the trial has passed, ``within_s`` at most. Answer: ``TrialOver``."""
+
+    trial: Trial
+    within_s: float
+
+
+@value
+class Reserve:
+    """Run the search. Answer: ``Reserved`` or ``NotPlaced``."""
+
+    search: Search
+
+
+@value
+class Rename:
+    """Its id is another live request's. Answer: ``Renamed``."""
+
+
+@value
+class AwaitGrant:
+    """Wait for the grant of this attempt. Answer: ``Granted``, ``ReservationLost`` or ``TurnedAway``."""
+
+    placed: Placed
+    attempt: int
+    within_s: float
+    """The longest wait."""
+
+
+@value
+class ReserveDecoder:
+    """Run the search for the decode leg. Answer: ``DecoderReserved`` or ``NoDecoder``."""
+
+    search: Search
+
+
+@value
+class Send:
+    """Send it where ``to_send`` of the machine says."""
+
+
+@value
+class StartTimer:
+    """Report ``PrefillPresumed`` after this time, unless ``LeaveInstance`` comes first."""
+
+    delay_s: float
+
+
+@value
+class LeaveInstance:
+    """It is no longer on this instance: forget what is kept of it there, and its timer."""
+
+    instance_id: str
+    failure: InstanceFailure | None = None
+    """What failed it there."""
+
+
+@value
+class ReleaseFirst:
+    """Release these before the next effect: the next reservation must not meet the former one."""
+
+    releases: tuple[Release, ...]
+
+
+@value
+class Post:
+    """Release this without waiting."""
+
+    release: Release
+    teaches: bool = False
+    """The TTFT may be learned from it: its note is to be ``scheduling.samples.first_token_sample``."""
+    last: bool = False
+    """With it nothing of the request is left in the store."""
+
+
+@value
+class CountRetry:
+    """It is tried again, after a failure of this kind."""
+
+    kind: FailureKind
+    decodes: bool = False
+    """Its decode leg alone."""
+
+
+@value
+class Refuse:
+    """It is over, and its client gets an error."""
+
+    why: Refusal
+    failed: SearchFailed | None = None
+    quarantined: Quarantined | None = None
+
+
+@value
+class Close:
+    """It is over: explain it, count it, forget it."""
+
+
+Effect = (
+    AwaitTrial
+    | Reserve
+    | Rename
+    | AwaitGrant
+    | ReserveDecoder
+    | Send
+    | StartTimer
+    | LeaveInstance
+    | ReleaseFirst
+    | Post
+    | CountRetry
+    | Refuse
+    | Close
+)
+Effects = tuple[Effect, ...]
+
+_NOTHING: Final[Effects] = ()
+_SEND: Final[Effects] = (Send(),)
+_CLOSE: Final = Close()
+_RENAME: Final[Effects] = (Rename(),)
+
+
+def turned_away(record: Request, waited_s: float, order: QueueOrder, *, refuses_late: bool) -> Refusal | None:
+    """Why a held request that has waited so long, and is known to the store by this record, is held no longer. A retry
+    is never turned away for being late: its client has waited already."""
+    if record.attempt > 1:
+        return None
+    if refuses_late and record.deferred:
+        return Refusal.IS_LATE
+    if not order.gives_up(record, waited_s):
+        return None
+    return Refusal.IS_LATE if refuses_late else Refusal.LATE_FOR_TOO_LONG
+
+
+# the machine -----------------------------------------------------------------------------------------------------
+class PlacingFleet(Fleet, Protocol):
+    """What the machine looks at, beside what a search does."""
+
+    def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
+        """Time until the instance has prefilled a full dispatch window, and so many tokens behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What a pool's requests are served by on one replica, as its settings are now."""
+
+    replica_id: str
+    fleet: PlacingFleet
+    policy: Policy
+    order: QueueOrder
+    decode_policy: Policy
+    """The policy of decode legs, whatever the other one is."""
+    split_rule: SplitRule
+    decode_stall_s: float
+    max_hold_s: float
+    at_once: bool = False
+    """No request waits in the fleet for the dispatch window of its instance, see ``placing.decision.holds``."""
+    refuses_late: bool = False
+    max_tries: int = 3
+    decode_first: bool = False
+    """Decode legs are sent first, and ask for their prefill legs: layerwise connectors."""
+    staged_timeout_s: float = 60.0
+    """Staged KV is given up after this time."""
+    transfer_timeout_s: float = 60.0
+    """Longest wait for the first token of a decode leg."""
+    evidence: Evidence = field(default_factory=Evidence)
+    balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
+    """Picks instances for requests that are passed on."""
+
+
+@value
+class RequestSpec:
+    """What is known of a request before it is placed."""
+
+    prompt_hash: int
+    """Equal prompts have equal ones: a prompt that kills engines is known by it."""
+    chain: Chain | None
+    """None: it is not scheduled, and passed on to any suitable instance."""
+    slo_s: float
+    model: str = ""
+    """The name that its instance is asked for."""
+    expected_output_tokens: int = 0
+    output_limit: int | None = None
+    """The most tokens that its answer may have; None: it sets no limit."""
+    stored_tokens: int = 0
+    """Tokens of a conversation that it continues, which its instance has stored."""
+    text_bytes: int = 0
+    """Length of its prompt, where bytes per token can be learned from it; 0: they cannot."""
+    images: int = 0
+    streams: bool = True
+    may_split: bool = False
+    """Another instance than the one that prefills it can answer it."""
+    pinned_to: str | None = None
+    """The only instance that can answer it."""
+
+
+@dataclass(slots=True)
+class DecodeLeg:
+    """The second leg of a split request. It exists from its first search on: it may be reserved since."""
+
+    request_id: str
+    failed: frozenset[str]
+    """Instances that failed the request, this leg of it or the other."""
+    avoided: frozenset[str]
+    """The instance of the prefill leg, if it could answer too: the KV is to leave it, and no connector is known to send
+    it to its own instance. Empty once there is no other."""
+    placed: Placed | None = None
+    target: InstanceSpec | None = None
+    """Where it may be sent; None while it is being placed."""
+    cached_tokens: int = 0
+    """Of the prompt, believed to be there already: the rest is transferred."""
+    placed_s: float | None = None
+    staged_s: float | None = None
+    """When the prefill leg ended."""
+    sends: int = 0
+    answered: bool = False
+    """Its first token has come, so what the prefill leg had reserved is released."""
+    rounds: list[tuple[Placed, int]] = field(default_factory=list)
+    """Every choice of an instance for it, with the attempt."""
+    last_id: str = ""
+    """The instance that it was placed on last."""
+
+
+class RequestMachine:
+    """One request. Its attributes may be read by anybody, and are changed by ``on`` alone."""
+
+    phase: Phase = Phase.NEW
+    leg: Leg = Leg.WHOLE
+    """PREFILL: it is split."""
+    attempt: int = 1
+    """Counts reservations that replaced one another, also those that the store had lost."""
+    tries: int = 0
+    """Times that an instance had room for it."""
+    excluded: frozenset[str] = frozenset()
+    """Instances that failed it."""
+    placed: Placed | None = None
+    """The reservation that stands."""
+    estimate: Placed | None = None
+    """The last reservation that was made: its TTFT is expected, also after it was lost."""
+    enqueued_ms: int = 0
+    """Its first reservation, of the store's clock."""
+    target: InstanceSpec | None = None
+    """The last instance that had room for it; of a split request, that of its prefill leg."""
+    uncached_tokens: int = 0
+    """What that instance has to prefill, by its KV metadata."""
+    grant: Grant | None = None
+    """What dispatched it last, if it was held."""
+    decode: DecodeLeg | None = None
+    decode_attempt: int = 0
+    """Counts reservations of decode legs."""
+    trial: Trial | None = None
+    """It is the one copy of its prompt that may be sent."""
+    failure: InstanceFailure | None = None
+    """The last one that it was, or is to be, tried again after."""
+    disputed: tuple[tuple[str, InstanceFailure], ...] = ()
+    """Answers that its instances are to blame for if another one answers it."""
+
+    # What people are told. Ages in seconds.
+    failures: tuple[tuple[str, InstanceFailure, float], ...] = ()
+    """Each with its instance and the age at which it came."""
+    placed_s: float | None = None
+    held_s: float = 0.0
+    """Time that it was held, until the last grant."""
+    held_since_s: float | None = None
+    sent_s: float = 0.0
+    """When its present try began, on the driver's clock."""
+    first_token_s: float | None = None
+    prefilled_s: float | None = None
+    """When its prefill leg had answered."""
+    ended_s: float | None = None
+    outcome: Outcome | None = None
+    usage: Usage | None = None
+
+    def __init__(self, request_id: str, spec: RequestSpec, rules: RequestRules, now_s: float) -> None:
+        self.request_id = request_id
+        self.spec = spec
+        self.rules = rules
+        self.started_s = now_s
+        self.searches: list[tuple[Search, int]] = []
+        """Every search for an instance, with its attempt."""
+
+    def on(self, event: Event, now_s: float) -> Effects:
+        """Take in what happened; returns what is to be done.
+
+        Raises:
+            TransitionError: the event is not legal in this phase; nothing has changed.
+        """
+        if self.phase is Phase.DONE:
+            return _NOTHING
+        return _HANDLERS[type(event)](self, event, now_s)
+
+    # what it is now --------------------------------------------------------------------------------------------
+    @property
+    def is_done(self) -> bool:
+        return self.phase is Phase.DONE
+
+    @property
+    def instance_id(self) -> str:
+        """The instance that had room for it last; of a split request, that of its prefill leg. Empty: none had."""
+        return "" if self.target is None else self.target.instance_id
+
+    @property
+    def answering_id(self) -> str:
+        """The instance whose answer the client gets, or is to get."""
+        if self.decode is not None and self.decode.target is not None:
+            return self.decode.target.instance_id
+        return self.instance_id
+
+    @property
+    def to_send(self) -> Leg:
+        """What is to be sent now: to ``target``, or to that of the decode leg."""
+        return Leg.DECODE if self.phase is Phase.DECODING else self.leg
+
+    @property
+    def shows_first_token(self) -> bool:
+        """Whether the first byte of its answer comes with the first token. Of another, it comes with the last."""
+        return self.spec.streams or self.leg is Leg.PREFILL
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether a decode instance answers it, or another one as such."""
+        return self.leg is Leg.PREFILL or (self.target is not None and self.target.role is Role.DECODE)
+
+    @property
+    def kv_within_s(self) -> float | None:
+        """Longest wait for the first token of its decode leg. None where its client waits for the whole answer, which
+        is of unknown length: the time to the first byte of such an answer bounds it."""
+        limit_s = self.rules.transfer_timeout_s
+        if self.spec.streams:
+            return limit_s
+        limit_tokens = self.spec.output_limit
+        return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
+
+    @property
+    def asked_name(self) -> str:
+        """See ``ClusterView.asked_name``. Where only one instance can answer, its name does not matter."""
+        return "" if self.spec.pinned_to is not None else self.rules.fleet.view.asked_name(self.spec.model)
+
+    @property
+    def expected_ttft_s(self) -> float | None:
+        """None once it was placed again: no estimate includes the time lost on the first attempt."""
+        if self.attempt > 1 or self.estimate is None:
+            return None
+        return self.estimate.decision.expected_ttft_s
+
+    def age_s(self, now_s: float) -> float:
+        return now_s - self.started_s
+
+    def held_until_s(self, now_s: float) -> float:
+        """Time that it was held so far."""
+        return self.held_s if self.held_since_s is None else self.held_s + now_s - self.held_since_s
+
+    def _move(self, step: Step) -> None:
+        try:
+            self.phase = TRANSITIONS[self.phase, step]
+        except KeyError:
+            raise TransitionError(f"a request that is {self.phase} cannot be {step}") from None
+
+    # from its arrival to an instance ---------------------------------------------------------------------------
+    def _admit(self, _: Arrived | TrialOver | None, now_s: float) -> Effects:
+        """Place it, for the first time or once more, as soon as its prompt may be sent."""
+        failure, quarantine = self.failure, self.rules.evidence.quarantine
+        if quarantine.suspects:  # else no request has to wait
+            admission = quarantine.admit(self.spec.prompt_hash, now_s)
+            if isinstance(admission, OtherTrial):
+                self._move(Step.SUSPECTED)
+                return (AwaitTrial(admission.trial, admission.within_s),)
+            if isinstance(admission, Quarantined):
+                return self._refuse(Refusal.QUARANTINED, now_s, quarantined=admission)
+            self.trial = admission
+        if failure is None:
+            self._move(Step.ADMITTED)
+            return self._search(now_s)
+        if not self.rules.evidence.pays(failure, now_s):
+            return self._refuse(Refusal.BUDGET_SPENT, now_s)
+        self._move(Step.ADMITTED)
+        if self.spec.chain is None:
+            return (CountRetry(failure.kind), *self._search(now_s))
+        released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
+        if self.decode is not None:
+            released = (self._over(self.decode.request_id, self.decode_attempt), *released)
+            self.decode = None
+        self.attempt += 1
+        return (CountRetry(failure.kind), ReleaseFirst(released), *self._search(now_s))
+
+    def _search(self, now_s: float) -> Effects:
+        if self.spec.chain is None:
+            return self._pick(now_s)
+        search = self._new_search(self.spec.chain)
+        self.searches.append((search, self.attempt))
+        return (Reserve(search),)
+
+    def _new_search(self, chain: Chain) -> Search:
+        rules, spec, slo_s = self.rules, self.spec, self.spec.slo_s
+        rule = rules.split_rule if spec.may_split else None
+        if rule is not None and rules.fleet.view.decoding is not None:
+            slo_s = rule.prefill_slo_s(slo_s, chain.prompt_tokens, rules.fleet.view, rules.fleet.learned)
+        return Search(
+            rules.policy if spec.pinned_to is None else Pinned(rules.policy, spec.pinned_to),
+            rules.order,
+            RouteQuery(chain, slo_s, 0, spec.expected_output_tokens, self.excluded),
+            self._unplaced(self.request_id, chain, slo_s, self.attempt),
+            rules.fleet,
+            rules.refuses_late and self.attempt == 1,
+            rules.decode_stall_s,
+            rule=rule,
+            at_once=rules.at_once,
+        )
+
+    def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> Request:
+        """The record of the request, or of a leg, before it is placed."""
+        spec = self.spec
+        return Request(
+            request_id,
+            self.rules.replica_id,
+            "",
+            RequestState.HELD,
+            attempt,
+            0,
+            chain.prompt_tokens,
+            spec.expected_output_tokens,
+            round(slo_s * 1000),
+            self.enqueued_ms,
+            pinned=spec.pinned_to is not None,
+            stored_tokens=spec.stored_tokens,
+            model=self.asked_name,
+        )
+
+    def _pick(self, now_s: float) -> Effects:
+        """Send a request that is not scheduled to the less busy of two suitable instances."""
+        rules, spec = self.rules, self.spec
+        target = pick_instance(rules.fleet, rules.balancer, spec.model, self.excluded, spec.pinned_to)
+        if target is None:
+            return self._not_placed(NotPlaced(SearchFailed()), now_s)
+        rules.evidence.breakers.sending(target.instance_id, now_s)
+        rules.balancer.enter(target.instance_id)
+        return self._dispatch(target, now_s)
+
+    def _reserved(self, event: Reserved, now_s: float) -> Effects:
+        placed, breakers = event.placed, self.rules.evidence.breakers
+        reply = placed.reply
+        if self.phase is not Phase.PLACING:
+            raise TransitionError(f"a request that is {self.phase} is not being placed")
+        self.placed = self.estimate = placed
+        self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
+        if breakers.troubled:
+            breakers.sending(placed.instance_id, now_s)
+        if self.tries == 0:
+            self.placed_s = now_s - self.started_s
+        if reply.status is PlaceStatus.HELD:
+            self._move(Step.QUEUED)
+            self.held_since_s = now_s
+            return (AwaitGrant(placed, self.attempt, max(0.0, self.rules.max_hold_s - self.held_s)),)
+        if event.target is None:
+            return self._removed(now_s)
+        self.grant, self.uncached_tokens = None, reply.uncached_tokens
+        return self._dispatch(event.target, now_s)
+
+    def _granted(self, event: Granted, now_s: float) -> Effects:
+        self._hold_ends(now_s)
+        if event.target is None:
+            return self._removed(now_s)
+        self.grant, self.uncached_tokens = event.grant, event.grant.uncached_tokens
+        return self._dispatch(event.target, now_s)
+
+    def _hold_ends(self, now_s: float) -> None:
+        self.held_s, self.held_since_s = self.held_until_s(now_s), None
+
+    def _dispatch(self, target: InstanceSpec, now_s: float) -> Effects:
+        pairs = self.leg is Leg.PREFILL and self.rules.decode_first
+        self._move(Step.TAKEN_IN_PAIR if pairs else Step.TAKEN)
+        self.target = target
+        self.tries += 1
+        self.sent_s = now_s
+        return self._search_decoder() if pairs else _SEND
+
+    def _removed(self, now_s: float) -> Effects:
+        why = Refusal.INSTANCE_REMOVED if self.failure is None else Refusal.NOBODY_LEFT
+        return self._refuse(why, now_s)
+
+    def _not_placed(self, event: NotPlaced, now_s: float) -> Effects:
+        why = event.why
+        if why.duplicate:
+            self._move(Step.SEARCHES_AGAIN)
+            return _RENAME
+        if why.missed is not None:
+            return self._refuse(Refusal.WOULD_BE_LATE, now_s, failed=why, reserved=False)
+        if why.full:
+            return self._refuse(Refusal.QUEUE_FULL, now_s, failed=why, reserved=False)
+        if self.failure is None:
+            return self._refuse(Refusal.NO_INSTANCE, now_s, reserved=False)
+        if self.failure.kind is FailureKind.RECOMPUTED and self.excluded:
+            self._move(Step.SEARCHES_AGAIN)
+            self.excluded = frozenset()  # the one that gave it back is better than none
+            return self._search(now_s)
+        return self._refuse(Refusal.NOBODY_LEFT, now_s, reserved=False)
+
+    def _renamed(self, event: Renamed, now_s: float) -> Effects:
+        if self.phase is not Phase.PLACING:
+            raise TransitionError(f"a request that is {self.phase} keeps its id")
+        self.request_id = event.request_id
+        return self._search(now_s)
+
+    def _reservation_lost(self, _: ReservationLost, now_s: float) -> Effects:
+        self._move(Step.RESERVATION_LOST)
+        self._hold_ends(now_s)
+        self.placed = None
+        self.attempt += 1
+        # Whatever the store has of it after all: an older copy of the store may have said so.
+        return (ReleaseFirst((self._over(self.request_id, self.attempt),)), *self._search(now_s))
+
+    def _turned_away(self, event: TurnedAway, now_s: float) -> Effects:
+        return self._refuse(event.why, now_s)
+
+    # on an instance --------------------------------------------------------------------------------------------
+    def _was_sent(self, _: Sent, now_s: float) -> Effects:
+        before = self.phase
+        self._move(Step.SENT)
+        if self.decode is not None and before is Phase.DECODING:
+            self.decode.sends += 1
+        if before is not Phase.DISPATCHED or self.spec.chain is None or self.shows_first_token:
+            return _NOTHING
+        return (StartTimer(self._prefill_delay_s()),)
+
+    def _prefill_delay_s(self) -> float:
+        """When a request that is sent now is expected to have its first token, seconds from now. A held one waited for
+        room in a full dispatch window, which is prefilled before it."""
+        assert self.target is not None
+        if self.grant is None and self.placed is not None:
+            return self.placed.decision.expected_ttft_s
+        return self.rules.fleet.window_delay_s(self.target, self.uncached_tokens)
+
+    def _prefill_presumed(self, _: PrefillPresumed, now_s: float) -> Effects:
+        """An answer that does not stream shows no first token: its expected time is taken instead, and nothing that
+        judges the instance reads it."""
+        before = self.phase
+        self._move(Step.PREFILL_PRESUMED)
+        return (Post(Release(self.request_id, self.instance_id)),) if before is Phase.PREFILLING else _NOTHING
+
+    def _first_token(self, _: FirstToken, now_s: float) -> Effects:
+        before = self.phase
+        self._move(Step.FIRST_TOKEN)
+        if self.trial is not None:
+            self.trial.passes()
+        if self.first_token_s is None:
+            self.first_token_s = self.age_s(now_s)
+        self.rules.evidence.began(self.answering_id, now_s)
+        decode = self.decode
+        if self.spec.chain is None:
+            return _NOTHING
+        if decode is None:  # a stream that was given back has another first token, and another reservation
+            return (self._prefill_over(),) if before in _PREFILL_UNDER_WAY else _NOTHING
+        if decode.answered:
+            return _NOTHING
+        decode.answered = True
+        return (Post(self._over(self.request_id, self.attempt, self._transfer_sample(decode, now_s))),)
+
+    def _prefill_over(self) -> Post:
+        """The first token came, or the prefill leg has answered: no tokens of the request are pending any more."""
+        seen = self.shows_first_token
+        release = Release(self.request_id, self.instance_id, note="{}" if seen else "", seen=seen)
+        return Post(release, teaches=seen and self._teaches_ttft())
+
+    def _teaches_ttft(self) -> bool:
+        """Whether its TTFT says something of its instance: it went where it was placed, at the first try, and was not
+        put off."""
+        placed, grant = self.placed, self.grant
+        if placed is None or self.attempt > 1 or placed.decision.instance_id != self.instance_id:
+            return False
+        return grant is None or not grant.deferred
+
+    def _transfer_sample(self, decode: DecodeLeg, now_s: float) -> str:
+        """What its first token teaches of transfers; "" where it was placed again."""
+        if decode.staged_s is None or len(decode.rounds) != 1:
+            return ""
+        assert self.spec.chain is not None
+        return transfer_note(self.age_s(now_s) - decode.staged_s, self.spec.chain.prompt_tokens - decode.cached_tokens)
+
+    # the decode leg --------------------------------------------------------------------------------------------
+    def _prefill_ended(self, _: PrefillEnded, now_s: float) -> Effects:
+        before = self.phase
+        self._move(Step.PREFILL_ENDED)
+        self.rules.evidence.breakers.succeeded(self.instance_id, now_s)
+        effects: Effects = ()
+        if before is not Phase.ANSWERING:
+            self.prefilled_s = self.age_s(now_s)
+            effects = (self._prefill_over(),)
+        if self.decode is None:
+            effects += self._search_decoder()
+        assert self.decode is not None
+        if before is not Phase.ANSWERING:
+            self.decode.staged_s = self.age_s(now_s)
+        return effects
+
+    def _search_decoder(self) -> Effects:
+        chain, rules = self.spec.chain, self.rules
+        assert chain is not None
+        if self.decode is None:
+            self.decode = DecodeLeg(decode_leg_id(self.request_id), self.excluded, self._source())
+        leg = self.decode
+        self.decode_attempt += 1
+        query = RouteQuery(chain, self.spec.slo_s, 0, self.spec.expected_output_tokens, leg.failed | leg.avoided)
+        record = self.decode_record(chain)
+        search = Search(
+            rules.decode_policy, rules.order, query, record, rules.fleet, False, rules.decode_stall_s, leg=Leg.DECODE
+        )
+        return (ReserveDecoder(search),)
+
+    def decode_record(self, chain: Chain) -> Request:
+        """The record of its decode leg before it is placed. Nothing of what pins the request pins this leg."""
+        return Request(
+            decode_leg_id(self.request_id),
+            self.rules.replica_id,
+            "",
+            RequestState.HELD,
+            self.decode_attempt,
+            0,
+            chain.prompt_tokens,
+            self.spec.expected_output_tokens,
+            round(self.spec.slo_s * 1000),
+            model=self.asked_name,
+        )
+
+    def _source(self) -> frozenset[str]:
+        spec = self.rules.fleet.view.instances.get(self.instance_id)
+        return frozenset() if spec is None or not serves(spec.role, Leg.DECODE) else frozenset((spec.instance_id,))
+
+    def _decoder_reserved(self, event: DecoderReserved, now_s: float) -> Effects:
+        leg, placed, target = self.decode, event.placed, event.target
+        if target is None:
+            detail = f"instance {placed.instance_id!r} was just removed"
+            return self._failed(Failed(InstanceFailure(FailureKind.NO_DECODER, detail)), now_s)
+        self._move(Step.DECODER_TAKEN)
+        assert leg is not None
+        assert self.spec.chain is not None
+        leg.placed, leg.target, leg.last_id = placed, target, target.instance_id
+        leg.rounds.append((placed, self.decode_attempt))
+        leg.cached_tokens = max(0, self.spec.chain.prompt_tokens - placed.reply.uncached_tokens)
+        leg.placed_s = self.age_s(now_s)
+        return _SEND
+
+    def _no_decoder(self, _: NoDecoder, now_s: float) -> Effects:
+        leg = self.decode
+        if leg is not None and (leg.failed or leg.avoided):
+            self._move(Step.DECODES_AGAIN)
+            leg.failed = leg.avoided = frozenset()  # one that failed before, or has the KV, is better than none
+            return self._search_decoder()
+        return self._failed(Failed(InstanceFailure(FailureKind.NO_DECODER, "no instance takes the decode leg")), now_s)
+
+    # failures --------------------------------------------------------------------------------------------------
+    def _failed(self, event: Failed, now_s: float) -> Effects:
+        failure, decode = event.failure, None if event.leg is Leg.PREFILL else self.decode
+        if event.begun:
+            self._move(Step.BROKE_OFF)
+            self._judge(self.answering_id, failure, now_s)
+            self._note_loss(self.answering_id, failure, now_s)
+            return _NOTHING
+        before, failed_id = self.phase, self.instance_id
+        if decode is not None:
+            failed_id = decode.last_id or failed_id
+        self._judge_failed(decode, failure, now_s)
+        self._note_loss(failed_id, failure, now_s)
+        self._end_trial(completed=False)
+        self.failures += ((failed_id, failure, self.age_s(now_s)),)
+        if before is Phase.DECODING and event.keeps_kv and self._may_decode_again(failure, now_s):
+            return self._decode_again(failure)
+        self._move(Step.FAILED)
+        self._exclude(decode, failure)
+        self.failure = failure
+        left: Effects = (LeaveInstance(self.instance_id, failure),)
+        if self.spec.chain is None:
+            self.rules.balancer.leave(self.instance_id)
+        self.placed = None
+        if event.overdue:
+            return left + self._refuse(Refusal.OVERDUE, now_s)
+        if failure.kind is FailureKind.TIMEOUT and not self.spec.streams:
+            # A complete answer was due: most likely it was being computed, and another instance would take as long.
+            return left + self._refuse(Refusal.TOO_SLOW, now_s)
+        if self.tries >= self.rules.max_tries:
+            return left + self._refuse(Refusal.TRIES_SPENT, now_s)
+        return left + self._admit(None, now_s)
+
+    def _judge_failed(self, decode: DecodeLeg | None, failure: InstanceFailure, now_s: float) -> None:
+        """Judge the instance that failed it. None is to blame for a decode leg that no instance took."""
+        if decode is None:
+            self._judge(self.instance_id, failure, now_s)
+        elif decode.target is not None:
+            decode.failed |= {decode.target.instance_id}
+            self._judge(decode.target.instance_id, failure, now_s)
+
+    def _exclude(self, decode: DecodeLeg | None, failure: InstanceFailure) -> None:
+        """Exclude what failed it from the next search."""
+        if decode is None:
+            self.excluded |= {self.instance_id}
+            return
+        # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
+        lost_kv = decode.target is not None and failure.lost_kv and failure.kind is not FailureKind.RECOMPUTED
+        stuck_again = failure.kind is FailureKind.TRANSFER and bool(self.excluded)
+        self.excluded |= {self.instance_id} if lost_kv or stuck_again else decode.failed
+
+    def _may_decode_again(self, failure: InstanceFailure, now_s: float) -> bool:
+        """Whether the same KV is given to another decoder. A prompt that is suspected is not: what may kill engines
+        waits for its trial from the start."""
+        leg, rules = self.decode, self.rules
+        assert leg is not None
+        if failure.kind in _NEEDS_PREFILL or leg.sends >= DECODES_PER_STAGING or leg.staged_s is None:
+            return False
+        if self.age_s(now_s) - leg.staged_s > rules.staged_timeout_s or len(leg.rounds) >= rules.max_tries:
+            return False
+        admission = rules.evidence.quarantine.admit(self.spec.prompt_hash, now_s)
+        if isinstance(admission, OtherTrial | Quarantined):
+            return False
+        self.trial = admission
+        return rules.evidence.pays(failure, now_s)
+
+    def _decode_again(self, failure: InstanceFailure) -> Effects:
+        self._move(Step.DECODES_AGAIN)
+        leg = self.decode
+        assert leg is not None
+        released = self._over(leg.request_id, self.decode_attempt)
+        leg.placed = leg.target = None
+        return (CountRetry(failure.kind, decodes=True), ReleaseFirst((released,)), *self._search_decoder())
+
+    def _judge(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
+        """Record what the failure shows of its instance, or keep it until the request ends."""
+        if failure.verdict is Verdict.DISPUTED:
+            self.disputed += ((instance_id, failure),)
+        else:
+            self.rules.evidence.failed(instance_id, failure, now_s)
+
+    def _note_loss(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
+        self.rules.evidence.note_loss(instance_id, failure, self.spec.prompt_hash, self.request_id, self.sent_s, now_s)
+
+    def _end_trial(self, *, completed: bool) -> None:
+        trial, self.trial = self.trial, None
+        if trial is not None:
+            trial.end(completed=completed)
+
+    # ends ------------------------------------------------------------------------------------------------------
+    def _refuse(
+        self,
+        why: Refusal,
+        now_s: float,
+        *,
+        failed: SearchFailed | None = None,
+        quarantined: Quarantined | None = None,
+        reserved: bool = True,
+    ) -> Effects:
+        """End it without an answer. Without ``reserved`` the store has said that it made no reservation."""
+        before = self.phase
+        self._move(Step.REFUSED)
+        ended = self._end(before, self._outcome_of(why), None, now_s, reserved=reserved)
+        return (*ended, Refuse(why, failed, quarantined))
+
+    def _outcome_of(self, why: Refusal) -> Outcome:
+        if why in (Refusal.HELD_TOO_LONG, Refusal.OVERDUE, Refusal.TOO_SLOW):
+            return Outcome.TIMED_OUT
+        failure = self.failure
+        if failure is None or why in _REFUSED_IN_ANY_CASE:
+            return Outcome.REFUSED
+        if failure.blames_the_request:
+            return Outcome.CLIENT_ERROR
+        timed_out = failure.kind in (FailureKind.TIMEOUT, FailureKind.TRANSFER)
+        return Outcome.TIMED_OUT if timed_out else Outcome.UPSTREAM_FAILED
+
+    def _ended(self, event: Ended, now_s: float) -> Effects:
+        before = self.phase
+        self._move(Step.ENDED)
+        return self._end(before, event.outcome, event.usage, now_s)
+
+    def _end(
+        self, before: Phase, outcome: Outcome, usage: Usage | None, now_s: float, *, reserved: bool = True
+    ) -> Effects:
+        """Settle what is open with the instances, and release what may be reserved."""
+        answered, evidence = outcome is Outcome.COMPLETED, self.rules.evidence
+        self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
+        self._hold_ends(now_s)
+        self._end_trial(completed=answered)
+        if self.disputed:
+            evidence.settle(self.disputed, now_s, answered=answered)
+        if before in ON_AN_INSTANCE:  # else it has been judged, or never was on one
+            evidence.ended(self.answering_id, outcome, now_s)
+        effects: list[Effect] = []
+        if before in ON_AN_INSTANCE or before is Phase.BROKEN_OFF:
+            effects.append(LeaveInstance(self.instance_id))
+            if self.spec.chain is None:
+                self.rules.balancer.leave(self.instance_id)
+        if reserved and self.spec.chain is not None and (self.tries or before not in (Phase.NEW, Phase.ADMITTING)):
+            effects += self._last_releases(answered=answered)
+        effects.append(_CLOSE)
+        return tuple(effects)
+
+    def _last_releases(self, *, answered: bool) -> list[Effect]:
+        sample, decode = self._finished_sample(), self.decode
+        if decode is None:
+            return [Post(self._over(self.request_id, self.attempt, sample, seen=answered), last=True)]
+        over = self._over(decode.request_id, self.decode_attempt, sample, seen=answered)
+        if decode.answered:
+            return [Post(over, last=True)]
+        return [Post(over), Post(self._over(self.request_id, self.attempt, seen=answered), last=True)]
+
+    def _over(self, leg_id: str, attempt: int, note: str = "", *, seen: bool = False) -> Release:
+        """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
+        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen)
+
+    # what it teaches -------------------------------------------------------------------------------------------
+    def ttft_sample(self) -> str:
+        """What is learned from its first token: the features of its placement, as JSON."""
+        assert self.placed is not None
+        assert self.spec.chain is not None
+        features = self.placed.features(self.spec.chain, self.rules.decode_stall_s)
+        return orjson.dumps({"features": features_to_note(features)}).decode()
+
+    def _finished_sample(self) -> str:
+        """How many tokens its prompt and its answer had; "" where neither is known."""
+        usage, spec, began_s = self.usage, self.spec, self.first_token_s
+        if usage is None:
+            return ""
+        answer_ms = 0 if began_s is None or self.ended_s is None else round((self.ended_s - began_s) * 1000)
+        tokens, answer_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
+        return finished_note(spec.text_bytes, tokens, answer_tokens, spec.output_limit or 0, answer_ms, spec.images)
+
+
+_REFUSED_IN_ANY_CASE: Final = frozenset(
+    {Refusal.QUEUE_FULL, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
+)
+"""Whatever failed the request before."""
+
+_HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
+    Arrived: RequestMachine._admit,
+    TrialOver: RequestMachine._admit,
+    Reserved: RequestMachine._reserved,
+    NotPlaced: RequestMachine._not_placed,
+    Renamed: RequestMachine._renamed,
+    Granted: RequestMachine._granted,
+    ReservationLost: RequestMachine._reservation_lost,
+    TurnedAway: RequestMachine._turned_away,
+    Sent: RequestMachine._was_sent,
+    PrefillPresumed: RequestMachine._prefill_presumed,
+    FirstToken: RequestMachine._first_token,
+    PrefillEnded: RequestMachine._prefill_ended,
+    DecoderReserved: RequestMachine._decoder_reserved,
+    NoDecoder: RequestMachine._no_decoder,
+    Failed: RequestMachine._failed,
+    Ended: RequestMachine._ended,
+}

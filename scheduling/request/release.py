@@ -1,0 +1,25 @@
+"""What a request no longer needs, as its driver reports it to the store."""
+
+from __future__ import annotations
+
+from dualmap.scheduling.values import value
+
+
+@value
+class Release:
+    """A request needs less than it did: its first token came, or is presumed to have come, so it has no pending tokens
+    any more; or it is over, and nothing is left of it."""
+
+    request_id: str
+    instance_id: str = ""
+    """Where its first token came; empty: it is over."""
+    replica_id: str = ""
+    """Another replica's request of this id is left alone: one that gave up before it heard DUPLICATE has nothing to
+    release. Empty: any."""
+    attempt: int | None = None
+    """A newer attempt is left alone; None: any."""
+    note: str = ""
+    """JSON that is logged for the leader, see ``scheduling.estimates.learning``; empty: nothing is."""
+    seen: bool = False
+    """That first token, or the whole answer, was seen: a sign of life of the instance, which alone stamps its prefill
+    clock. False where the first token is presumed, and where the request ends without its answer."""

@@ -1,0 +1,73 @@
+"""What a store that lost a live request is told of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dualmap.scheduling.request.machine import Phase, RequestMachine
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import Request, RequestState
+
+_STATES = {
+    Phase.HELD: RequestState.HELD,
+    Phase.DISPATCHED: RequestState.DISPATCHED,
+    Phase.PREFILLING: RequestState.DISPATCHED,
+    Phase.PAIRING: RequestState.DISPATCHED,
+    Phase.PAIRED: RequestState.DISPATCHED,
+    Phase.PRESUMED: RequestState.PREFILLED,
+    Phase.STAGED: RequestState.PREFILLED,
+    Phase.DECODING: RequestState.PREFILLED,
+    Phase.ANSWERING: RequestState.PREFILLED,
+    Phase.BROKEN_OFF: RequestState.PREFILLED,
+}
+"""The state in which the store should have a request. In any other phase it has no reservation, or one that is being
+made or released."""
+
+
+def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple[Request, ...]:
+    """The records of a live request, at ``now_ms`` of the store's clock: one for each leg that is reserved."""
+    found = (_own_record(machine, now_ms, now_s), _decode_record(machine, now_ms, now_s))
+    return tuple([record for record in found if record is not None])
+
+
+def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> Request | None:
+    placed, state, spec, decode = machine.placed, _STATES.get(machine.phase), machine.spec, machine.decode
+    if placed is None or state is None or spec.chain is None or (decode is not None and decode.answered):
+        return None
+    decision, dispatched = placed.decision, state is not RequestState.HELD
+    moved = dispatched and machine.instance_id != decision.instance_id
+    seen = machine.shows_first_token
+    return Request(
+        request_id=machine.request_id,
+        replica_id=machine.rules.replica_id,
+        instance_id=machine.instance_id if dispatched else decision.instance_id,
+        state=state,
+        attempt=machine.attempt,
+        uncached_tokens=machine.uncached_tokens if dispatched else decision.uncached_tokens,
+        prompt_tokens=spec.chain.prompt_tokens,
+        expected_output_tokens=spec.expected_output_tokens,
+        slo_ms=round(spec.slo_s * 1000),
+        enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
+        dispatched_ms=now_ms if dispatched else 0,
+        prefilled_ms=now_ms if state is RequestState.PREFILLED and seen else 0,
+        alternative_id=decision.instance_id if moved else decision.alternative_id,
+        alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
+        leg=placed.reply.leg,
+        stored_tokens=spec.stored_tokens,
+        model=machine.asked_name,
+    )
+
+
+def _decode_record(machine: RequestMachine, now_ms: int, now_s: float) -> Request | None:
+    decode, chain = machine.decode, machine.spec.chain
+    if decode is None or decode.target is None or chain is None or machine.phase not in _STATES:
+        return None
+    return replace(
+        machine.decode_record(chain),
+        instance_id=decode.target.instance_id,
+        state=RequestState.PREFILLED,
+        uncached_tokens=chain.prompt_tokens - decode.cached_tokens,
+        enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
+        dispatched_ms=now_ms,
+        leg=Leg.DECODE,
+    )
