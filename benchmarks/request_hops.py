@@ -1,0 +1,156 @@
+"""How a request passes through the project's modules: which, how many calls, and how often it changes the module.
+
+One replica in this process with its HTTP front, an embedded Valkey, a mock instance that streams its answer. A profile
+hook notes every Python call from the first byte of the client's request, twice: until the request is written to its
+instance, and until the answer has ended and all is settled that follows in the background. A change of module is a call
+in another module than the call before it: what a reader who follows the request must open.
+
+Of several requests the one with the fewest calls counts, as background work may run in the midst of another. A
+coroutine that goes on counts as a call, and so do comprehensions; functions written in C, and constructors that
+dataclasses generate, do not.
+
+    python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import router_overhead
+import uvloop
+
+from dualmap.router.serve import serve
+from dualmap.router.settings import RouterSettings
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.statestore.connect import open_store
+from dualmap.statestore.settings import PoolSettings, StoreSettings
+
+PROJECT = "dualmap."
+FIRST = "ClientConnection.data_received"
+WRITTEN = "UpstreamConnection.start"
+INSTANCES = 8
+REQUESTS = 20
+SETTLE_S = 0.05
+"""What a request leaves to the background is done by then."""
+
+Call = tuple[str, str]
+"""The module, and the function in it."""
+
+
+class Trace:
+    """Calls of the project's functions, in order, from the first one for a request."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.written: int | None = None
+        """How many there were when the request was written to its first instance."""
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call":
+            return
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if not module.startswith(PROJECT) or not (self.calls or function == FIRST):
+            return
+        self.calls.append((module.removeprefix(PROJECT), function))
+        if function == WRITTEN and self.written is None:
+            self.written = len(self.calls)
+
+
+def modules_of(calls: Sequence[Call]) -> set[str]:
+    return {module for module, _ in calls}
+
+
+def changes_of(calls: Sequence[Call]) -> int:
+    """How often a call is in another module than the call before it."""
+    return sum(one != other for (one, _), (other, _) in pairwise(calls))
+
+
+def entries_of(calls: Sequence[Call]) -> Counter[str]:
+    """By module, how often it is come to from another one."""
+    modules = [module for module, _ in calls]
+    return Counter(modules[:1] + [other for one, other in pairwise(modules) if one != other])
+
+
+async def trace_requests(prompt_bytes: int, chunks: int, *, split: bool) -> Trace:
+    """The trace of the request with the fewest calls."""
+    mock = await asyncio.get_running_loop().create_server(router_overhead.MockInstance, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{mock.sockets[0].getsockname()[1]}"
+    settings = StoreSettings(url=f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}")
+    scheduling = SchedulingSettings(split=SplitSettings(mode="always" if split else "auto"))
+    store = await open_store(settings, scheduling=scheduling)
+    ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    try:
+        for number in range(INSTANCES):
+            role = router_overhead.SPLIT_ROLES[number % 2] if split else Role.MIXED
+            spec = InstanceSpec(f"instance-{number}", url, role, InstanceState.READY, prefill_tokens_per_s=1e7)
+            await store.pool("default").put_instance(spec)
+        router = asyncio.ensure_future(
+            serve(
+                RouterSettings(port=0, settle_s=0.0),
+                scheduling,
+                settings,
+                [PoolSettings()],
+                on_ready=lambda port, _: ready.set_result(port),
+            )
+        )
+        (client,) = await router_overhead.connect(await ready, 1)
+        traces = []
+        for number in range(REQUESTS):
+            trace = Trace()
+            wire = router_overhead.request(prompt_bytes, number, f"{chunks},0")
+            if number:  # the first one opens connections
+                sys.setprofile(trace)
+            await client.ask(wire)
+            await asyncio.sleep(SETTLE_S)
+            sys.setprofile(None)
+            if trace.written is not None:
+                traces.append(trace)
+        client.close()
+        router.cancel()
+        with suppress(asyncio.CancelledError):
+            await router
+        return min(traces, key=lambda trace: len(trace.calls))
+    finally:
+        await store.close()
+        mock.close()
+
+
+def print_table(calls: Sequence[Call], *, functions: bool) -> None:
+    """By module: calls, and how often it is come to from another one."""
+    called, entered = Counter(module for module, _ in calls), entries_of(calls)
+    print(" calls  entered")
+    for module in sorted(called):
+        print(f"{called[module]:6} {entered[module]:8}  {module}")
+        if functions:
+            names = Counter(name for other, name in calls if other == module)
+            for name, count in sorted(names.items()):
+                print(f"{count:6}             {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompt-bytes", type=int, default=2048)
+    parser.add_argument("--chunks", type=int, default=1, help="of the answer, before its end")
+    parser.add_argument("--split", action="store_true", help="prefill and decode on two instances")
+    parser.add_argument("--functions", action="store_true", help="also every function, and how often it was called")
+    options = parser.parse_args()
+    trace = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, split=options.split))
+    for until, calls in (("written to its instance", trace.calls[: trace.written]), ("settled", trace.calls)):
+        print(f"until {until}:")
+        print_table(calls, functions=options.functions)
+        print(f"{len(modules_of(calls))} modules, {len(calls)} calls, {changes_of(calls)} changes of module\n")
+
+
+if __name__ == "__main__":
+    main()
