@@ -16,6 +16,7 @@ COPY dualmap dualmap
 COPY api_bodies api_bodies
 COPY cli cli
 COPY router router
+COPY runtime runtime
 COPY scheduling scheduling
 COPY simulation simulation
 COPY statestore statestore

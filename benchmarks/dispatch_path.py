@@ -32,12 +32,13 @@ from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 BATCH = 100
 WARM_UP = 200

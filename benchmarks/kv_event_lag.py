@@ -19,13 +19,14 @@ from typing import Any
 
 from redis.asyncio import Redis
 
+from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import KvEventSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.redis import RedisStore
-from dualmap.statestore.settings import KvEventSettings, PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.kv_events.job import KvEventsJob
 from dualmap.workers.loop import LoopContext, run_job
 from dualmap.workers.metrics import WorkerMetrics

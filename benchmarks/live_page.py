@@ -23,11 +23,12 @@ import uvloop
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 TURNS = 3
 

@@ -25,10 +25,11 @@ import uvloop
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import open_store
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 TICK_S: Final = 0.001
 HEAD: Final = b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

@@ -31,10 +31,11 @@ import uvloop
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.connect import open_store
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 PROJECT = "dualmap."
 FIRST = "ClientConnection.data_received"

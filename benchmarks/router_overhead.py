@@ -55,16 +55,17 @@ from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.instance_loss import InstanceLossNotifier
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.redis.wire import Wire, pack
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 CONNECTIONS = 16
 BURST_CHUNKS = 1000

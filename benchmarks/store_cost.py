@@ -28,6 +28,7 @@ import uvloop
 
 from dualmap.router.outbox import Outbox
 from dualmap.router.queue_planner import QueuePlanner
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.placing.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
@@ -41,7 +42,6 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore

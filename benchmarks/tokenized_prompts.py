@@ -37,12 +37,13 @@ from dualmap.router.prompt import sent_prompt
 from dualmap.router.runtime import Runtime
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 CHAT = "/v1/chat/completions"
 BATCH = 20

@@ -9,10 +9,10 @@ import sys
 from dualmap.cli.errors import CommandError
 from dualmap.cli.instance_trust import instance_trust
 from dualmap.cli.settings import Settings
+from dualmap.runtime.pool_settings import why_no_base_url
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.simulation.calibrate.preset import Limits
 from dualmap.simulation.commands import calibrate
-from dualmap.statestore.settings import why_no_base_url
-from dualmap.statestore.trust import InstanceTrust
 from dualmap.workers.probe import EngineFacts, Prober
 
 DEFAULT_BATCHED_TOKENS = 2048

@@ -8,9 +8,9 @@ from functools import partial
 from dualmap.cli.settings import Settings
 from dualmap.router.tokens import NoTokenizerError, read_model
 from dualmap.router.tracing import TracingUnavailableError, require_tracing
+from dualmap.runtime.trust import InstanceTrust, TrustError
 from dualmap.statestore.connect import require_shared
 from dualmap.statestore.errors import StoreConfigurationError
-from dualmap.statestore.trust import InstanceTrust, TrustError
 
 _UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TrustError)
 

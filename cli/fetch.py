@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dualmap.statestore.trust import system_trust
+from dualmap.runtime.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import httpx
 
 from dualmap.cli.processes import Child
-from dualmap.statestore.trust import system_trust
+from dualmap.runtime.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualmap.cli.errors import UnfitSettingsError
 from dualmap.cli.settings import Settings
-from dualmap.statestore.trust import InstanceTrust, TrustError
+from dualmap.runtime.trust import InstanceTrust, TrustError
 
 
 def instance_trust(settings: Settings) -> InstanceTrust:

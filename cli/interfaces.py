@@ -94,9 +94,9 @@ def _description() -> dict[str, Any]:
     from dualmap.router.app import create_app
     from dualmap.router.runtime import Runtime
     from dualmap.router.settings import RouterSettings
+    from dualmap.runtime.pool_settings import PoolSettings
     from dualmap.scheduling.settings import SchedulingSettings
     from dualmap.statestore.memory import MemoryStore
-    from dualmap.statestore.settings import PoolSettings
 
     async def described() -> dict[str, Any]:
         scheduling = SchedulingSettings()

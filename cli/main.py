@@ -206,7 +206,7 @@ def overview() -> str:
 
 
 def _version() -> str:
-    from dualmap.statestore.extras import package_version
+    from dualmap.runtime.extras import package_version
 
     return package_version()
 

@@ -14,10 +14,10 @@ from dualmap.cli.errors import CommandError
 from dualmap.cli.fetch import fetch
 from dualmap.cli.fleet_plan import FleetPlan
 from dualmap.cli.instance_trust import instance_trust
+from dualmap.runtime.pool_settings import InstanceSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.connect import Store
-from dualmap.statestore.settings import InstanceSettings
-from dualmap.statestore.trust import InstanceTrust
 
 _ASK_TIMEOUT_S = 2.0
 

@@ -7,9 +7,10 @@ from collections import Counter
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dualmap.router.settings import RouterSettings, not_finite
+from dualmap.runtime.pool_settings import PoolSettings, UpstreamSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.settings import EmulatorSettings
-from dualmap.statestore.settings import PoolSettings, StoreSettings, UpstreamSettings
+from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.settings import WorkerSettings
 
 

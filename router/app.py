@@ -36,8 +36,8 @@ from dualmap.router.port_metrics import COUNTS_PATH as METRIC_COUNTS
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
 from dualmap.router.ui.routes import add_ui
+from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

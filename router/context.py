@@ -14,9 +14,9 @@ from dualmap.router.recording import TrafficRecorder
 from dualmap.router.settings import RouterSettings
 from dualmap.router.timers import CallLater
 from dualmap.router.trace_context import TraceContext
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import Request
-from dualmap.statestore.clock import Clock
 
 
 class Live(Protocol):

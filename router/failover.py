@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from dualmap.router.recovery import lost_members, recover_requests, restore_members
+from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.placing.placement import Observation, PlaceReply
 from dualmap.scheduling.queues.granting import Grant
@@ -27,7 +28,6 @@ from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.request import Request
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms

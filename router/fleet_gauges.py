@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dualmap.router.metrics import StoreCall, measured
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import PoolOverview
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 

@@ -8,11 +8,11 @@ from itertools import islice
 
 from dualmap.router.metrics import StoreCall, measured
 from dualmap.router.timers import CallLater
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal, turned_away
 from dualmap.scheduling.state.request import Request, RequestState
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 

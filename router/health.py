@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dualmap.router.runtime import Runtime
+from dualmap.runtime.extras import package_version
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.extras import package_version
 
 
 def health_report(runtime: Runtime) -> dict[str, Any]:

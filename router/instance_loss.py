@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import Clock
 
 GONE_S: Final = 10.0
 """An instance that is missing or out of service, but not down, counts as gone after this long: a store that came back

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from dualmap.router.model_lists import InstanceAsker
 from dualmap.router.served_pool import ServedPool
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
 
 KEPT_S: Final = 60.0
 """An answer is kept this long: an instance that is replaced may have another limit."""

@@ -14,12 +14,12 @@ import httpx
 from pydantic import SecretStr
 
 from dualmap.router.view import ViewKeeper
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.model_names import ModelList, listed_models
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 

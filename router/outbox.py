@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from dualmap.router.instruments import Counter
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.release import Release
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from typing import Final
 
 import httpx
 
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.trust import system_trust
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.trust import system_trust
 
 log = logging.getLogger(__name__)
 

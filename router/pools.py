@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dualmap.router.errors import InvalidRequestError, UnknownModelError
-from dualmap.statestore.settings import PoolSettings
+from dualmap.runtime.pool_settings import PoolSettings
 
 
 class Named(Protocol):

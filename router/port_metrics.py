@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.metrics import RouterMetrics
 from dualmap.router.traffic import TrafficCounts
+from dualmap.runtime.trust import system_trust
 from dualmap.statestore.answers import PoolOverview
-from dualmap.statestore.trust import system_trust
 
 COUNTS_PATH: Final = "/metrics/counts"
 """What a replica has counted, as JSON, for its peers."""

@@ -11,9 +11,9 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.outcome import Usage
-from dualmap.statestore.clock import Clock
 
 KEPT_S: Final = 0.5
 """Longer than events take to the store, also where processes wait for a core; later they know better, as what is

@@ -11,12 +11,12 @@ from dualmap.router.metrics import measured
 from dualmap.router.recovery import recover_requests, restore_members
 from dualmap.router.served_pool import ServedPool
 from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import Request
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.leases import AVOIDED_FIELD, LOST_FIELD
-from dualmap.statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 

@@ -37,6 +37,10 @@ from dualmap.router.tokens import build_tokenizer
 from dualmap.router.trace_context import TraceContext
 from dualmap.router.tracing import SpanExport, open_tracing
 from dualmap.router.view import ViewKeeper
+from dualmap.runtime.clock import Clock, RealClock
+from dualmap.runtime.extras import package_version
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.request.breaker import BreakerRule
@@ -46,11 +50,7 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.quarantine import Quarantine
 from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store
-from dualmap.statestore.extras import package_version
-from dualmap.statestore.settings import PoolSettings
-from dualmap.statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 

@@ -26,11 +26,12 @@ from dualmap.router.listeners import advertised_url, bind, port_of
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import CUT_OFF_S, RouterSettings
 from dualmap.router.starting import EmbeddedServer, until_store_is_there
+from dualmap.runtime.open_files import raise_open_files_limit
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.connect import Store, open_store
-from dualmap.statestore.open_files import raise_open_files_limit
-from dualmap.statestore.settings import PoolSettings, StoreSettings
-from dualmap.statestore.trust import InstanceTrust
+from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.url import parse_store_url, without_password
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from dualmap.router.prompt import PromptTokenizer
 from dualmap.router.recent_answers import RecentAnswers
 from dualmap.router.stored_responses import StoredResponses
 from dualmap.router.view import ViewKeeper
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.placing.decision import Policy, holds
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
@@ -28,7 +29,6 @@ from dualmap.scheduling.request.machine import RequestRules
 from dualmap.scheduling.request.passed_on import PassedOnBalancer
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import PoolSettings
 
 log = logging.getLogger(__name__)
 

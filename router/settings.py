@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from dualmap.statestore.settings import ApiKey, BaseUrl
+from dualmap.runtime.pool_settings import ApiKey, BaseUrl
 
 CUT_OFF_S = 3.0
 """Beyond the drain timeout, for clients to read the error that cut their request off."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
 
 log = logging.getLogger(__name__)
 

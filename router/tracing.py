@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dualmap.router.explain import Explanation, PlacementRound
 from dualmap.router.settings import RouterSettings
 from dualmap.router.trace_context import TraceContext
-from dualmap.statestore.extras import how_to_install
-from dualmap.statestore.trust import system_trust
+from dualmap.runtime.extras import how_to_install
+from dualmap.runtime.trust import system_trust
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

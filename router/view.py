@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dualmap.router.metrics import StoreCall, measured
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.model_names import merged_models
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 

@@ -1,1 +1,1 @@
-"""The process and its surroundings: clock, limit of open files, trusted certificates, this package as installed."""
+"""The process and its surroundings: clock, open files, trusted certificates, the installed package, and its pools."""

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from dualmap.statestore.trust import InstanceTrust
+from dualmap.runtime.trust import InstanceTrust
 
 IDLE_S = 2.0
 """Idle connections are not reused after this time: servers close theirs after 5 s or more."""

@@ -6,9 +6,9 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dualmap.runtime.extras import how_to_install
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.results import RunResult
-from dualmap.statestore.extras import how_to_install
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

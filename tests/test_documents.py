@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("dualmap", "api_bodies", "cli", "router", "scheduling", "simulation", "statestore", "workers")
+ROOMS = ("dualmap", "api_bodies", "cli", "router", "runtime", "scheduling", "simulation", "statestore", "workers")
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OUTSIDE)]
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

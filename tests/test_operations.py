@@ -17,10 +17,10 @@ from dualmap.router.http.heads import FLEET_FIELDS
 from dualmap.router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
 from dualmap.router.inference_request import SCHEDULED_PATHS
 from dualmap.router.metrics import RouterMetrics
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.memory import MemoryStore
 from dualmap.workers.metrics import WorkerMetrics
 

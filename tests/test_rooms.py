@@ -13,12 +13,13 @@ ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
     "scheduling": set(),
     "api_bodies": {"scheduling"},
-    "statestore": {"scheduling"},
-    "router": {"scheduling", "api_bodies", "statestore"},
-    "workers": {"scheduling", "statestore"},
-    "simulation": {"scheduling", "api_bodies", "statestore"},
-    "research": {"scheduling", "api_bodies", "statestore", "simulation"},
-    "cli": {"scheduling", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
+    "runtime": {"scheduling"},
+    "statestore": {"scheduling", "runtime"},
+    "router": {"scheduling", "runtime", "api_bodies", "statestore"},
+    "workers": {"scheduling", "runtime", "statestore"},
+    "simulation": {"scheduling", "runtime", "api_bodies", "statestore"},
+    "research": {"scheduling", "runtime", "api_bodies", "statestore", "simulation"},
+    "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
 FOLDERS_OF_SCHEDULING = ("prompts", "state", "estimates", "queues", "placing", "scaling", "request")
 """Each may import those before it, and the modules beside the folders, which import none of them."""

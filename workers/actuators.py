@@ -14,12 +14,12 @@ from typing import Protocol
 import httpx
 import orjson
 
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.trust import system_trust
 from dualmap.scheduling.backoff import backoff_s
 from dualmap.scheduling.scaling.scale_job import ActuatorReply
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.statestore.clock import Clock
-from dualmap.statestore.trust import system_trust
 from dualmap.statestore.url import without_password
 
 TIMEOUT_S = 10.0

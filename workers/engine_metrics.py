@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from dualmap.statestore.settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
+from dualmap.runtime.pool_settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
 
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _REQUEST_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -10,14 +10,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.open_files import ShortageLog
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.backoff import worth_logging
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.leases import LOST_FIELD
-from dualmap.statestore.open_files import ShortageLog
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import PoolSettings
 from dualmap.workers.described import reported_changes, reported_limits
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.health_rules import (

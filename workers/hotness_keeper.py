@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.queues.leader_jobs import HotnessKeeper
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
@@ -16,7 +17,6 @@ from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.view import takers
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import worth_logging
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import LeaseLostError, StoreError
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore

@@ -8,8 +8,8 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import LeaseLostError, StoreError, StoreUnavailableError
 from dualmap.workers.metrics import WorkerMetrics
 

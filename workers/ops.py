@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from dualmap.statestore.extras import package_version
+from dualmap.runtime.extras import package_version
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.status import WorkerStatus
 

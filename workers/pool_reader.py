@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.statestore.answers import Membership, PoolOverview
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore
 
 T = TypeVar("T")

@@ -9,13 +9,13 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import PoolSettings
-from dualmap.statestore.trust import InstanceTrust
 from dualmap.workers.drainer import Drainer
 from dualmap.workers.evacuator import Evacuator
 from dualmap.workers.health import HealthChecker

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import orjson
 
+from dualmap.runtime.open_files import out_of_files
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.model_names import ModelList, listed_models
-from dualmap.statestore.open_files import out_of_files
-from dualmap.statestore.trust import InstanceTrust
 from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 from dualmap.workers.probe_errors import refused_status, unreached
 

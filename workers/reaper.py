@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.queues.leader_jobs import rebalance
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.queues.rebalance import plan_sweep
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.moves import Mover

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)

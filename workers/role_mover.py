@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.scaling.role_plan import RoleState, RoleTargets, plan_roles
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader

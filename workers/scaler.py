@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_job import FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.led import LedPool, LedScaling
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import PoolSettings
 from dualmap.workers.actuators import Asking, actuator_of
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader

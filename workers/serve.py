@@ -16,14 +16,15 @@ from typing import TypeVar
 
 from prometheus_client import disable_created_metrics
 
+from dualmap.runtime.clock import Clock, RealClock
+from dualmap.runtime.open_files import raise_open_files_limit
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.clock import Clock, RealClock
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from dualmap.statestore.open_files import raise_open_files_limit
-from dualmap.statestore.settings import PoolSettings, StoreSettings
-from dualmap.statestore.trust import InstanceTrust
+from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.url import without_password
 from dualmap.workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from dualmap.workers.metrics import WorkerMetrics

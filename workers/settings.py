@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dualmap.statestore.settings import ApiKey
+from dualmap.runtime.pool_settings import ApiKey
 
 
 class WorkerSettings(BaseModel):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from dualmap.statestore.extras import package_version
+from dualmap.runtime.extras import package_version
 
 _GIT_TIMEOUT_S = 10
 _LEFT_OUT = {"--out", "--cache", "--workers"}

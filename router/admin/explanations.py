@@ -22,8 +22,8 @@ from dualmap.router.explain import KEPT_EXPLANATIONS, Explanation
 from dualmap.router.explain_costs import costs_of
 from dualmap.router.inference_request import request_of_response
 from dualmap.router.runtime import Runtime
+from dualmap.runtime.trust import system_trust
 from dualmap.scheduling.state.request import Request as RequestRecord
-from dualmap.statestore.trust import system_trust
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 

@@ -12,11 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
 from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError
 from dualmap.router.served_pool import ServedPool
-from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
-from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
-from dualmap.statestore.answers import Note
-from dualmap.statestore.settings import (
+from dualmap.runtime.pool_settings import (
     BaseUrl,
     DispatchWindow,
     InstanceSettings,
@@ -25,6 +21,10 @@ from dualmap.statestore.settings import (
     QueuedRequests,
     RunningRequests,
 )
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
+from dualmap.statestore.answers import Note
 
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 

@@ -19,7 +19,7 @@ from dualmap.router.http.usage_asks import UsageAsks
 from dualmap.router.lifecycle import Lifecycle
 from dualmap.router.settings import RouterSettings
 from dualmap.router.trace_context import TraceContexts
-from dualmap.statestore.trust import InstanceTrust
+from dualmap.runtime.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
 MAX_IDLE_CONNECTIONS = 256

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream import UpstreamConnection
+from dualmap.runtime.open_files import ShortageLog, out_of_files
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
-from dualmap.statestore.open_files import ShortageLog, out_of_files
-from dualmap.statestore.trust import InstanceTrust
 
 _log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.tokens.comparison import compare
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.extras import how_to_install
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import Clock
-from dualmap.statestore.extras import how_to_install
-from dualmap.statestore.settings import PoolSettings
-from dualmap.statestore.trust import InstanceTrust
 
 if TYPE_CHECKING:
     from dualmap.router.tokens.encoder import LocalEncoder

@@ -21,11 +21,11 @@ import xxhash
 
 from dualmap.router.inference_request import SentPrompt, TokenSource
 from dualmap.router.prompt import TokenizedHow
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import Clock
-from dualmap.statestore.trust import InstanceTrust
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from dualmap.router.inference_request import SentPrompt
 from dualmap.router.prompt import TokenCount, TokenizedHow, TokenizedPrompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.request_kind import kind_of
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.extras import how_to_install
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.token_trust import TokenTrust, Trust
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import Clock
-from dualmap.statestore.extras import how_to_install
 
 log = logging.getLogger(__name__)
 

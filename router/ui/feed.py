@@ -24,11 +24,11 @@ from dualmap.router.ui.own_requests import Keys, OwnRequests
 from dualmap.router.ui.peers import Peers
 from dualmap.router.ui.problems import FleetState, PoolState, Since, problems, told, troubles
 from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.extras import package_version
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import orjson
 
 from dualmap.router.ui.own_requests import FIRST_REQUESTS, Keys
 from dualmap.router.ui.status import ReplicaStatus
-from dualmap.statestore.trust import system_trust
+from dualmap.runtime.trust import system_trust
 
 log = logging.getLogger(__name__)
 

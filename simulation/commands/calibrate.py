@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.simulation.calibrate.fit import Fitted, fit_costs
 from dualmap.simulation.calibrate.measure import CalibrationError, Engine, plan_for
 from dualmap.simulation.calibrate.preset import Limits, preset_yaml
 from dualmap.simulation.commands.options import OptionError, exit_code, write_whole
 from dualmap.simulation.commands.progress import progress_bars
-from dualmap.statestore.trust import InstanceTrust
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Literal
 
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -24,7 +25,6 @@ from dualmap.simulation.scalers import SCALERS
 from dualmap.simulation.scenario import Dispatch, Scenario
 from dualmap.simulation.settings import EngineSettings
 from dualmap.simulation.sources import TraceSource
-from dualmap.statestore.settings import PoolSettings
 
 DEFAULT_INSTANCES = 8
 

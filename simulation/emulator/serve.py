@@ -7,9 +7,9 @@ import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.settings import EmulatorSettings
-from dualmap.statestore.open_files import raise_open_files_limit
 
 
 @asynccontextmanager

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreSchemaError
-from dualmap.statestore.extras import package_version
 from dualmap.statestore.pool.readable import count_from, is_readable
 
 SCHEMA: Final = 1

@@ -22,10 +22,10 @@ from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.model_files import read_templates
 from dualmap.router.tokens.tokenizer import PoolTokenizer
 from dualmap.router.tokens.verified import TokenCounter
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import RealClock
 from tests.conformance.agent_sessions import SESSIONS
 from tests.conformance.server import Server
 

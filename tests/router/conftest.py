@@ -16,12 +16,12 @@ from dualmap.router.inference_request import SCHEDULED_PATHS, InferenceRequest
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
-from dualmap.statestore.settings import PoolSettings
 from tests.support.placements import placement
 
 

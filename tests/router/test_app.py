@@ -10,10 +10,10 @@ from dualmap.router.app import create_app
 from dualmap.router.http.paths import is_own
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.extras import package_version
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.extras import package_version
-from dualmap.statestore.settings import PoolSettings
 
 
 async def test_ready_turns_off_while_draining_and_health_does_not(

@@ -23,6 +23,7 @@ from dualmap.router.errors import (
 from dualmap.router.inference_request import response_id
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.view import POLL_S as VIEW_POLL_S
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.estimates.learning import Finished
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import Grant
@@ -31,7 +32,6 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.settings import PoolSettings
 from tests.statestore.samples import finish
 
 LONG = "word " * 1000

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import InvalidRequestError, UnavailableError
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
-from dualmap.statestore.settings import PoolSettings
 
 
 async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(start_runtime: Any, tools: Any) -> None:

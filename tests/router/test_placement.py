@@ -13,6 +13,7 @@ import pytest
 from dualmap.router.errors import RouterError, SloUnreachableError
 from dualmap.router.runtime import Runtime
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
@@ -23,7 +24,7 @@ from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.connect import Store, open_store
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16)
 HASTE = SchedulingSettings(slo_ttft_s=0.005, max_deferred_s=0.002, block_tokens=16)

@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.router.errors import InvalidRequestError, UnknownModelError
 from dualmap.router.pools import DuplicateModelError, PoolDirectory, Route
-from dualmap.statestore.settings import PoolSettings
+from dualmap.runtime.pool_settings import PoolSettings
 
 
 @dataclass(frozen=True)

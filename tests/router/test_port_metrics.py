@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from dualmap.router.fleet_gauges import FleetOverviews
 from dualmap.router.metrics import RouterMetrics
 from dualmap.router.port_metrics import COUNTS_PATH, PortMetrics
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.answers import PoolOverview
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.leases import ReplicaInfo
 
 HERE = {"host": "here", "port": "8000"}

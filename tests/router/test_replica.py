@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.failover import FailoverStore
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
@@ -15,7 +16,6 @@ from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool.schema import SCHEMA
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from tests.statestore.samples import finish
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from dualmap.router.runtime import Runtime, make_replica_id
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.settings import PoolSettings
 
 
 async def test_a_store_out_of_reach_stops_the_start_and_it_can_be_tried_again(

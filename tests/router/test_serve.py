@@ -20,12 +20,13 @@ import pytest
 
 from dualmap.router.serve import serve
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreConfigurationError
-from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 
 MODELS = b'{"data":[{"id":"default","max_model_len":4096}]}'
 COMPLETION = json.dumps(
@@ -86,7 +87,7 @@ PROGRAM = textwrap.dedent(
     from dualmap.router.serve import serve
     from dualmap.router.settings import RouterSettings
     from dualmap.scheduling.settings import SchedulingSettings
-    from dualmap.statestore.settings import PoolSettings
+    from dualmap.runtime.pool_settings import PoolSettings
     from dualmap.statestore.settings import StoreSettings
     router, store, pool = (json.loads(each) for each in sys.argv[1:])
     asyncio.run(serve(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.commands import simulate
@@ -12,7 +13,6 @@ from dualmap.simulation.commands.tables import COLUMNS
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.scenario import Dispatch
 from dualmap.simulation.settings import EngineSettings
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 
 
 def parsed(*words: str) -> argparse.Namespace:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import trustme
 
+from dualmap.runtime.pool_settings import UpstreamSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.http_client import HttpClient, HttpClientError
-from dualmap.statestore.settings import UpstreamSettings
-from dualmap.statestore.trust import InstanceTrust
 
 
 @asynccontextmanager

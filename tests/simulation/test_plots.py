@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from dualmap.runtime.extras import how_to_install
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation import plots
 from dualmap.simulation.presets import find_preset
@@ -12,7 +13,6 @@ from dualmap.simulation.results import RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate
 from dualmap.simulation.sources import TraceSource
-from dualmap.statestore.extras import how_to_install
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.runtime.pool_settings import InstanceSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.answers import Note
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.kv_events import KvViewStatus
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import InstanceSettings
 from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 
 

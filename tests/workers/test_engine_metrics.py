@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.statestore.settings import MAX_KV_CAPACITY_TOKENS
+from dualmap.runtime.pool_settings import MAX_KV_CAPACITY_TOKENS
 from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
 
 METRICS = """\

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.settings import PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.ops import create_app, serve_ops
 from dualmap.workers.pool_worker import PoolWorker

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import at_once
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_worker import PoolWorker, run_together

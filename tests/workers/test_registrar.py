@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from dualmap.workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
 
 A = InstanceSettings(id="a", url="http://a:8000")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.scaling.scale_record import DecisionStatus
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
-from dualmap.statestore.settings import InstanceSettings, PoolSettings
 from dualmap.workers.scaler import Scaler
 
 

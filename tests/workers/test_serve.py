@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 
+from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -26,7 +27,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.schema import SCHEMA
-from dualmap.statestore.settings import InstanceSettings, PoolSettings, StoreSettings
+from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
 from tests.support.placements import placement
@@ -35,7 +36,7 @@ _ROOT = Path(__file__).parents[2]
 _WORKER = """
 import asyncio, json, logging, sys
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.settings import PoolSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings

@@ -9,11 +9,11 @@ from typing import Final
 
 import zmq.asyncio
 
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_events import KvViewStatus
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import PoolSettings
 from dualmap.workers.kv_events.share import share_of
 from dualmap.workers.kv_events.source import EventSource, source_of
 from dualmap.workers.kv_events.subscriber import Subscriber

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from dualmap.runtime.pool_settings import PoolSettings, fill_endpoint
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.statestore.settings import PoolSettings, fill_endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Final
 
 import zmq.asyncio
 
+from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.statestore.clock import Clock
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.kv_events import CHANGES_PER_CALL
 from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError

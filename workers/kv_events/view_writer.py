@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from dualmap.statestore.clock import Clock
+from dualmap.runtime.clock import Clock
 from dualmap.statestore.kv_events import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.decoding import Batch

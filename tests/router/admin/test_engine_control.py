@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.settings import PoolSettings
 
 
 class Engine:

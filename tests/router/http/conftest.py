@@ -22,11 +22,11 @@ from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.instance_loss import InstanceLossNotifier
 from dualmap.router.refusals import outcome_of
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
-from dualmap.statestore.clock import RealClock
 
 CHAT = "/v1/chat/completions"
 WITHIN_S = 20.0

@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from dualmap.router.http.continuation import continued
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
-from dualmap.statestore.settings import PoolSettings
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 WORDS = ["one", " two", " three", " four", " five", " six"]

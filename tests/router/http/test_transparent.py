@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dualmap.router.inference_request import COMPLETIONS_PATHS
-from dualmap.statestore.settings import PoolSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 SCALARS = st.one_of(

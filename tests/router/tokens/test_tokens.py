@@ -11,11 +11,11 @@ from dualmap.router.prompt import read_prompt, sent_prompt
 from dualmap.router.settings import RouterSettings
 from dualmap.router.tokens import NoTokenizerError, build_tokenizer
 from dualmap.router.tokens.verified import FILES
+from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.clock import RealClock
-from dualmap.statestore.settings import PoolSettings
 
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
 

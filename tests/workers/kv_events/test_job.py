@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import InstanceSettings, KvEventSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.settings import InstanceSettings, KvEventSettings, PoolSettings
 from dualmap.workers.kv_events.job import KvEventsJob
 from dualmap.workers.kv_events.source import EventSource, source_of
 from dualmap.workers.metrics import WorkerMetrics

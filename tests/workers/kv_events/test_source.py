@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.runtime.pool_settings import KvEventSettings, PoolSettings
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.statestore.settings import KvEventSettings, PoolSettings
 from dualmap.workers.kv_events.source import endpoint_of, source_of
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import zmq.asyncio
 
+from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
-from dualmap.statestore.clock import RealClock
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore

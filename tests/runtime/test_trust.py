@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from dualmap.statestore.settings import UpstreamSettings
-from dualmap.statestore.trust import InstanceTrust, TrustError, system_trust
+from dualmap.runtime.pool_settings import UpstreamSettings
+from dualmap.runtime.trust import InstanceTrust, TrustError, system_trust
 
 
 @pytest.fixture(scope="module")

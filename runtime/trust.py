@@ -11,7 +11,7 @@ import ssl
 from functools import lru_cache
 from pathlib import Path
 
-from dualmap.statestore.settings import UpstreamSettings
+from dualmap.runtime.pool_settings import UpstreamSettings
 
 
 class TrustError(ValueError):

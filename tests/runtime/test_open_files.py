@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from dualmap.statestore import open_files
-from dualmap.statestore.open_files import SHORTAGE_LOG_S, ShortageLog, out_of_files, raise_open_files_limit
+from dualmap.runtime import open_files
+from dualmap.runtime.open_files import SHORTAGE_LOG_S, ShortageLog, out_of_files, raise_open_files_limit
 
 _LOWERED = """
 import resource
-from dualmap.statestore.open_files import raise_open_files_limit
+from dualmap.runtime.open_files import raise_open_files_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
 assert raise_open_files_limit() == 128
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == (128, 128)

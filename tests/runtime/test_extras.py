@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from dualmap.statestore import extras
-from dualmap.statestore.extras import how_to_install, packages_of
+from dualmap.runtime import extras
+from dualmap.runtime.extras import how_to_install, packages_of
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]

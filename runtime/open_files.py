@@ -14,7 +14,7 @@ SHORTAGE_LOG_S: Final = 10.0
 def raise_open_files_limit() -> int:
     """Raise the soft limit, often 1,024, to the hard one as far as the system allows; returns the limit in effect.
 
-    It is here because this is the lowest package that touches the system; every serving process calls it.
+    Every serving process calls it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:

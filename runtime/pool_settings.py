@@ -1,0 +1,268 @@
+"""Settings of pools, their instances and the way to these, and kinds of fields that several sections have."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.state.instance import (
+    DEFAULT_PREFILL_TOKENS_PER_S,
+    MANY_REQUESTS,
+    InstanceSpec,
+    InstanceState,
+    Role,
+)
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
+_KEY_BLANKS = " \t\r\n"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PLACEHOLDER = re.compile(r"\{(host|port)(?:([+-])(\d{1,5}))?\}")
+
+
+def _base_url(url: str) -> str:
+    """The URL without its last slash; refused unless a server can be found there and a path be appended."""
+    if (reason := why_no_base_url(url)) is not None:
+        raise PydanticCustomError("base_url", "must be http://HOST:PORT: {reason}", {"reason": reason})
+    return url.rstrip("/")
+
+
+def why_no_base_url(url: str) -> str | None:
+    """Why the URL is not that of a server, below which paths can be asked for; None where it is."""
+    if not re.match(r"https?://", url):
+        return "it does not begin with http:// or https://"
+    if _BLANK.search(url):  # before it is parsed: that drops line ends
+        return "it contains a blank or a control character"
+    if "@" in url.removeprefix("https://").removeprefix("http://").partition("/")[0]:
+        return (
+            "a user and a password in it are not used; where instances require a key, set router.upstream_api_key and"
+            " worker.upstream_api_key"
+        )
+    if "?" in url or "#" in url:
+        return "a query or a fragment cannot be part of it"
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:  # of the port, too
+        return str(error)
+    if port == 0:
+        return "no server has port 0"
+    return None if host and _is_host(host) else "its host is missing or invalid"
+
+
+def _is_host(host: str) -> bool:
+    if ":" in host:  # urlsplit has found brackets around it
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
+    try:
+        ascii_host = host.encode("idna").decode()
+    except UnicodeError:  # a label is empty, too long, or cannot be written in ASCII
+        return False
+    return len(ascii_host) <= 253 and _HOST_NAME.fullmatch(ascii_host) is not None
+
+
+def _instance_id(instance_id: str) -> str:
+    if instance_id in (".", ".."):  # what clients make of /admin/instances/..
+        raise PydanticCustomError("instance_id", "must not be '.' or '..': it is part of a path")
+    return instance_id
+
+
+BaseUrl = Annotated[str, AfterValidator(_base_url)]
+"""Where a server is; a path, with its slash, is appended to it."""
+
+InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$"), AfterValidator(_instance_id)]
+
+MAX_KV_CAPACITY_TOKENS = 10**12
+MAX_BLOCK_TOKENS = 10**5
+
+# Bounds far above any machine, within which sums over a fleet stay exact and finite in the store.
+PrefillRate = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+KvCapacity = Annotated[int, Field(gt=0, le=MAX_KV_CAPACITY_TOKENS)]
+DispatchWindow = Annotated[int, Field(gt=0, le=10**9)]
+RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
+DataParallelRank = Annotated[int, Field(ge=0, le=65_535)]
+QueuedRequests = Annotated[int, Field(ge=0, le=MANY_REQUESTS)]
+
+
+def _as_sent(secret: SecretStr) -> SecretStr:
+    """The key without blanks around it: a file that is mounted as a secret usually ends with a line break."""
+    key = secret.get_secret_value().strip(_KEY_BLANKS)
+    if not key:
+        raise PydanticCustomError("key", "must not be empty")
+    if _CONTROL.search(key):
+        raise PydanticCustomError("key", "must not contain a line break or another control character")
+    return SecretStr(key)
+
+
+ApiKey = Annotated[SecretStr, AfterValidator(_as_sent)]
+"""Never empty: a request without a key must not have the right one. One line: it is sent as a header field."""
+
+
+class UpstreamSettings(BaseModel):
+    """TLS towards instances. All routers and workers need the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ca_file: Path | None = Field(
+        None, description="file (PEM) of the CA that signs instances' certificates, trusted beside the system's CAs"
+    )
+    certificate_file: Path | None = Field(
+        None, description="file (PEM) of the client certificate shown to instances that want one"
+    )
+    key_file: Path | None = Field(
+        None, description="file (PEM) of the client certificate's private key (none: in certificate_file)"
+    )
+
+    @model_validator(mode="after")
+    def _key_belongs_to_a_certificate(self) -> Self:
+        if self.key_file is not None and self.certificate_file is None:
+            raise ValueError("key_file needs a certificate_file")
+        return self
+
+
+def _endpoint_template(template: str) -> str:
+    try:
+        urlsplit(fill_endpoint(template, "host", 30_000))
+        fits = re.fullmatch(r"(tcp://.+:\d+|ipc://.+)", fill_endpoint(template, "host", 30_000)) is not None
+    except ValueError:
+        fits = False
+    if not fits:
+        told = "{host} and {port+10000} are filled in"
+        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": told})
+    return template
+
+
+def fill_endpoint(template: str, host: str, port: int) -> str:
+    """The endpoint for the instance at this address."""
+
+    def filled(found: re.Match[str]) -> str:
+        name, sign, offset = found.groups()
+        if name == "host":
+            return host
+        return str(port + (int(offset or 0) if sign != "-" else -int(offset)))
+
+    return _PLACEHOLDER.sub(filled, template)
+
+
+EventEndpoint = Annotated[str, AfterValidator(_endpoint_template)]
+
+
+class KvEventSettings(BaseModel):
+    """Where instances publish their KV events (vLLM's ``--kv-events-config``)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: EventEndpoint = Field(
+        description="ZeroMQ endpoint; {host} and {port} are those of the instance's URL, {port+10000} adds to it;"
+        " a rank of data parallelism adds its number to the port, as vLLM does"
+    )
+    replay_endpoint: EventEndpoint | None = Field(
+        None, description="endpoint for missed events, written the same way; without one a gap empties the view"
+    )
+    topic: str = Field("", description="topic that is published; empty: any")
+
+
+class InstanceSettings(BaseModel):
+    """One configured instance. A field that is left out has its default; a KV capacity that the server reports wins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    id: InstanceId = Field(description="stable id; changing it remaps its prefixes")
+    url: BaseUrl = Field(description="base URL of the vLLM server")
+    role: Role = Field(Role.MIXED, description="legs that the instance serves: prefill, decode, or both (mixed)")
+    prefill_tokens_per_s: PrefillRate = Field(
+        DEFAULT_PREFILL_TOKENS_PER_S, description="prior of the learned prefill rate"
+    )
+    kv_capacity_tokens: KvCapacity = Field(
+        1_000_000, description="KV cache size in tokens, until the instance reports its own"
+    )
+    dispatch_window_tokens: DispatchWindow = Field(
+        4096, description="room for dispatched, unprefilled tokens: two engine batches (max_num_batched_tokens)"
+    )
+    max_running_requests: RunningRequests = Field(256, description="dispatched and unfinished requests at most")
+    max_queued_requests: QueuedRequests = Field(
+        MANY_REQUESTS,
+        description="held requests at most, one more gets 429 (the default is no limit: what is held is bounded by"
+        " router.max_requests of each replica)",
+    )
+    data_parallel_rank: DataParallelRank | None = Field(
+        None, description="one rank of the server at this URL, counted across all its nodes; none: the whole server"
+    )
+    kv_events: KvEventSettings | None = Field(None, description="where it publishes KV events; none: as its pool says")
+
+    standby: bool = Field(False, description="parked from the start, until the autoscaler or an operator starts it")
+
+    def spec(self) -> InstanceSpec:
+        """The instance as a store keeps it: STARTING, until a health check succeeds, or parked."""
+        own = {"id", "url", "kv_events", "standby"}
+        same = InstanceSettings.model_fields.keys() - own  # a subclass may have fields of its own
+        state = InstanceState.STANDBY if self.standby else InstanceState.STARTING
+        return InstanceSpec(instance_id=self.id, url=self.url, state=state, **self.model_dump(include=same))
+
+
+class PoolSettings(BaseModel):
+    """Instances that serve one model, and the names clients may call it by."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field("default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="pool name, the Redis hash tag")
+    model: str = Field("default", min_length=1, description="model name the instances serve")
+    aliases: tuple[str, ...] = Field((), description="other names for the model")
+    loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
+    instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
+    autoscale: AutoscaleSettings | None = Field(None, description="how the pool changes its size (none: by hand)")
+    tokenizer: Literal["instances"] | Path | None = Field(
+        None,
+        description="folder of the model's tokenizer files (tokenizer.json, tokenizer_config.json, chat template):"
+        " routers cut prompts into the engine's own blocks of tokens, for which they need the extra tokens; instances:"
+        " routers request the tokens of each prompt from an instance; none: routers cut prompts by bytes",
+    )
+    chat_template: Path | None = Field(
+        None, description="file of the chat template, as vLLM's --chat-template (none: the model's own)"
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
+    )
+    kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+    connector: Literal["nixl", "mooncake", "mooncake-layerwise"] = Field(
+        "nixl",
+        description="KV connector of prefill and decode instances: the decoder pulls (nixl, mooncake), or it goes first"
+        " and is sent the KV layer by layer (mooncake-layerwise)",
+    )
+    move_roles: bool | None = Field(
+        None,
+        description="whether the leader gives instances of a prefill or decode side that has room to the other while"
+        " that one starves (none: with connector nixl, whose instances can do both)",
+    )
+    staged_timeout_s: float = Field(
+        240.0,
+        gt=0,
+        description="time for which a prefill instance surely keeps KV that is to be transferred, seconds: less than"
+        " the connector's own timeout (480 s in vLLM); then a prompt is prefilled again",
+    )
+    transfer_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="time for the KV of a split request to reach its decode instance, seconds, with the wait for memory"
+        " there; then the prompt is prefilled again for another one",
+    )
+
+    @property
+    def moves_roles(self) -> bool:
+        """Whether the leader changes roles."""
+        return self.connector == "nixl" if self.move_roles is None else self.move_roles
+
+    @property
+    def has_kv_events(self) -> bool:
+        """Whether any instance publishes KV events."""
+        return self.kv_events is not None or any(each.kv_events is not None for each in self.instances)
