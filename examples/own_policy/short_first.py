@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 
-from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
-from dualmap.scheduling.placing.decision import Reason, RouteQuery
-from dualmap.scheduling.placing.policies.pair import PairPolicy
-from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.policies import (
+    PLAIN_TTFT,
+    Form,
+    InstanceLoad,
+    Learned,
+    PairPolicy,
+    Reason,
+    RouteQuery,
+    SchedulingSettings,
+    Weights,
+)
 
 SHORT_TOKENS = 2000
 
@@ -17,12 +22,9 @@ class ShortFirst(PairPolicy):
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         if query.chain.prompt_tokens < SHORT_TOKENS:
             return Weights(Form(ahead_s=3.0, compute_s=1.0), learned.ttft)
-        return self._weights()
-
-    def _weights(self) -> Weights:
         return Weights(Form(ahead_s=1.0, compute_s=3.0), PLAIN_TTFT)
 
-    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+    def reason_in_pair(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
         return Reason.CACHE if chosen.hit_blocks > other.hit_blocks else Reason.BALANCE
 
 

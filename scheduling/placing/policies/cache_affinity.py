@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
 from dualmap.scheduling.placing.decision import Reason, RouteQuery
 from dualmap.scheduling.placing.policies.pair import PairPolicy
@@ -21,8 +22,8 @@ class CacheAffinity(PairPolicy):
 
     holds: ClassVar[bool] = False
 
-    def _weights(self) -> Weights:
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         return Weights(Form(), PLAIN_TTFT)
 
-    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+    def reason_in_pair(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
         return Reason.CACHE

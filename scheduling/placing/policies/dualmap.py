@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.decision import Reason, RouteQuery
 from dualmap.scheduling.placing.policies.pair import CACHE_FIRST, LOAD, NEVER, PairPolicy
@@ -27,11 +28,11 @@ class DualMap(PairPolicy):
     behind every one that meets the SLO.
     """
 
-    def _weights(self) -> Weights:
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
         missed = Form(constant=NEVER, uncached_tokens=-CACHE_FIRST)
         return Weights(LOAD._replace(uncached_tokens=CACHE_FIRST), UNCORRECTED_TTFT, missed)
 
-    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+    def reason_in_pair(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
         if UNCORRECTED_TTFT.of(features_of(chosen, query.chain, self.decode_stall_s)) > query.slo_s:
             return Reason.BOTH_OVERLOADED
         if chosen.hit_blocks == other.hit_blocks:

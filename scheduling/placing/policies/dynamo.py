@@ -22,7 +22,7 @@ class Dynamo(FleetPolicy):
 
     settings: DynamoSettings = field(default_factory=DynamoSettings)
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         chain, scale = query.chain, self.settings.prefill_scale
         costs: list[Cost] = [
             (
@@ -34,4 +34,4 @@ class Dynamo(FleetPolicy):
             )
             for load in loads
         ]
-        return self._cheapest(query, loads, costs, Reason.COST)
+        return self.cheapest(query, loads, costs, Reason.COST)

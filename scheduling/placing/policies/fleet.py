@@ -47,13 +47,13 @@ class FleetPolicy(ABC):
         raise NotImplementedError("the policy chooses: its decision says why")
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
-        return self._pick(query, usable(query, loads))
+        return self.pick(query, usable(query, loads))
 
     @abstractmethod
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         """Decide among the loads, at least one, all of them ready."""
 
-    def _cheapest(self, query: RouteQuery, loads: list[InstanceLoad], costs: list[Cost], reason: Reason) -> Decision:
+    def cheapest(self, query: RouteQuery, loads: list[InstanceLoad], costs: list[Cost], reason: Reason) -> Decision:
         """The load of least cost, the next best as its alternative."""
         chosen, alternative = ranked(loads, costs, query.sequence)
         return decide(query, chosen, alternative, reason, self.decode_stall_s)

@@ -14,6 +14,6 @@ from dualmap.scheduling.state.instance import InstanceLoad
 class LeastLoaded(FleetPolicy):
     """Join the shortest queue, measured in pending tokens; requests in flight break ties."""
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         costs: list[Cost] = [(load.pending_tokens, in_flight(load)) for load in loads]
-        return self._cheapest(query, loads, costs, Reason.BALANCE)
+        return self.cheapest(query, loads, costs, Reason.BALANCE)

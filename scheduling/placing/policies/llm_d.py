@@ -21,7 +21,7 @@ class LlmD(FleetPolicy):
 
     settings: LlmDSettings = field(default_factory=LlmDSettings)
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         weights, total = self.settings, query.chain.prompt_tokens
         queues = [load.queued_requests for load in loads]
         longest = max(queues)
@@ -36,4 +36,4 @@ class LlmD(FleetPolicy):
             )
             for load in loads
         ]
-        return self._cheapest(query, loads, costs, Reason.COST)
+        return self.cheapest(query, loads, costs, Reason.COST)

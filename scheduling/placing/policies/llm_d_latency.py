@@ -32,7 +32,7 @@ class LlmDLatency(FleetPolicy):
 
     settings: LlmDSettings = field(default_factory=LlmDSettings)
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         ttft_s = {
             load.instance_id: expected_ttft_s(load, query.chain.uncached_tokens(load.hit_blocks), self.decode_stall_s)
             for load in loads
@@ -42,9 +42,9 @@ class LlmDLatency(FleetPolicy):
         if on_time:
             sign = 1 if self.settings.headroom == "most" else -1
             costs: list[Cost] = [(sign * ttft_s[load.instance_id], in_flight(load)) for load in on_time]
-            return self._cheapest(query, on_time, costs, Reason.SLO)
+            return self.cheapest(query, on_time, costs, Reason.SLO)
         idle = [load for load in kept if in_flight(load) == 0] or kept
-        return self._cheapest(query, idle, [(ttft_s[load.instance_id],) for load in idle], Reason.BOTH_OVERLOADED)
+        return self.cheapest(query, idle, [(ttft_s[load.instance_id],) for load in idle], Reason.BOTH_OVERLOADED)
 
     def _sticky(self, query: RouteQuery, loads: list[InstanceLoad], ttft_s: dict[str, float]) -> list[InstanceLoad]:
         needed = STICKY_SHARE * query.chain.prompt_tokens

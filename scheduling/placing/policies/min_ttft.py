@@ -18,7 +18,7 @@ class MinTtft(FleetPolicy):
     the instance's prefill rate. The decode-bottleneck correction is DualMap's and not part of it.
     """
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         uncached_tokens = query.chain.uncached_tokens
         costs: list[Cost] = [
             (
@@ -27,4 +27,4 @@ class MinTtft(FleetPolicy):
             )
             for load in loads
         ]
-        return self._cheapest(query, loads, costs, Reason.COST)
+        return self.cheapest(query, loads, costs, Reason.COST)

@@ -29,7 +29,7 @@ NEVER = 1e11
 
 @dataclass(frozen=True)
 class PairPolicy(ABC):
-    """Candidates from the two rings; a subclass weighs them. Equal costs: the first ring's."""
+    """Candidates from the two rings; a subclass says what one costs and why it won. Equal costs: the first ring's."""
 
     name: str
     max_key_blocks: int
@@ -43,22 +43,20 @@ class PairPolicy(ABC):
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
         return pair_of(query, view, self.max_key_blocks)
 
-    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return self._weights()
-
     @abstractmethod
-    def _weights(self) -> Weights:
-        """What a candidate costs."""
+    def weights(self, query: RouteQuery, learned: Learned) -> Weights:
+        """The cost of a candidate."""
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
     ) -> Reason:
         if query.excluded and chosen not in query.pair:
             return Reason.BEYOND_PAIR
-        return self._reason(query, loads[chosen], loads[other])
+        return self.reason_in_pair(query, loads[chosen], loads[other])
 
     @abstractmethod
-    def _reason(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason: ...
+    def reason_in_pair(self, query: RouteQuery, chosen: InstanceLoad, other: InstanceLoad) -> Reason:
+        """Why one of the two candidates was taken, and not the other."""
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         raise NotImplementedError("the policy weighs: the store chooses by its weights")

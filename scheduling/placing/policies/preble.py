@@ -29,7 +29,7 @@ class Preble(FleetPolicy):
 
     settings: PrebleSettings = field(default_factory=PrebleSettings)
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         longest = max(load.hit_blocks for load in loads)
         work_s = [self._work_s(query, load) for load in loads]
         matched = query.chain.hit_tokens(longest)
@@ -38,9 +38,9 @@ class Preble(FleetPolicy):
             best_s = min(busy_s for load, busy_s in zip(loads, work_s, strict=True) if load.hit_blocks == longest)
             least_s = min(work_s)
             if least_s == 0 or best_s <= BALANCE_RATIO * least_s:
-                return self._cheapest(query, loads, costs, Reason.CACHE)
+                return self.cheapest(query, loads, costs, Reason.CACHE)
         costs = [(busy_s + self._added_s(query, load),) for load, busy_s in zip(loads, work_s, strict=True)]
-        return self._cheapest(query, loads, costs, Reason.COST)
+        return self.cheapest(query, loads, costs, Reason.COST)
 
     def _work_s(self, query: RouteQuery, load: InstanceLoad) -> float:
         """Prefill of the window, and what the running requests will decode, were they decoded one by one."""

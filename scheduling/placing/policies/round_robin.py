@@ -14,7 +14,7 @@ from dualmap.scheduling.state.instance import InstanceLoad
 class RoundRobin(FleetPolicy):
     """Counts with the query's sequence, which is one for all replicas: the rotation is the fleet's."""
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         turn = query.sequence % len(loads)
         chosen, following = loads[turn], loads[(turn + 1) % len(loads)]
         alternative = following if following is not chosen else None

@@ -21,7 +21,7 @@ class Sglang(FleetPolicy):
 
     settings: SglangSettings = field(default_factory=SglangSettings)
 
-    def _pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
+    def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         queues = [in_flight(load) for load in loads]
         longest, shortest = max(queues), min(queues)
         if (
@@ -29,10 +29,10 @@ class Sglang(FleetPolicy):
             and longest > self.settings.balance_rel_threshold * shortest
         ):
             shortest_queue: list[Cost] = [(queue,) for queue in queues]
-            return self._cheapest(query, loads, shortest_queue, Reason.BALANCE)
+            return self.cheapest(query, loads, shortest_queue, Reason.BALANCE)
         matched = query.chain.hit_tokens(max(load.hit_blocks for load in loads))
         if matched > self.settings.cache_threshold * query.chain.prompt_tokens:
             best_match: list[Cost] = [(-load.hit_blocks, queue) for load, queue in zip(loads, queues, strict=True)]
-            return self._cheapest(query, loads, best_match, Reason.CACHE)
+            return self.cheapest(query, loads, best_match, Reason.CACHE)
         least_load: list[Cost] = [(queue,) for queue in queues]
-        return self._cheapest(query, loads, least_load, Reason.BALANCE)
+        return self.cheapest(query, loads, least_load, Reason.BALANCE)
