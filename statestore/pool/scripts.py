@@ -71,7 +71,7 @@ def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
 @cache
 def _texts() -> Mapping[str, str]:
     """Each script behind what it uses of ``shared/``. Read once: a replica without its store must not wait."""
-    folder, texts = files("statestore") / "lua", {}
+    folder, texts = files("dualmap.statestore") / "lua", {}
     clock = folder / "shared" / "clock.lua"
     begins = clock.read_text("utf-8").strip()
     shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir() if each != clock)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -18,14 +20,14 @@ from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_tok
 SCRIPTS = load_scripts(SCHEDULING)
 SHARED = {
     name
-    for file in (files("statestore") / "lua" / "shared").iterdir()
+    for file in (files("dualmap.statestore") / "lua" / "shared").iterdir()
     for names in re.findall(r"^local (?:function )?(\w+(?:, \w+)*)", file.read_text("utf-8"), re.MULTILINE)
     for name in names.split(", ")
 }
 
 
 def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
-    names = {entry.name for entry in (files("statestore") / "lua").iterdir() if entry.name.endswith(".lua")}
+    names = {entry.name for entry in (files("dualmap.statestore") / "lua").iterdir() if entry.name.endswith(".lua")}
 
     assert len(SCRIPTS) == len(names)
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in SCRIPTS)
@@ -72,7 +74,7 @@ def test_no_script_writes_a_global(name: str) -> None:
 
 
 def test_the_modules_name_shared_scripts_that_exist() -> None:
-    room = Path(str(files("statestore")))
+    room = Path(str(files("dualmap.statestore")))
     texts = [module.read_text("utf-8") for module in room.rglob("*.py")]
     named = {name for text in texts for name in re.findall(r"``shared/(\w+)\.lua``", text)} - {"name"}  # any name
 
@@ -115,3 +117,14 @@ async def test_instances_whose_key_was_evicted_begin_again_with_an_empty_cache(s
     hits = [(await pool.observe(["a"], each)).loads["a"].hit_blocks for each in (CHAIN, latest)]
     await store.close()
     assert hits == [0, 3]
+
+
+def test_the_scripts_are_found_where_no_checkout_is_on_the_path(tmp_path: Path) -> None:
+    asks = (
+        "from dualmap.scheduling.settings import SchedulingSettings as S; from dualmap.statestore.pool import scripts;"
+    )
+    command = (sys.executable, "-P", "-c", f"{asks} print(len(scripts.load_scripts(S())))")
+
+    found = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+
+    assert int(found.stdout) == len(SCRIPTS)
