@@ -25,7 +25,8 @@ def test_hosted_ci_runs_every_check_on_every_supported_python_and_tries_what_is_
     jobs = workflow("ci.yml")
 
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    assert {"scripts/test", "scripts/test-lowest", "scripts/check-release --image"} <= set(commands(jobs))
+    tried = {"scripts/test", "scripts/test-lowest", "scripts/check-upgrade", "scripts/check-release --image"}
+    assert tried <= set(commands(jobs))
 
 
 def test_the_lowest_dependencies_are_tried_on_the_lowest_python() -> None:
@@ -53,10 +54,10 @@ def test_what_builds_a_version_has_the_tags() -> None:
         job
         for name in ("ci.yml", "release.yml")
         for job in workflow(name).values()
-        if any("check-release" in step.get("run", "") for step in job["steps"])
+        if any(re.search("check-(release|upgrade)", step.get("run", "")) for step in job["steps"])
     ]
 
-    assert [job["steps"][0]["with"]["fetch-depth"] for job in builds] == [0, 0]
+    assert [job["steps"][0]["with"]["fetch-depth"] for job in builds] == [0, 0, 0]
 
 
 def test_hosted_ci_runs_the_tests_by_the_python_of_its_matrix() -> None:
