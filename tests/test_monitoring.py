@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.test_operations import existing_metrics
+from tests.support.metric_names import existing_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -12,44 +11,20 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from dualmap.router.errors import RouterError
-from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.http.heads import FLEET_FIELDS
 from dualmap.router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
 from dualmap.router.inference_request import SCHEDULED_PATHS
-from dualmap.router.metrics import RouterMetrics
-from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
-from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.memory import MemoryStore
 from dualmap.workers.metrics import WorkerMetrics
+from tests.support.metric_names import existing_metrics, router_registry
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 OPERATE = sorted((DOCS / "operate").glob("*.md"))
 PATHS = DOCS / "reference" / "http.md"
-_SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 
 Family = tuple[str, str, tuple[str, ...]]
 """Name, type and labels."""
-
-
-def router_registry() -> CollectorRegistry:
-    """What a replica exposes, the fleet's gauges included."""
-    router = RouterMetrics(["default"])
-    pool = MemoryStore(SchedulingSettings()).pool("default")
-    fleet = FleetOverviews({"default": pool}, clock=RealClock(), call=router.store_calls["overview"])
-    asyncio.run(fleet.refresh())
-    FleetGauges(fleet, router.registry)
-    return router.registry
-
-
-def sample_names(registry: CollectorRegistry) -> set[str]:
-    return {family.name + suffix for family in registry.collect() for suffix in _SUFFIXES[family.type]}
-
-
-def existing_metrics() -> set[str]:
-    """Every sample name that a router replica or a worker can expose."""
-    return sample_names(router_registry()) | sample_names(WorkerMetrics().registry)
 
 
 def families(registry: CollectorRegistry) -> set[Family]:

@@ -131,3 +131,15 @@ def test_every_room_can_fail_this_test(tmp_path: Path) -> None:
     module = tmp_path / "sneaky.py"
     module.write_text("def f():\n    from dualmap.router.settings import RouterSettings\n    return RouterSettings\n")
     assert list(imported(module)) == [("router", 2)]
+
+
+def test_tests_share_nothing_by_a_conftest_or_by_another_test() -> None:
+    shared = [
+        f"{path.relative_to(ROOT)}: {node.module}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        if node.module.rpartition(".")[2] == "conftest" or node.module.rpartition(".")[2].startswith("test_")
+    ]
+
+    assert shared == [], "move what they share into a module of its own"

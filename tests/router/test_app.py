@@ -14,11 +14,10 @@ from dualmap.runtime.extras import package_version
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
-async def test_ready_turns_off_while_draining_and_health_does_not(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_ready_turns_off_while_draining_and_health_does_not(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client = client_of(runtime)
     assert (await client.get("/ready")).status_code == 200
@@ -39,9 +38,7 @@ async def test_a_replica_that_has_not_joined_is_alive_and_not_ready(
     assert (await client.get("/health")).json()["status"] == "starting"
 
 
-async def test_health_says_when_the_store_is_out_of_reach(
-    start_runtime: Any, client_of: Any, clock: Any, tools: Any
-) -> None:
+async def test_health_says_when_the_store_is_out_of_reach(start_runtime: Any, client_of: Any, clock: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(
         instances=(tools.spec("a"),), through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0]
@@ -60,7 +57,7 @@ async def test_health_says_when_the_store_is_out_of_reach(
     assert (await client_of(runtime).get("/health")).json()["status"] == "ok"
 
 
-async def test_metrics_are_served_even_while_the_store_is_away(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_metrics_are_served_even_while_the_store_is_away(start_runtime: Any, client_of: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
 
@@ -84,7 +81,7 @@ async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, cl
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_a_replica_answers_what_platforms_ask_of_vllm(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_replica_answers_what_platforms_ask_of_vllm(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), api_keys=["user"])
     client = client_of(runtime)
 

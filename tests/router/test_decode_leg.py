@@ -17,13 +17,14 @@ from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
+from tests.router import tools
 
 ALWAYS = SchedulingSettings(split=SplitSettings(mode="always"))
 CLOSED = InstanceFailure(FailureKind.CLOSED)
 
 
 @pytest.fixture
-async def split(start_runtime: Any, tools: Any) -> Any:
+async def split(start_runtime: Any) -> Any:
     """A split request whose prompt was prefilled, and its decode leg, placed."""
     roles = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}
     runtime = await start_runtime(instances=tuple(replace(tools.spec(name), role=role) for name, role in roles.items()))
@@ -53,7 +54,7 @@ async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(s
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
-async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any, tools: Any) -> None:
+async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any) -> None:
     placed, decode = split, split.machine.decode
     await placed.failed(CLOSED)
     assert placed.to_send is Leg.PREFILL
@@ -86,7 +87,7 @@ async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split:
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
-async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(split: Any, store: Any, tools: Any) -> None:
+async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(split: Any, store: Any) -> None:
     placed, decode = split, split.machine.decode
     decode.staged_s -= 0.25
 
@@ -102,7 +103,7 @@ async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(spli
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
-async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any, store: Any, tools: Any) -> None:
+async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any, store: Any) -> None:
     placed = split
     await placed.failed(CLOSED, keeps_kv=True)
 
@@ -116,7 +117,7 @@ async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 @pytest.mark.parametrize("streams", [True, False])
 async def test_each_leg_is_released_once(
-    split: Any, store: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, streams: bool
+    split: Any, store: Any, monkeypatch: pytest.MonkeyPatch, streams: bool
 ) -> None:
     placed, decode = split, split.machine.decode
     released, post = [], placed.pool.outbox.post
@@ -138,7 +139,7 @@ async def test_each_leg_is_released_once(
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
-async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: Any, tools: Any) -> None:
+async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: Any) -> None:
     placed = split
     gc.collect()
     gc.disable()
@@ -157,7 +158,7 @@ async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: An
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 @pytest.mark.parametrize(("decoders", "answering"), [(("d",), "d"), ((), "m")])
 async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_is_another(
-    start_runtime: Any, tools: Any, decoders: tuple[str, ...], answering: str
+    start_runtime: Any, decoders: tuple[str, ...], answering: str
 ) -> None:
     roles = {"m": Role.MIXED, "p": Role.PREFILL} | dict.fromkeys(decoders, Role.DECODE)
     runtime = await start_runtime(instances=tuple(replace(tools.spec(name), role=role) for name, role in roles.items()))

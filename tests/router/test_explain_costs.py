@@ -9,6 +9,7 @@ import pytest
 from dualmap.router.explain_costs import PARTS
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.settings import SchedulingSettings
+from tests.router import tools
 
 
 def test_every_feature_of_a_cost_belongs_to_one_part() -> None:
@@ -27,9 +28,7 @@ async def costs(client: Any, request_id: str) -> dict[str, Any]:
     return told
 
 
-async def test_the_chosen_instance_costs_least_and_the_parts_add_up(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_the_chosen_instance_costs_least_and_the_parts_add_up(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     first = await runtime.lifecycle.place(tools.request("x" * 4000, request_id="one"))
     second = await runtime.lifecycle.place(tools.request("y" * 4000, request_id="two"))
@@ -45,7 +44,7 @@ async def test_the_chosen_instance_costs_least_and_the_parts_add_up(
     assert told[first.instance_id]["parts"]["work ahead"] > 0
 
 
-async def test_a_miss_of_the_slo_is_a_part_of_its_own(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_miss_of_the_slo_is_a_part_of_its_own(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     await runtime.lifecycle.place(tools.request("x" * 400_000, request_id="late"))
 

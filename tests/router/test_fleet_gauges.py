@@ -13,6 +13,7 @@ from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.metrics import RouterMetrics
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
 def overviews(pool: Any, clock: Any) -> FleetOverviews:
@@ -20,7 +21,7 @@ def overviews(pool: Any, clock: Any) -> FleetOverviews:
     return FleetOverviews({"default": pool}, clock=clock, call=call)
 
 
-async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any, tools: Any) -> None:
+async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     fleet = overviews(tampered.pool("default"), clock)
 
@@ -35,7 +36,7 @@ async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any,
 
 
 async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_after_a_minute(
-    store: Any, clock: Any, tools: Any, scheduling: Any
+    store: Any, clock: Any, scheduling: Any
 ) -> None:
     tampered, registry = tools.Tampered(store), CollectorRegistry()
     pool = FailoverPool(tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms)
@@ -71,7 +72,7 @@ async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_
     await pool.close()
 
 
-async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: Any, clock: Any, tools: Any) -> None:
+async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: Any, clock: Any) -> None:
     tampered, registry, answers = tools.Tampered(store), CollectorRegistry(), asyncio.Event()
     await store.pool("default").put_instance(tools.spec("a"))
     fleet = overviews(tampered.pool("default"), clock)
@@ -96,7 +97,7 @@ async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: An
     await fleet.close()
 
 
-async def test_leader_migrations_and_states_are_told(store: Any, clock: Any, tools: Any) -> None:
+async def test_leader_migrations_and_states_are_told(store: Any, clock: Any) -> None:
     pool, registry = store.pool("default"), CollectorRegistry()
     await pool.put_instance(tools.spec("a"))
     await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))

@@ -15,6 +15,7 @@ from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal
 from dualmap.scheduling.state.request import Request, RequestState
 from dualmap.scheduling.steps import drive
+from tests.router import tools
 from tests.statestore.samples import finish
 
 ORDER = QueueOrder(by_deadline=False, max_deferred_s=30.0)
@@ -40,7 +41,7 @@ def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
     return Grant(request_id, instance_id, "replica-1", attempt, 100)
 
 
-async def held(pool: Any, tools: Any, *request_ids: str) -> None:
+async def held(pool: Any, *request_ids: str) -> None:
     """Fill the instance by one request, and let the others be held for it."""
     for request_id in ("first", *request_ids):
         await pool.place(tools.placement(request_id, tokens=1200))
@@ -61,7 +62,7 @@ async def test_a_grant_before_the_wait_is_there_when_the_wait_begins(clock: Any)
     assert (await waiters.wait(waiter, 10.0, 0.0)).instance_id == "a"
 
 
-async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
+async def test_a_grant_of_another_attempt_is_not_taken(clock: Any) -> None:
     waiters = waiters_of(None, clock)
     waiter = waiters.expect("x", 2)
     task = asyncio.create_task(waiters.wait(waiter, 10.0, 0.0))
@@ -74,7 +75,7 @@ async def test_a_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -
     assert (await task).instance_id == "b"
 
 
-async def test_a_grant_is_waited_for_as_long_as_the_request_may_be_held(clock: Any, tools: Any) -> None:
+async def test_a_grant_is_waited_for_as_long_as_the_request_may_be_held(clock: Any) -> None:
     waiters = waiters_of(None, clock)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 0.5, 9.5))
 
@@ -85,11 +86,11 @@ async def test_a_grant_is_waited_for_as_long_as_the_request_may_be_held(clock: A
     assert refused.value.why is Refusal.HELD_TOO_LONG
 
 
-async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: Any, tools: Any) -> None:
+async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     pool = tampered.pool("default")
     await pool.put_instance(tools.spec("a"))
-    await held(pool, tools, "x", "y", "z")
+    await held(pool, "x", "y", "z")
     waiters = waiters_of(pool, clock)
     tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 10.0, 0.0)) for name in "xyz"]
     await tools.settle()
@@ -107,7 +108,7 @@ async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: An
 
 
 async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_its_turn(
-    store: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+    store: Any, clock: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dualmap.router.grant_waiters.LOOKED_UP", 2)
     asked: list[list[str]] = []
@@ -131,7 +132,7 @@ async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_i
         task.cancel()
 
 
-async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any, tools: Any) -> None:
+async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     waiters = waiters_of(tampered.pool("default"), clock)
     waiters.expect("not yet held", 1)
@@ -141,7 +142,7 @@ async def test_nothing_is_asked_while_nobody_is_held(store: Any, clock: Any, too
     assert tampered.calls == []
 
 
-async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock: Any, tools: Any) -> None:
+async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock: Any) -> None:
     waiters = waiters_of(store.pool("default"), clock)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 10.0, 0.0))
     await tools.settle()
@@ -152,7 +153,7 @@ async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock:
         await task
 
 
-async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any, clock: Any, tools: Any) -> None:
+async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any, clock: Any) -> None:
     pool = store.pool("default")
     await pool.put_instance(tools.spec("a"))
     await pool.place(tools.placement("x", replica_id="another"))
@@ -191,7 +192,7 @@ class Records:
 
 @pytest.mark.parametrize(("refuses_late", "attempt", "refused"), [(True, 1, True), (True, 2, False), (False, 1, False)])
 async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was_tried_yet(
-    clock: Any, tools: Any, refuses_late: bool, attempt: int, refused: bool
+    clock: Any, refuses_late: bool, attempt: int, refused: bool
 ) -> None:
     waiters = waiters_of(Records(attempt), clock, refuses_late=refuses_late)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", attempt), 10.0, 0.0))
@@ -213,7 +214,7 @@ async def test_a_deferred_request_is_refused_where_late_ones_are_and_nothing_was
     [(True, 1, 5.0, True), (True, 1, 4.9, False), (True, 2, 5.0, False), (False, 1, 5.0, False)],
 )
 async def test_a_request_that_is_deferred_for_too_long_is_refused_even_where_late_ones_are_served(
-    clock: Any, tools: Any, deferred: bool, attempt: int, after_s: float, refused: bool
+    clock: Any, deferred: bool, attempt: int, after_s: float, refused: bool
 ) -> None:
     """With an SLO of 5 s, 2 s past its deadline; two seconds it had waited before. A retry was let in before, and has
     lost an instance already."""
@@ -245,7 +246,7 @@ async def test_a_grant_before_the_reservations_own_answer_is_there_when_the_requ
     assert list(waiters.placing) == ["x"], "a grant of a request that is over is not kept"
 
 
-async def test_an_early_grant_of_another_attempt_is_not_taken(clock: Any, tools: Any) -> None:
+async def test_an_early_grant_of_another_attempt_is_not_taken(clock: Any) -> None:
     waiters = waiters_of(None, clock)
     waiters.placing["x"] = None
     waiters.deliver(granted("x", 1))

@@ -11,6 +11,7 @@ from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
+from tests.router import tools
 
 
 class Try:
@@ -33,7 +34,7 @@ def loss_notifier(clock: Any) -> InstanceLossNotifier:
 
 
 @pytest.fixture
-def view_of(tools: Any) -> Any:
+def view_of() -> Any:
     def view(**states: InstanceState) -> ClusterView:
         instances = {name: tools.spec(name, state=state) for name, state in states.items()}
         return ClusterView.build(epoch=1, tree_version=0, instances=instances, tree=HotnessTree(), virtual_nodes=4)

@@ -32,6 +32,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 from tests.statestore.samples import finish
 
 LONG = "word " * 1000
@@ -48,14 +49,14 @@ async def live(store: Any) -> dict[str, RequestState]:
     return {record.request_id: record.state for record in (await store.pool("default").snapshot()).requests}
 
 
-async def nothing_is_left(store: Any, runtime: Any, tools: Any) -> bool:
+async def nothing_is_left(store: Any, runtime: Any) -> bool:
     await tools.settle()
     snapshot = await store.pool("default").snapshot()
     idle = all(load.pending_tokens == load.running_requests == 0 for load in snapshot.loads.values())
     return idle and not snapshot.requests and len(runtime.context.live) == 0
 
 
-async def full_fleet(start_runtime: Any, tools: Any, **settings: Any) -> tuple[Any, list[Any]]:
+async def full_fleet(start_runtime: Any, **settings: Any) -> tuple[Any, list[Any]]:
     """Two instances, each filled by one dispatched request: the next one is held."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), **settings)
     requests = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
@@ -67,7 +68,7 @@ async def full_fleet(start_runtime: Any, tools: Any, **settings: Any) -> tuple[A
 
 
 async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_its_end(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
@@ -81,11 +82,11 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
     assert (await loads(store))["a"].pending_tokens == 0
     assert (await loads(store))["a"].running_requests == 1
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-async def test_the_rendered_prompt_is_not_kept(start_runtime: Any, tools: Any, path: str) -> None:
+async def test_the_rendered_prompt_is_not_kept(start_runtime: Any, path: str) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     received = tools.request(LONG, path=path)
 
@@ -96,7 +97,7 @@ async def test_the_rendered_prompt_is_not_kept(start_runtime: Any, tools: Any, p
 
 
 async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_went(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     first = await runtime.lifecycle.place(tools.request(LONG))
@@ -111,7 +112,7 @@ async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_wen
     second.finish(Outcome.COMPLETED)
 
 
-async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request())
 
@@ -119,7 +120,7 @@ async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: 
     request.finish(Outcome.COMPLETED)
     request.first_token()
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
     registry = runtime.context.metrics.registry
     counted = {
         outcome: registry.get_sample_value("dualmap_requests_total", {"pool": "default", "outcome": outcome})
@@ -129,7 +130,7 @@ async def test_ending_twice_counts_and_releases_once(start_runtime: Any, store: 
 
 
 async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_should_be_done(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))  # 1000 tokens per second
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))
@@ -145,7 +146,7 @@ async def test_an_answer_that_does_not_stream_is_released_when_its_prefill_shoul
 
 
 async def test_one_that_was_held_is_released_after_a_full_window_and_its_own_prefill(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))  # a window of 1000 tokens, 1000 tokens per second
     filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
@@ -166,7 +167,7 @@ async def test_one_that_was_held_is_released_after_a_full_window_and_its_own_pre
 
 
 async def test_a_streamed_answer_is_released_by_its_first_token_alone(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=True))
@@ -181,9 +182,7 @@ async def lessons(store: Any) -> list[Any]:
     return [sample.lesson for sample in await store.pool("default").samples("0", 100)]
 
 
-async def test_the_leader_is_told_how_many_tokens_an_instance_counted(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
     request = await runtime.lifecycle.place(tools.request(LONG))
@@ -196,7 +195,7 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(
     assert reported == 100.0
 
 
-async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     image = {"type": "image_url", "image_url": {"url": "data:a"}}
     received = tools.request()
@@ -210,9 +209,7 @@ async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: An
     assert await lessons(store) == [Finished(85, 1300, 7, images=2)]
 
 
-async def test_a_first_token_teaches_what_was_expected_of_it(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_a_first_token_teaches_what_was_expected_of_it(start_runtime: Any, store: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     before = await runtime.lifecycle.place(tools.request("other " * 100))
     request = await runtime.lifecycle.place(tools.request(LONG))
@@ -229,7 +226,7 @@ async def test_a_first_token_teaches_what_was_expected_of_it(
         each.finish(Outcome.COMPLETED)
 
 
-async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(LONG))
     await request.failed(REFUSED)
@@ -242,9 +239,7 @@ async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime
     request.finish(Outcome.COMPLETED)
 
 
-async def test_an_answer_that_does_not_stream_teaches_no_prefill(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_an_answer_that_does_not_stream_teaches_no_prefill(start_runtime: Any, store: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))
 
@@ -257,7 +252,7 @@ async def test_an_answer_that_does_not_stream_teaches_no_prefill(
 
 @pytest.mark.parametrize(("outcome", "silent_s"), [(Outcome.COMPLETED, 0.0), (Outcome.CLIENT_GONE, 21.3)])
 async def test_only_the_answer_of_a_request_that_does_not_stream_is_a_sign_of_life_of_its_instance(
-    outcome: Outcome, silent_s: float, start_runtime: Any, store: Any, clock: Any, tools: Any
+    outcome: Outcome, silent_s: float, start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     texts = ("x" * 400, "y" * 400)
@@ -280,24 +275,24 @@ async def test_only_the_answer_of_a_request_that_does_not_stream_is_a_sign_of_li
 # what is refused -------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_model_is_refused_by_name(start_runtime: Any, tools: Any) -> None:
+async def test_an_unknown_model_is_refused_by_name(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
     with pytest.raises(UnknownModelError, match="'gpt-9'"):
         await runtime.lifecycle.place(tools.request(model="gpt-9"))
 
 
-async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
 
     with pytest.raises(UnavailableError) as refused:
         await runtime.lifecycle.place(tools.request())
 
     assert refused.value.retry_after_s is not None
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.STARTING),))
     await store.pool("default").set_instance_state("a", InstanceState.READY)
 
@@ -307,9 +302,7 @@ async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime
     request.finish(Outcome.COMPLETED)
 
 
-async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(
         instances=(tools.spec("a", max_queued_requests=0), tools.spec("b", max_queued_requests=0))
     )
@@ -321,10 +314,10 @@ async def test_full_queues_everywhere_are_429_with_the_time_to_work_them_off(
     assert refused.value.retry_after_s == pytest.approx(1.25)  # 1250 pending tokens at 1000 a second
     for request in requests:
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), max_requests=1)
     request = await runtime.lifecycle.place(tools.request())
 
@@ -334,14 +327,14 @@ async def test_a_replica_takes_no_more_than_its_limit(start_runtime: Any, store:
     request.finish(Outcome.COMPLETED)
     again = await runtime.lifecycle.place(tools.request())
     again.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 # held requests ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_held_request_goes_when_room_appears(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_held_request_goes_when_room_appears(start_runtime: Any, store: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
     assert not waiting.done()
@@ -354,11 +347,11 @@ async def test_a_held_request_goes_when_room_appears(start_runtime: Any, store: 
     assert (await live(store))[granted.request_id] is RequestState.DISPATCHED
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, store: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="moved")))
     await tools.settle()
     record = (await store.pool("default").records(["moved"]))["moved"]
@@ -371,12 +364,10 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     assert granted.instance_id == record.alternative_id
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(start_runtime: Any, store: Any) -> None:
     tampered: list[Any] = []
 
     def through(real: Any) -> Any:
@@ -398,13 +389,11 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(
 
     assert request.instance_id == "a"
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_grant_that_was_missed_is_found_by_looking(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_grant_that_was_missed_is_found_by_looking(start_runtime: Any, store: Any, clock: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     pool = runtime.pools.pools["default"]
     pool.grant_waiters.deliver = lambda grant: None  # the stream tells nothing
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
@@ -419,14 +408,14 @@ async def test_a_grant_that_was_missed_is_found_by_looking(
     granted = await asyncio.wait_for(waiting, 60)
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize(
     "scheduling", [SchedulingSettings(policy="dualmap", queue_order="deadline", block_tokens=16, slo_ttft_s=8.0)]
 )
 async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was_granted(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     """By then the request before it has brought its prefix."""
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=300.0),))
@@ -446,11 +435,11 @@ async def test_a_granted_request_expects_the_cache_as_it_was_counted_when_it_was
     assert granted.expected_cached_tokens == 1248
     for request in (first, granted):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any, store: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG)))
     await tools.settle()
 
@@ -460,11 +449,11 @@ async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any
 
     for request in requests:
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any, store: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     held = asyncio.create_task(runtime.lifecycle.place(tools.request()))
     await tools.settle()
 
@@ -476,11 +465,11 @@ async def test_a_held_request_that_is_cut_off_counts_as_that(start_runtime: Any,
     assert runtime.context.metrics.registry.get_sample_value("dualmap_requests_total", cut_off) == 1
     for request in requests:
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 async def test_a_request_is_not_held_past_the_longest_hold(
-    start_runtime: Any, store: Any, clock: Any, scheduling: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any, scheduling: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG))
@@ -495,13 +484,11 @@ async def test_a_request_is_not_held_past_the_longest_hold(
         await waiting
     assert refused.value.retry_after_s == pytest.approx(1.25)
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_held_request_that_the_store_forgot_is_placed_again(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_held_request_that_the_store_forgot_is_placed_again(start_runtime: Any, store: Any, clock: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     waiting = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="forgotten")))
     await tools.settle()
     await finish(store.pool("default"), "forgotten")
@@ -514,11 +501,11 @@ async def test_a_held_request_that_the_store_forgot_is_placed_again(
     placed = await asyncio.wait_for(waiting, 60)
     assert (await live(store)) == {"forgotten": RequestState.DISPATCHED}
     placed.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 async def test_a_held_request_that_the_store_knows_after_all_is_placed_again_under_its_own_id(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     """A look-up that found nothing was wrong: an older copy of the store answered it."""
     tampered = tools.Tampered(store)
@@ -538,13 +525,13 @@ async def test_a_held_request_that_the_store_knows_after_all_is_placed_again_und
     assert (await store.pool("default").records(["mine"]))["mine"].attempt == 2
     filling.finish(Outcome.COMPLETED)
     (await asyncio.wait_for(waiting, 60)).finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 # decisions that were overtaken -----------------------------------------------------------------------------------
 
 
-async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime: Any, store: Any) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
 
@@ -562,9 +549,7 @@ async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime
     request.finish(Outcome.COMPLETED)
 
 
-async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(start_runtime: Any, store: Any) -> None:
     tampered, pool = tools.Tampered(store), store.pool("default")
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
 
@@ -580,11 +565,11 @@ async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(
 
     assert request.instance_id in ("c", "d")
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_released(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
@@ -598,13 +583,13 @@ async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_re
     with pytest.raises(StoreAwayError):
         await runtime.lifecycle.place(tools.request(LONG))
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 # retries ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b"), tools.spec("c")))
     request = await runtime.lifecycle.place(tools.request(LONG))
     first = request.instance_id
@@ -618,12 +603,12 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
     assert request.tries == 3
     assert request.instance_id not in request.machine.excluded
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, path: str
+    start_runtime: Any, store: Any, clock: Any, path: str
 ) -> None:
     class Listener:
         why = ""
@@ -648,10 +633,10 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     assert request.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_attempts_are_limited(start_runtime: Any, store: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, max_attempts=2)
     request = await runtime.lifecycle.place(tools.request())
@@ -660,10 +645,10 @@ async def test_attempts_are_limited(start_runtime: Any, store: Any, tools: Any) 
     with pytest.raises(UpstreamError, match="connection refused"):
         await request.failed(REFUSED)
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances)
     tools.no_retries(runtime)
@@ -672,11 +657,11 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
     with pytest.raises(UpstreamError, match="budget"):
         await request.failed(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
-async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime: Any, tools: Any, path: str) -> None:
+async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime: Any, path: str) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances)
     tools.no_retries(runtime)
@@ -689,19 +674,19 @@ async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime:
         await request.failed(REFUSED)
 
 
-async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request())
 
     with pytest.raises(UpstreamTimeoutError, match="no other instance is ready"):
         await request.failed(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_ready(
-    start_runtime: Any, tools: Any, path: str
+    start_runtime: Any, path: str
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(path=path))
@@ -713,7 +698,7 @@ async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
-    start_runtime: Any, store: Any, tools: Any, path: str
+    start_runtime: Any, store: Any, path: str
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.lifecycle.place(tools.request("deadly", path=path, body_hash=7))
@@ -726,13 +711,11 @@ async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
 
     innocent = await runtime.lifecycle.place(tools.request("innocent", path=path, body_hash=8))
     innocent.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
-async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(
-    start_runtime: Any, tools: Any, path: str
-) -> None:
+async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(start_runtime: Any, path: str) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     closed = InstanceFailure(FailureKind.CLOSED, "the connection broke", still_accepts=True)
     for number in range(20):
@@ -747,9 +730,7 @@ async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
-async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
-    start_runtime: Any, tools: Any, path: str
-) -> None:
+async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(start_runtime: Any, path: str) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.lifecycle.place(tools.request("deadly", path=path))
     await request.failed(DEAD)
@@ -763,7 +744,7 @@ async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
 async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_token(
-    start_runtime: Any, store: Any, tools: Any, path: str
+    start_runtime: Any, store: Any, path: str
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     trial = await runtime.lifecycle.place(tools.request("same", path=path))
@@ -777,12 +758,10 @@ async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_toke
     for request in (trial, *(await asyncio.gather(*copies))):
         request.finish(Outcome.COMPLETED)
     assert runtime.pools.pools["default"].evidence.quarantine.of(trial.machine.spec.prompt_hash, 0.0) is None
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     first = await runtime.lifecycle.place(tools.request("same"))
     await first.failed(DEAD)
@@ -794,11 +773,11 @@ async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(
     await asyncio.wait((copy,))
     first.finish(Outcome.CLIENT_GONE)
 
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, tools: Any) -> None:
-    runtime, requests = await full_fleet(start_runtime, tools)
+async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any) -> None:
+    runtime, requests = await full_fleet(start_runtime)
     retry = asyncio.create_task(requests[0].failed(REFUSED))
     await tools.settle()
     assert not retry.done()  # held for the other instance, which is full
@@ -808,11 +787,11 @@ async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any, 
         await retry
 
     requests[1].finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probed(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     tools.break_after(runtime, faults=3)
@@ -830,7 +809,7 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
     assert [request.instance_id for request in probes].count("a") == 1
 
 
-async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any) -> None:
+async def test_client_errors_never_open_a_breaker(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     tools.break_after(runtime, faults=1)
 
@@ -844,7 +823,7 @@ async def test_client_errors_never_open_a_breaker(start_runtime: Any, tools: Any
     assert runtime.pools.pools["default"].evidence.breakers.states() == {}
 
 
-async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime: Any, tools: Any) -> None:
+async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     tools.break_after(runtime, faults=1)
     request = await runtime.lifecycle.place(tools.request())
@@ -861,7 +840,7 @@ async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime:
 # ids, names and other paths --------------------------------------------------------------------------------------
 
 
-async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     first = await runtime.lifecycle.place(tools.request(request_id="mine"))
 
@@ -872,10 +851,10 @@ async def test_an_id_that_is_live_on_this_replica_gets_a_suffix(start_runtime: A
     assert len(await live(store)) == 2
     for request in (first, second):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
-async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: Any, store: Any) -> None:
     tampered, goes = tools.Tampered(store), asyncio.Event()
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
 
@@ -896,11 +875,11 @@ async def test_an_id_whose_release_is_on_its_way_gets_a_suffix(start_runtime: An
     assert set(await live(store)) == {second.request_id, third.request_id}
     for request in (second, third):
         request.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of_the_other_replica(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     tampered = tools.Tampered(store)
     one = await start_runtime(instances=(tools.spec("a"),))
@@ -921,10 +900,10 @@ async def test_who_leaves_before_its_id_is_known_to_be_taken_releases_nothing_of
     assert "release" in tampered.calls
     assert (await store.pool("default").records(["same"]))["same"].replica_id == "replica-1"
     first.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, one, tools)
+    assert await nothing_is_left(store, one)
 
 
-async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime: Any, store: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
     first = await one.lifecycle.place(tools.request(request_id="mine"))
@@ -937,10 +916,10 @@ async def test_an_id_that_is_live_on_another_replica_gets_a_suffix(start_runtime
     await tools.settle()
     assert await live(store) == {"mine": RequestState.DISPATCHED}
     first.finish(Outcome.COMPLETED)
-    assert await nothing_is_left(store, other, tools)
+    assert await nothing_is_left(store, other)
 
 
-async def test_a_refusal_tells_the_id_that_the_request_is_explained_by(start_runtime: Any, tools: Any) -> None:
+async def test_a_refusal_tells_the_id_that_the_request_is_explained_by(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", max_queued_requests=0),))
     first = await runtime.lifecycle.place(tools.request(LONG, request_id="mine"))
 
@@ -953,7 +932,7 @@ async def test_a_refusal_tells_the_id_that_the_request_is_explained_by(start_run
     first.finish(Outcome.COMPLETED)
 
 
-async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_runtime: Any, tools: Any) -> None:
+async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_runtime: Any) -> None:
     pool = PoolSettings(model="base", aliases=("gpt",), loras=("tuned",))
     runtime = await start_runtime(instances=(tools.spec("a"),), pools=(pool,))
 
@@ -967,7 +946,7 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
         request.finish(Outcome.COMPLETED)
 
 
-async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
 
     request = await runtime.lifecycle.place(tools.request(path="/tokenize"))
@@ -979,12 +958,12 @@ async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, 
     assert request.instance_id != failed
     with pytest.raises(UpstreamError):
         await request.failed(REFUSED)
-    assert await nothing_is_left(store, runtime, tools)
+    assert await nothing_is_left(store, runtime)
 
 
 # the agents' APIs ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: Any, tools: Any, path: str) -> None:
+async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: Any, path: str) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     system, question = "You help. " * 300, "What now? " * 100
     first = await runtime.lifecycle.place(
@@ -1008,9 +987,7 @@ async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: An
         request.finish(Outcome.COMPLETED)
 
 
-async def test_a_response_is_continued_by_the_instance_that_stored_it(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_a_response_is_continued_by_the_instance_that_stored_it(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     body = {"input": "and then?"}
     for wanted in "abcd":
@@ -1027,9 +1004,7 @@ async def test_a_response_is_continued_by_the_instance_that_stored_it(
     gone.finish(Outcome.COMPLETED)
 
 
-async def test_a_continued_response_counts_the_conversation_that_is_stored(
-    start_runtime: Any, store: Any, tools: Any
-) -> None:
+async def test_a_continued_response_counts_the_conversation_that_is_stored(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     asked: dict[str, Any] = {"path": "/v1/responses", "body": {"input": "and then?"}, "leaves_id_open": True}
     first = await runtime.lifecycle.place(tools.request(**asked, stores=True))
@@ -1055,7 +1030,7 @@ async def test_a_continued_response_counts_the_conversation_that_is_stored(
         request.finish(Outcome.COMPLETED)
 
 
-async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: Any, store: Any) -> None:
     by_length = {"slo_ttft_s_per_1k_tokens": 1.0, "slo_ttft_max_s": 60.0}
     await store.pool("default").change_settings(by_length, by="operator")
     runtime = await start_runtime(instances=(tools.spec("a"),))
@@ -1070,9 +1045,7 @@ async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: An
     assert slos_s[1] - slos_s[0] == pytest.approx(20.0)
 
 
-async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_no_other(
-    start_runtime: Any, tools: Any
-) -> None:
+async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_no_other(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     for wanted in "abcd":
         stored = tools.request(path=f"/v1/responses/resp_1@{wanted}", model="", pinned_to=wanted)
@@ -1086,7 +1059,7 @@ async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_
     assert len(runtime.context.live) == 0
 
 
-async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_runtime: Any, tools: Any) -> None:
+async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     ids = list(range(1000))
     first = await runtime.lifecycle.place(tools.request(body={"prompt": ids}))
@@ -1101,9 +1074,7 @@ async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_run
     second.finish(Outcome.COMPLETED)
 
 
-async def test_requests_ahead_are_expected_to_take_the_memory_of_a_cached_prefix(
-    start_runtime: Any, tools: Any
-) -> None:
+async def test_requests_ahead_are_expected_to_take_the_memory_of_a_cached_prefix(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=8000),))
     ids = list(range(1000))
     first = await runtime.lifecycle.place(tools.request(body={"prompt": ids}))
@@ -1125,9 +1096,7 @@ async def test_requests_ahead_are_expected_to_take_the_memory_of_a_cached_prefix
 
 
 @pytest.mark.parametrize("held", [False, True])
-async def test_requests_of_another_replica_are_expected_to_take_memory_too(
-    start_runtime: Any, tools: Any, held: bool
-) -> None:
+async def test_requests_of_another_replica_are_expected_to_take_memory_too(start_runtime: Any, held: bool) -> None:
     window = 1 if held else 8192
     runtime = await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=8000, dispatch_window_tokens=window),))
     other = await start_runtime()
@@ -1154,7 +1123,7 @@ async def test_requests_of_another_replica_are_expected_to_take_memory_too(
     turn.finish(Outcome.COMPLETED)
 
 
-async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     body = {"input": ["some text"] * 10}
     placed = [await runtime.lifecycle.place(tools.request(path="/v1/embeddings", body=body)) for _ in range(6)]

@@ -12,12 +12,13 @@ from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Out
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.request import RequestState
+from tests.router import tools
 
 LONG = "word " * 1000
 BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1k_tokens=1.0)
 
 
-async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(LONG, slo_s=2.0))
     other = "b" if request.instance_id == "a" else "a"
@@ -41,7 +42,7 @@ async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any,
 @pytest.mark.parametrize("scheduling", [BY_LENGTH])
 @pytest.mark.parametrize(("header_slo_s", "slo_s"), [(None, 1.75), (2.0, 2.0)])
 async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
-    start_runtime: Any, tools: Any, header_slo_s: float | None, slo_s: float
+    start_runtime: Any, header_slo_s: float | None, slo_s: float
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
 
@@ -52,9 +53,7 @@ async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
     request.finish(Outcome.COMPLETED)
 
 
-async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_began_with(
-    start_runtime: Any, tools: Any
-) -> None:
+async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_began_with(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     keeper = runtime.pools.pools["default"].view
     began_with = keeper.view
@@ -73,7 +72,7 @@ async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_b
     request.finish(Outcome.COMPLETED)
 
 
-async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     filling = [await runtime.lifecycle.place(tools.request(f"{number} {LONG}")) for number in range(2)]
     placing = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id="moved")))
@@ -95,7 +94,7 @@ async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, 
 
 
 async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=False))  # done after 1.25 s
@@ -117,7 +116,7 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, tools: Any, stream: bool) -> None:
+async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, stream: bool) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request(LONG, stream=stream))
     request.sent()
@@ -137,7 +136,7 @@ async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, too
 
 @pytest.mark.parametrize("names", [("a", "b"), ("a",)])
 async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
-    start_runtime: Any, store: Any, tools: Any, names: tuple[str, ...]
+    start_runtime: Any, store: Any, names: tuple[str, ...]
 ) -> None:
     runtime = await start_runtime(instances=tuple(map(tools.spec, names)))
     request = await runtime.lifecycle.place(tools.request(LONG))

@@ -11,6 +11,7 @@ from dualmap.router.metrics import RouterMetrics, measured
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
 def sample(runtime: Any, name: str, **labels: str) -> float | None:
@@ -43,7 +44,7 @@ async def test_a_failed_store_call_is_counted_and_timed() -> None:
     assert metrics.registry.get_sample_value("dualmap_store_call_seconds_count", {"call": "observe"}) == 1.0
 
 
-async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request("x" * 400))
     assert sample(runtime, "dualmap_inflight_requests", pool="default") == 1.0
@@ -60,9 +61,7 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any,
     assert sample(runtime, "dualmap_inflight_requests", pool="default") == 0.0
 
 
-async def test_the_error_of_the_estimate_is_counted_at_the_first_token(
-    start_runtime: Any, clock: Any, tools: Any
-) -> None:
+async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request("x" * 4000))
     assert request.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
@@ -79,7 +78,7 @@ async def test_the_error_of_the_estimate_is_counted_at_the_first_token(
 
 
 async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_of_the_estimate(
-    start_runtime: Any, clock: Any, tools: Any
+    start_runtime: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     again = await runtime.lifecycle.place(tools.request("x" * 400))
@@ -106,9 +105,7 @@ async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
     assert sample(runtime, "dualmap_outbox_dropped_transitions_total") == 4.0
 
 
-async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(
-    start_runtime: Any, clock: Any, tools: Any
-) -> None:
+async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     whole = await runtime.lifecycle.place(tools.request(stream=False))
     failed = await runtime.lifecycle.place(tools.request())
@@ -119,7 +116,7 @@ async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(
     assert [sample(runtime, "dualmap_slo_total", pool="default", slo=slo) for slo in ("met", "missed")] == [0.0, 0.0]
 
 
-async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any, tools: Any) -> None:
+async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.lifecycle.place(tools.request("x" * 4000))
 
@@ -145,9 +142,7 @@ def test_the_error_of_cached_tokens_is_counted_once_an_instance_reports_them() -
     assert read(f"{name}_bucket", labels | {"le": "16.0"}) == 1.0
 
 
-async def test_a_whole_answer_is_counted_with_its_time_per_output_token(
-    start_runtime: Any, clock: Any, tools: Any
-) -> None:
+async def test_a_whole_answer_is_counted_with_its_time_per_output_token(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for usage, outcome in (
         (Usage(prompt_tokens=100, output_tokens=41), Outcome.COMPLETED),

@@ -9,6 +9,7 @@ import pytest
 
 from dualmap.router.model_lists import AGAIN_S, InstanceAsker, ModelLists
 from dualmap.router.runtime import Runtime
+from tests.router import tools
 
 
 class Instance(httpx.AsyncBaseTransport):
@@ -27,7 +28,7 @@ def instance() -> Instance:
 
 
 @pytest.fixture
-async def runtime(start_runtime: Any, tools: Any) -> Runtime:
+async def runtime(start_runtime: Any) -> Runtime:
     started: Runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     return started
 
@@ -41,7 +42,7 @@ async def lists(runtime: Runtime, instance: Instance, clock: Any) -> Any:
 
 
 async def test_a_name_that_an_instance_dropped_is_known_to_the_fleet_after_one_answer(
-    lists: ModelLists, instance: Instance, runtime: Runtime, tools: Any
+    lists: ModelLists, instance: Instance, runtime: Runtime
 ) -> None:
     pool = runtime.pools.pools["default"]
     name = pool.view.view.ready[0]
@@ -59,7 +60,7 @@ async def test_a_name_that_an_instance_dropped_is_known_to_the_fleet_after_one_a
 
 
 async def test_a_list_that_cannot_be_read_stays_and_is_not_asked_for_at_every_answer(
-    lists: ModelLists, instance: Instance, runtime: Runtime, tools: Any, clock: Any
+    lists: ModelLists, instance: Instance, runtime: Runtime, clock: Any
 ) -> None:
     pool = runtime.pools.pools["default"]
     name = pool.view.view.ready[0]

@@ -15,6 +15,7 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
+from tests.router import tools
 
 LONG = "word " * 1000
 """1250 tokens: one such prompt fills an instance."""
@@ -27,7 +28,7 @@ SHARED = (
 class Outage:
     """A store that goes away and comes back as it was, or as another one."""
 
-    def __init__(self, store: MemoryStore, tools: Any, clock: Any, scheduling: Any) -> None:
+    def __init__(self, store: MemoryStore, clock: Any, scheduling: Any) -> None:
         self._tampered = tools.Tampered(store)
         self.pool_of_replica = FailoverPool(
             self._tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms
@@ -47,8 +48,8 @@ class Outage:
 
 
 @pytest.fixture
-async def outage(store: MemoryStore, tools: Any, clock: Any, scheduling: Any) -> Any:
-    made = Outage(store, tools, clock, scheduling)
+async def outage(store: MemoryStore, clock: Any, scheduling: Any) -> Any:
+    made = Outage(store, clock, scheduling)
     yield made
     made.end()
     await made.pool_of_replica.close()
@@ -58,7 +59,7 @@ async def states(store: MemoryStore) -> dict[str, RequestState]:
     return {request.request_id: request.state for request in (await store.pool("default").snapshot()).requests}
 
 
-async def held_request(runtime: Runtime, tools: Any, request_id: str) -> asyncio.Task[Any]:
+async def held_request(runtime: Runtime, request_id: str) -> asyncio.Task[Any]:
     task = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, request_id=request_id)))
     await tools.settle()
     assert not task.done()
@@ -75,14 +76,14 @@ class Queue:
 
 
 @pytest.fixture
-async def queue(start_runtime: Any, tools: Any, outage: Outage) -> Queue:
+async def queue(start_runtime: Any, outage: Outage) -> Queue:
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
     filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}", request_id="filling"))
-    return Queue(runtime, filling, await held_request(runtime, tools, "held"))
+    return Queue(runtime, filling, await held_request(runtime, "held"))
 
 
 async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over_as_it_is(
-    store: Any, clock: Any, tools: Any, outage: Outage, queue: Queue
+    store: Any, clock: Any, outage: Outage, queue: Queue
 ) -> None:
     filling, held = queue.filling, queue.held
 
@@ -107,14 +108,14 @@ async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over
 
 
 async def test_a_request_that_is_held_throughout_the_outage_keeps_its_place(
-    store: Any, clock: Any, tools: Any, outage: Outage, queue: Queue
+    store: Any, clock: Any, outage: Outage, queue: Queue
 ) -> None:
     filling, held = queue.filling, queue.held
     first = (await store.pool("default").records(["held"]))["held"]
     await clock.advance(0.5)
 
     outage.begin()
-    later = await held_request(queue.runtime, tools, "later")
+    later = await held_request(queue.runtime, "later")
     await clock.advance(0.5)
     outage.end()
     await clock.advance(3.0)
@@ -148,12 +149,12 @@ async def test_a_client_that_leaves_a_queue_during_the_outage_is_gone_from_the_s
 
 
 async def test_requests_of_other_replicas_are_left_alone_by_a_hand_over(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, outage: Any
+    start_runtime: Any, store: Any, clock: Any, outage: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
     await store.pool("default").heartbeat("another", 60_000, {})
     await store.pool("default").place(tools.placement("theirs", tokens=1200, replica_id="another"))
-    held = await held_request(runtime, tools, "held")
+    held = await held_request(runtime, "held")
 
     outage.begin()
     await clock.advance(2.0)

@@ -10,6 +10,7 @@ from typing import Any
 from dualmap.router.outbox import TOGETHER, Outbox
 from dualmap.scheduling.request.release import Release
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from tests.router import tools
 
 
 class Fleet:
@@ -53,7 +54,7 @@ async def test_releases_are_delivered_in_the_order_in_which_they_were_posted_so_
     await stopped(task)
 
 
-async def test_what_is_posted_while_a_delivery_is_under_way_shares_the_next(clock: Any, tools: Any) -> None:
+async def test_what_is_posted_while_a_delivery_is_under_way_shares_the_next(clock: Any) -> None:
     fleet = Fleet()
     fleet.goes_on.clear()
     outbox = Outbox(fleet.release, clock=clock)
@@ -89,7 +90,7 @@ async def test_those_that_find_the_store_away_are_repeated_until_they_get_throug
     await stopped(task)
 
 
-async def test_what_is_refused_does_not_stop_the_others(clock: Any, tools: Any) -> None:
+async def test_what_is_refused_does_not_stop_the_others(clock: Any) -> None:
     fleet = Fleet(StoreError("never"), ValueError("a bug"))
     outbox = Outbox(fleet.release, clock=clock)
     task = delivering(outbox)
@@ -141,9 +142,7 @@ async def test_a_delivery_that_was_stopped_leaves_the_next_ones_work(clock: Any)
     await stopped(task)
 
 
-async def test_a_caller_is_told_once_when_its_transition_was_delivered_refused_or_dropped(
-    clock: Any, tools: Any
-) -> None:
+async def test_a_caller_is_told_once_when_its_transition_was_delivered_refused_or_dropped(clock: Any) -> None:
     fleet, told = Fleet(StoreError("no")), []
     outbox = Outbox(fleet.release, limit=1, clock=clock)
     task = delivering(outbox)

@@ -9,9 +9,10 @@ import pytest
 from dualmap.router.errors import InvalidRequestError, UnavailableError
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
+from tests.router import tools
 
 
-async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(start_runtime: Any, tools: Any) -> None:
+async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
 
     refusals = []
@@ -36,7 +37,7 @@ async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(s
     "path", ["/inference/v1/generate", "/v1/chat/completions/batch", "/v1/chat/completions", "/new"]
 )
 async def test_whole_requests_go_where_answers_are_decoded(
-    start_runtime: Any, tools: Any, roles: dict[str, Role], takers: set[str], path: str
+    start_runtime: Any, roles: dict[str, Role], takers: set[str], path: str
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name, role=role) for name, role in roles.items()))
 
@@ -45,9 +46,7 @@ async def test_whole_requests_go_where_answers_are_decoded(
     assert {request.instance_id for request in placed} == takers
 
 
-async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_pool(
-    start_runtime: Any, tools: Any
-) -> None:
+async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_pool(start_runtime: Any) -> None:
     pools = (PoolSettings(), PoolSettings(name="other", model="other"))
     runtime = await start_runtime(instances=(tools.spec("a"),), pools=pools)
     unread = {"prompt": None, "unread": "the body is not valid JSON"}

@@ -25,6 +25,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.settings import StoreSettings
+from tests.router import tools
 
 FLAGS = SchedulingSettings(policy="dualmap", block_tokens=16)
 HASTE = SchedulingSettings(slo_ttft_s=0.005, max_deferred_s=0.002, block_tokens=16)
@@ -50,7 +51,7 @@ async def start_replica(valkey_url: str) -> AsyncIterator[StartReplica]:
         await store.close()
 
 
-async def live_through(runtime: Runtime, tools: Any, rng: random.Random, outcomes: Counter[str]) -> None:
+async def live_through(runtime: Runtime, rng: random.Random, outcomes: Counter[str]) -> None:
     """One request with a fate of its own: it may be cancelled, fail over, end early or be refused."""
     prompt = f"{rng.randrange(5)} " + "word " * rng.randrange(1, 800)
     try:
@@ -82,7 +83,7 @@ async def sweep(pool: Any, order: QueueOrder) -> None:
 
 @pytest.mark.parametrize("scheduling", [FLAGS, HASTE], ids=["dualmap, fifo", "least cost, deadlines that few can meet"])
 async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
-    start_replica: StartReplica, tools: Any, scheduling: SchedulingSettings
+    start_replica: StartReplica, scheduling: SchedulingSettings
 ) -> None:
     replicas = [await start_replica(scheduling) for _ in range(3)]
     for replica in replicas:
@@ -98,7 +99,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
 
     tasks = []
     for number in range(400):
-        task = asyncio.create_task(live_through(replicas[number % 3], tools, rng, outcomes))
+        task = asyncio.create_task(live_through(replicas[number % 3], rng, outcomes))
         tasks.append(task)
         if rng.random() < 0.1:
             asyncio.get_running_loop().call_later(rng.random() * 0.02, task.cancel)
@@ -131,7 +132,7 @@ def trips(runtime: Runtime) -> dict[str, float | None]:
 
 
 async def test_a_placement_names_two_instances_in_one_round_trip_however_large_the_fleet_is(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     named: list[int] = []
     tampered = tools.Tampered(store)
@@ -153,9 +154,7 @@ async def test_a_placement_names_two_instances_in_one_round_trip_however_large_t
 
 
 @pytest.mark.parametrize("scheduling", [SchedulingSettings(block_tokens=16)])
-async def test_in_a_large_fleet_too_an_instance_beyond_the_pair_costs_no_second_trip(
-    start_runtime: Any, tools: Any
-) -> None:
+async def test_in_a_large_fleet_too_an_instance_beyond_the_pair_costs_no_second_trip(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(f"i{number:03}") for number in range(20)))
 
     requests = [await runtime.lifecycle.place(tools.request(f"{number} " + "x" * 4000)) for number in range(20)]
@@ -172,7 +171,7 @@ async def test_in_a_large_fleet_too_an_instance_beyond_the_pair_costs_no_second_
 
 @pytest.mark.parametrize("scheduling", [SchedulingSettings(policy="min-ttft", block_tokens=16)])
 async def test_a_policy_that_chooses_observes_first_and_chooses_again_what_was_stale_twice(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     tampered, checked = tools.Tampered(store), list[int | None]()
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
@@ -209,7 +208,7 @@ async def test_a_policy_that_chooses_observes_first_and_chooses_again_what_was_s
     ids=["may move", "neither", "may be reordered", "the default policy, neither"],
 )
 async def test_only_what_may_be_reordered_or_moved_waits_for_the_dispatch_window(
-    start_runtime: Any, store: Any, tools: Any, held: int
+    start_runtime: Any, store: Any, held: int
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=16, prefill_tokens_per_s=100.0),))
 
@@ -221,9 +220,7 @@ async def test_only_what_may_be_reordered_or_moved_waits_for_the_dispatch_window
         task.cancel()
 
 
-async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica(
-    start_replica: StartReplica, tools: Any
-) -> None:
+async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica(start_replica: StartReplica) -> None:
     replicas = [await start_replica() for _ in range(2)]
     pool = replicas[0].pools.pools["default"].store
     for number in range(8):
@@ -242,7 +239,7 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
 
 
 async def test_a_burst_is_spread_as_every_placement_weighs_the_counts_of_its_moment(
-    start_replica: StartReplica, tools: Any
+    start_replica: StartReplica,
 ) -> None:
     """All of them arrive before any is answered: who decided on counts that a reply told would send them to one."""
     replicas = [await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16)) for _ in range(2)]
@@ -268,7 +265,7 @@ async def test_a_burst_is_spread_as_every_placement_weighs_the_counts_of_its_mom
 
 
 async def test_where_late_requests_are_refused_one_that_cannot_be_on_time_is_refused_and_not_reserved(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), late_requests="refuse")
     for instance_id in "ab":
@@ -286,7 +283,7 @@ async def test_where_late_requests_are_refused_one_that_cannot_be_on_time_is_ref
     taken.cancel()
 
 
-async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any) -> None:
     """Its client was let in, and has lost an instance already."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), late_requests="refuse")
     request = await runtime.lifecycle.place(tools.request("x" * 400, slo_s=2.0))
@@ -301,7 +298,7 @@ async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any, to
     retry.cancel()
 
 
-async def test_what_is_not_reserved_yet_is_not_entered_again(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_what_is_not_reserved_yet_is_not_entered_again(start_runtime: Any, store: Any) -> None:
     tampered, told = tools.Tampered(store), list[Any]()
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)
 
@@ -315,7 +312,7 @@ async def test_what_is_not_reserved_yet_is_not_entered_again(start_runtime: Any,
     request.finish(Outcome.COMPLETED)
 
 
-async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: Any, store: Any) -> None:
     """A retry that has not been placed is nowhere, least of all where it failed."""
     tampered, told = tools.Tampered(store), list[Any]()
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered)

@@ -17,6 +17,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 from tests.statestore.samples import first_token
 
 LONG = "word " * 1000
@@ -25,14 +26,14 @@ CHAIN = Chain((1, 2), 16, 40)
 DEADLINES = SchedulingSettings(policy="dualmap", queue_order="deadline", block_tokens=16, max_deferred_s=0.0)
 
 
-async def held_request(runtime: Runtime, tools: Any, **fields: Any) -> asyncio.Task[Any]:
+async def held_request(runtime: Runtime, **fields: Any) -> asyncio.Task[Any]:
     task = asyncio.create_task(runtime.lifecycle.place(tools.request(LONG, **fields)))
     await tools.settle()
     assert not task.done()
     return task
 
 
-async def busy_instance(runtime: Runtime, tools: Any) -> list[Any]:
+async def busy_instance(runtime: Runtime) -> list[Any]:
     """Two requests fill the instance; with the first token of one there is room, though not for late work."""
     return [await runtime.lifecycle.place(tools.request(f"{number} " + "word " * 500)) for number in range(2)]
 
@@ -45,7 +46,7 @@ async def state_of(store: Any, request_id: str) -> RequestState:
 # what replies show of the members -------------------------------------------------------------------------------
 
 
-async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: Any, store: Any) -> None:
     pool = (await start_runtime(instances=(tools.spec("a"),))).pools.pools["default"]
     await store.pool("default").put_instance(tools.spec("b"))
     assert pool.view.view.ready == ("a",)
@@ -57,7 +58,7 @@ async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: A
 
 
 async def test_a_store_that_starts_counting_again_is_followed(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, scheduling: Any
+    start_runtime: Any, store: Any, clock: Any, scheduling: Any
 ) -> None:
     pool = (await start_runtime(instances=[tools.spec(name) for name in "abc"])).pools.pools["default"]
     emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
@@ -76,12 +77,12 @@ async def test_a_store_that_starts_counting_again_is_followed(
 
 @pytest.mark.parametrize("makes_room", ["first_token", "finish", "reroute"])
 async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_request_is_of(
-    start_runtime: Any, store: Any, tools: Any, makes_room: str
+    start_runtime: Any, store: Any, makes_room: str
 ) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
     filling = await one.lifecycle.place(tools.request(f"1 {LONG}"))
-    held = await held_request(other, tools)
+    held = await held_request(other)
 
     if makes_room == "first_token":
         filling.first_token()
@@ -98,11 +99,11 @@ async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_reques
 
 
 async def test_grants_of_its_own_requests_need_no_message(
-    start_runtime: Any, store: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+    start_runtime: Any, store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
-    held = await held_request(runtime, tools)
+    held = await held_request(runtime)
     monkeypatch.setattr(store.server, "deliver", lambda: None)  # every message is lost
 
     filling.first_token()
@@ -114,7 +115,7 @@ async def test_grants_of_its_own_requests_need_no_message(
 
 
 async def test_a_request_that_is_held_where_there_is_room_is_planned_by_its_own_replica(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     """Nothing will happen on the instance, so no other caller would be told."""
     tampered = tools.Tampered(store)
@@ -133,13 +134,13 @@ async def test_a_request_that_is_held_where_there_is_room_is_planned_by_its_own_
 
 
 async def test_a_planner_that_dies_costs_nothing_as_the_leaders_sweep_plans_that_queue(
-    start_runtime: Any, store: Any, tools: Any, scheduling: Any
+    start_runtime: Any, store: Any, scheduling: Any
 ) -> None:
     tampered = tools.Tampered(store)
     dying = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     other = await start_runtime()
     filling = await dying.lifecycle.place(tools.request(f"1 {LONG}"))
-    held = await held_request(other, tools)
+    held = await held_request(other)
 
     async def dies(*_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
@@ -158,12 +159,12 @@ async def test_a_planner_that_dies_costs_nothing_as_the_leaders_sweep_plans_that
 
 
 async def test_a_plan_that_another_planner_overtook_is_made_again_on_the_queue_as_it_is_then(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     filling = await runtime.lifecycle.place(tools.request(f"1 {LONG}"))
-    gone, held = await held_request(runtime, tools), await held_request(runtime, tools)
+    gone, held = await held_request(runtime), await held_request(runtime)
     raced: list[Any] = []
 
     async def overtaken(plan: Any, **_: Any) -> None:
@@ -185,7 +186,7 @@ async def test_a_plan_that_another_planner_overtook_is_made_again_on_the_queue_a
 
 
 async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request(
-    start_runtime: Any, store: Any, tools: Any, clock: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     """The leader's sweep plans that queue."""
     tampered = tools.Tampered(store)
@@ -199,7 +200,7 @@ async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request
         raise StoreUnavailableError("just now")
 
     tampered.before["commit"] = away
-    held = await held_request(runtime, tools)
+    held = await held_request(runtime)
     tampered.before.clear()
     await drive(sweep_queue("a", runtime.pools.pools["default"].fleet.order), pool)
 
@@ -212,11 +213,11 @@ async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request
 
 @pytest.mark.parametrize("scheduling", [DEADLINES])
 async def test_a_request_is_refused_once_it_was_deferred_for_too_long(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    filling = await busy_instance(runtime, tools)
-    held = await held_request(runtime, tools, slo_s=2.0)
+    filling = await busy_instance(runtime)
+    held = await held_request(runtime, slo_s=2.0)
     clock.now_s += 2.0
 
     filling[0].first_token()
@@ -236,13 +237,13 @@ async def test_a_request_is_refused_once_it_was_deferred_for_too_long(
 
 @pytest.mark.parametrize("scheduling", [DEADLINES.model_copy(update={"max_deferred_s": 30.0})])
 async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_refused_where_late_ones_are(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     serving = await start_runtime(instances=(tools.spec("a", max_queued_requests=10),))
     refusing = await start_runtime(late_requests="refuse")
     filling = await serving.lifecycle.place(tools.request(f"1 {LONG}"))
-    late = await held_request(serving, tools, slo_s=0.3)
-    refused = await held_request(refusing, tools, slo_s=6.0)
+    late = await held_request(serving, slo_s=0.3)
+    refused = await held_request(refusing, slo_s=6.0)
     clock.now_s += 6.0
 
     filling.first_token()
@@ -261,7 +262,7 @@ async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_
 # what replies told -----------------------------------------------------------------------------------------------
 
 
-async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, tools: Any) -> None:
+async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
     fleet = runtime.pools.pools["default"].fleet
     spec = fleet.view.instances["a"]
@@ -277,7 +278,7 @@ async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any, 
         request.finish(Outcome.COMPLETED)
 
 
-async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
     pool = runtime.pools.pools["default"]
     for _ in range(2):
@@ -294,7 +295,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
     assert pool.fleet.window_delay_s(slower, 1000) == 20.0
 
 
-async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     await store.pool("default").put_instance(tools.spec("b"))
 
@@ -305,9 +306,7 @@ async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime
     request.finish(Outcome.COMPLETED)
 
 
-async def test_the_ttft_is_learned_from_a_hundred_first_tokens_a_second_at_most(
-    start_runtime: Any, clock: Any, tools: Any
-) -> None:
+async def test_the_ttft_is_learned_from_a_hundred_first_tokens_a_second_at_most(start_runtime: Any, clock: Any) -> None:
     fleet = (await start_runtime(instances=(tools.spec("a"),))).pools.pools["default"].fleet
     taught = 0
     for _ in range(4000):

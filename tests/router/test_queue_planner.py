@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from dualmap.router.queue_planner import QueuePlanner
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from tests.router import tools
 
 
 def queue_head(instance_id: str, version: int) -> QueueHead:
@@ -31,7 +31,7 @@ class Grants:
             raise ValueError("a bug")
 
 
-async def test_what_is_told_of_a_queue_while_it_is_planned_is_planned_once_afterwards(tools: Any) -> None:
+async def test_what_is_told_of_a_queue_while_it_is_planned_is_planned_once_afterwards() -> None:
     grants = Grants()
     planner = QueuePlanner(grants)
     for version in (1, 2, 3):

@@ -16,6 +16,7 @@ from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool.schema import SCHEMA
+from tests.router import tools
 from tests.statestore.samples import finish
 
 
@@ -60,7 +61,7 @@ async def test_the_lease_is_renewed_and_given_up_on_a_clean_exit(start_runtime: 
 
 
 async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_again(
-    start_runtime: Any, store: Any, clock: Any, scheduling: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any, scheduling: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b", state=InstanceState.DRAINING)))
     dispatched = await runtime.lifecycle.place(tools.request("x" * 400))
@@ -85,9 +86,7 @@ async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_a
     assert (await emptied.pool("default").snapshot()).requests == ()
 
 
-async def test_an_instance_removed_on_purpose_does_not_come_back(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_an_instance_removed_on_purpose_does_not_come_back(start_runtime: Any, store: Any, clock: Any) -> None:
     await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     pool = store.pool("default")
     await pool.remove_instance("b")
@@ -98,7 +97,7 @@ async def test_an_instance_removed_on_purpose_does_not_come_back(
     assert set((await pool.membership()).instances) == {"a"}
 
 
-async def test_a_heartbeat_under_way_says_nothing_of_the_store(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_heartbeat_under_way_says_nothing_of_the_store(start_runtime: Any, clock: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(
         instances=(tools.spec("a"),), through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0]
@@ -114,7 +113,7 @@ async def test_a_heartbeat_under_way_says_nothing_of_the_store(start_runtime: An
     assert set(states) == {"ok"}
 
 
-async def test_a_leftover_is_released_at_the_first_look(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:
+async def test_a_leftover_is_released_at_the_first_look(start_runtime: Any, store: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
     mine = await runtime.lifecycle.place(tools.request())
@@ -130,7 +129,7 @@ async def test_a_leftover_is_released_at_the_first_look(start_runtime: Any, stor
 
 
 async def test_a_request_that_ends_while_leftovers_are_looked_for_is_none(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
@@ -148,7 +147,7 @@ async def test_a_request_that_ends_while_leftovers_are_looked_for_is_none(
 
 
 async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_first_beat(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     pool, tampered = store.pool("default"), tools.Tampered(store)
     await pool.put_instance(tools.spec("a"))
@@ -163,7 +162,7 @@ async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_
 
 
 async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = store.pool("default")
@@ -178,7 +177,7 @@ async def test_a_store_that_forgot_the_lease_is_told_at_once_what_is_over(
 
 
 async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
@@ -197,9 +196,7 @@ async def test_a_request_that_ends_while_it_is_entered_again_leaves_nothing(
     assert (await store.pool("default").snapshot()).requests == ()
 
 
-async def test_what_is_just_being_placed_is_not_taken_for_over(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_what_is_just_being_placed_is_not_taken_for_over(start_runtime: Any, store: Any, clock: Any) -> None:
     tampered, answered = tools.Tampered(store), asyncio.Event()
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     pool = store.pool("default")
@@ -221,9 +218,7 @@ async def test_what_is_just_being_placed_is_not_taken_for_over(
     request.finish(Outcome.COMPLETED)
 
 
-async def test_what_was_placed_while_the_leftovers_were_read_stays(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_what_was_placed_while_the_leftovers_were_read_stays(start_runtime: Any, store: Any, clock: Any) -> None:
     tampered, placed = tools.Tampered(store), list[Any]()
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
     pool = store.pool("default")
@@ -245,7 +240,7 @@ async def test_what_was_placed_while_the_leftovers_were_read_stays(
 
 
 async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the_store_has_it(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     """The store is given back nothing that it never lost."""
     tampered = tools.Tampered(store)
@@ -273,7 +268,7 @@ async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the
 
 
 async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_right(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     """It was sent to b after the snapshot in which it was held for a."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
@@ -296,7 +291,7 @@ async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_r
 
 
 async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
-    start_runtime: Any, store: Any, clock: Any, tools: Any, caplog: pytest.LogCaptureFixture
+    start_runtime: Any, store: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     tampered = tools.Tampered(store)
     runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
@@ -322,7 +317,7 @@ async def test_what_could_not_be_given_back_is_tried_again_at_every_beat(
 
 
 async def test_a_leftover_of_a_replica_on_its_own_is_released_by_its_own_state(
-    start_runtime: Any, clock: Any, tools: Any, scheduling: Any
+    start_runtime: Any, clock: Any, scheduling: Any
 ) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(

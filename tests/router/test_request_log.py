@@ -13,6 +13,7 @@ import pytest
 
 from dualmap.router.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from tests.router import tools
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -20,7 +21,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_a_line_has_places_tokens_times_and_outcome_and_no_text(
-    start_runtime: Any, clock: Any, tools: Any, tmp_path: Path
+    start_runtime: Any, clock: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "logs" / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"),), request_log=str(path))
@@ -42,9 +43,7 @@ async def test_a_line_has_places_tokens_times_and_outcome_and_no_text(
     assert "secret" not in path.read_text()
 
 
-async def test_requests_that_are_passed_on_or_refused_have_a_line_too(
-    start_runtime: Any, tools: Any, tmp_path: Path
-) -> None:
+async def test_requests_that_are_passed_on_or_refused_have_a_line_too(start_runtime: Any, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), request_log=str(path), max_attempts=2)
     passed = await runtime.lifecycle.place(tools.request(path="/tokenize", request_id="embedded"))
@@ -74,7 +73,7 @@ class HungFile:
 
 
 async def test_a_file_that_hangs_delays_nobody_and_what_does_not_fit_is_counted(
-    start_runtime: Any, clock: Any, tools: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    start_runtime: Any, clock: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dualmap.router.request_log.MAX_WAITING_LINES", 3)
     runtime, file = await start_runtime(instances=(tools.spec("a"),)), HungFile()
@@ -97,9 +96,7 @@ async def test_a_file_that_hangs_delays_nobody_and_what_does_not_fit_is_counted(
     log.close()
 
 
-async def test_lines_are_made_together_and_each_request_has_its_own(
-    start_runtime: Any, tools: Any, tmp_path: Path
-) -> None:
+async def test_lines_are_made_together_and_each_request_has_its_own(start_runtime: Any, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"),), request_log=str(path))
     for number in range(LINES_AT_ONCE + 3):
@@ -111,7 +108,7 @@ async def test_lines_are_made_together_and_each_request_has_its_own(
 
 
 async def test_a_request_that_cannot_be_written_costs_only_its_own_line(
-    start_runtime: Any, tools: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start_runtime: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     explanation = (await runtime.lifecycle.place(tools.request(request_id="r"))).explain()

@@ -13,10 +13,11 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
 async def test_a_store_out_of_reach_stops_the_start_and_it_can_be_tried_again(
-    store: Any, scheduling: Any, clock: Any, tools: Any
+    store: Any, scheduling: Any, clock: Any
 ) -> None:
     tampered = tools.Tampered(store)
 
@@ -36,7 +37,7 @@ async def test_a_store_out_of_reach_stops_the_start_and_it_can_be_tried_again(
     await runtime.stop()
 
 
-async def test_stopping_releases_what_is_in_flight_and_delivers_it(start_runtime: Any, store: Any, tools: Any) -> None:
+async def test_stopping_releases_what_is_in_flight_and_delivers_it(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for _ in range(3):
         await runtime.lifecycle.place(tools.request())
@@ -49,7 +50,7 @@ async def test_stopping_releases_what_is_in_flight_and_delivers_it(start_runtime
 
 
 async def test_room_that_the_last_releases_make_is_granted_before_the_replica_is_gone(
-    start_runtime: Any, store: Any, tools: Any
+    start_runtime: Any, store: Any
 ) -> None:
     tampered = tools.Tampered(store)
 

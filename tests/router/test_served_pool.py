@@ -6,9 +6,10 @@ from typing import Any
 
 from dualmap.router.replica import RECONCILE_S
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from tests.router import tools
 
 
-async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, clock: Any, tools: Any) -> None:
+async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     tools.break_after(runtime, faults=1)
     pool = runtime.pools.pools["default"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dualmap.router.supervision import Supervisor
+from tests.router import tools
 
 
-async def test_a_job_that_fails_is_started_again(clock: Any, tools: Any) -> None:
+async def test_a_job_that_fails_is_started_again(clock: Any) -> None:
     starts: list[float] = []
 
     async def fails_twice() -> None:
@@ -24,7 +25,7 @@ async def test_a_job_that_fails_is_started_again(clock: Any, tools: Any) -> None
     await supervisor.stop()
 
 
-async def test_stopping_ends_all_jobs(clock: Any, tools: Any) -> None:
+async def test_stopping_ends_all_jobs(clock: Any) -> None:
     ended: list[str] = []
 
     async def endless() -> None:

@@ -17,6 +17,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.trace_context import TraceContext, TraceContexts
 from dualmap.router.tracing import TracingUnavailableError, open_tracing, tracing_session
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from tests.router import tools
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
@@ -76,7 +77,7 @@ SAMPLED = TraceContext(0xA1, 0xB2, 0xC3, True)
 
 
 async def test_a_request_becomes_spans_with_its_decision_as_attributes(
-    collector: Collector, start_runtime: Any, clock: Any, tools: Any
+    collector: Collector, start_runtime: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), tracing_url=collector.url)
     request = await runtime.lifecycle.place(tools.request("x" * 400, request_id="one", trace=SAMPLED))
@@ -105,7 +106,7 @@ async def test_a_request_becomes_spans_with_its_decision_as_attributes(
 
 
 async def test_a_retry_is_an_event_and_a_failed_request_an_error(
-    collector: Collector, start_runtime: Any, clock: Any, tools: Any
+    collector: Collector, start_runtime: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), tracing_url=collector.url)
     request = await runtime.lifecycle.place(tools.request(trace=SAMPLED))
@@ -123,7 +124,7 @@ async def test_a_retry_is_an_event_and_a_failed_request_an_error(
     assert whole.status.message == "upstream_failed"
 
 
-async def test_what_is_not_sampled_is_not_exported(collector: Collector, start_runtime: Any, tools: Any) -> None:
+async def test_what_is_not_sampled_is_not_exported(collector: Collector, start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), tracing_url=collector.url)
     for trace in (None, TraceContexts(0.0).begin(None)):
         (await runtime.lifecycle.place(tools.request(trace=trace))).finish(Outcome.COMPLETED)

@@ -14,6 +14,7 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
 def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
@@ -21,7 +22,7 @@ def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
     return ViewKeeper(pool, clock=clock, call=call, **options)
 
 
-async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: Any, clock: Any, tools: Any) -> None:
+async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: Any, clock: Any) -> None:
     pool = store.pool("default")
     kept = keeper(pool, clock)
     running = asyncio.create_task(kept.run())
@@ -36,7 +37,7 @@ async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: 
     running.cancel()
 
 
-async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any, tools: Any) -> None:
+async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any) -> None:
     pool = store.pool("default")
     kept = keeper(pool, clock)
     running = asyncio.create_task(kept.run())
@@ -49,7 +50,7 @@ async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any, tools: Any
     running.cancel()
 
 
-async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any, tools: Any) -> None:
+async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     await store.pool("default").put_instance(tools.spec("a"))
     kept = keeper(tampered.pool("default"), clock)
@@ -72,7 +73,7 @@ async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any, to
     running.cancel()
 
 
-async def test_every_refreshed_view_is_shown(store: Any, tools: Any) -> None:
+async def test_every_refreshed_view_is_shown(store: Any) -> None:
     shown: list[ClusterView] = []
     kept = keeper(store.pool("default"), None, seen=shown.append)
     await store.pool("default").put_instance(tools.spec("a"))
@@ -85,7 +86,7 @@ async def test_every_refreshed_view_is_shown(store: Any, tools: Any) -> None:
     assert shown[-1] is kept.view
 
 
-async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any, tools: Any) -> None:
+async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     kept = keeper(tampered.pool("default"), clock)
 
@@ -94,9 +95,7 @@ async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any,
     assert tampered.calls == ["membership"]
 
 
-async def test_who_asks_while_the_store_is_read_shares_a_read_that_begins_later(
-    store: Any, clock: Any, tools: Any
-) -> None:
+async def test_who_asks_while_the_store_is_read_shares_a_read_that_begins_later(store: Any, clock: Any) -> None:
     tampered, reading, go_on = tools.Tampered(store), asyncio.Event(), asyncio.Event()
     kept = keeper(tampered.pool("default"), clock)
 
@@ -118,7 +117,7 @@ async def test_who_asks_while_the_store_is_read_shares_a_read_that_begins_later(
     assert tampered.calls == ["membership", "membership"]
 
 
-async def test_a_read_that_fails_fails_nobody_who_asked_later(store: Any, clock: Any, tools: Any) -> None:
+async def test_a_read_that_fails_fails_nobody_who_asked_later(store: Any, clock: Any) -> None:
     tampered, reading, go_on = tools.Tampered(store), asyncio.Event(), asyncio.Event()
     kept = keeper(tampered.pool("default"), clock)
 
@@ -141,7 +140,7 @@ async def test_a_read_that_fails_fails_nobody_who_asked_later(store: Any, clock:
     assert (await asyncio.wait_for(stays, 60)).epoch == 0
 
 
-async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(store: Any, clock: Any, tools: Any) -> None:
+async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     kept = keeper(tampered.pool("default"), clock)
     first, second = asyncio.create_task(kept.refresh()), asyncio.create_task(kept.refresh())
@@ -152,7 +151,7 @@ async def test_who_gives_up_waiting_does_not_stop_the_refresh_of_the_others(stor
     assert (await asyncio.wait_for(second, 60)).epoch == 0
 
 
-def test_rings_are_kept_when_members_stay(tools: Any) -> None:
+def test_rings_are_kept_when_members_stay() -> None:
     specs = {name: tools.spec(name) for name in "ab"}
     first = next_view(keeper(None, None).view, Membership(1, 0, specs, HotnessTree(), 4.0))
 

@@ -1,10 +1,8 @@
-"""What the tests of the workers share: a clock that only moves when told, a store that can go away."""
+"""A pool in memory with instances and reservations, on a clock that a test moves."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import heapq
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -16,88 +14,22 @@ from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
+from tests.support.manual_clock import ManualClock
 from tests.support.placements import placement
+from tests.workers.flaky_pool import FlakyPool
+from tests.workers.scripted_server import ScriptedServer
 
 AddInstance = Callable[..., Awaitable[None]]
 Reserve = Callable[..., Awaitable[PlaceStatus]]
 
 
-class FakeClock:
-    """Monotonic seconds that move by ``advance``; sleepers wake in order of their times."""
-
-    def __init__(self) -> None:
-        self._now_s = 1_000.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._count = 0
-        self.naps_s: list[float] = []
-
-    def monotonic_s(self) -> float:
-        return self._now_s
-
-    def now_ms(self) -> int:
-        """The store's clock, in step with this one."""
-        return round(self._now_s * 1000)
-
-    async def sleep(self, delay_s: float) -> None:
-        self.naps_s.append(delay_s)
-        self._count += 1
-        wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now_s + delay_s, self._count, wake))
-        await wake
-
-    def jump(self, delta_s: float) -> None:
-        """Time passes and no task runs, as for a suspended process."""
-        self._now_s += delta_s
-
-    async def advance(self, delta_s: float) -> None:
-        """Let time pass, running each task that wakes meanwhile."""
-        until_s = self._now_s + delta_s
-        await settle()
-        while self._sleepers and self._sleepers[0][0] <= until_s:
-            due_s, _, wake = heapq.heappop(self._sleepers)
-            if wake.done():
-                continue
-            self._now_s = max(self._now_s, due_s)
-            wake.set_result(None)
-            await settle()
-        self._now_s = max(self._now_s, until_s)
-        await settle()
-
-
-async def settle() -> None:
-    """Let every task run until all of them wait for something."""
-    for _ in range(30):
-        await asyncio.sleep(0)
-
-
-class FlakyPool:
-    """A pool that can be out of reach: every call then fails as a dead connection does, unless told otherwise."""
-
-    def __init__(self, pool: PoolStore) -> None:
-        self.name = pool.name
-        self.away = False
-        self.error: StoreError = StoreUnavailableError("the store is away")
-        self.calls: list[str] = []
-        self._pool = pool
-
-    def __getattr__(self, method: str) -> Any:
-        async def call(*arguments: Any, **named: Any) -> Any:
-            self.calls.append(method)
-            if self.away:
-                raise self.error
-            return await getattr(self._pool, method)(*arguments, **named)
-
-        return call
-
-
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
@@ -111,7 +43,7 @@ def scheduling() -> SchedulingSettings:
 
 
 @pytest.fixture
-async def store(clock: FakeClock, scheduling: SchedulingSettings) -> AsyncIterator[MemoryStore]:
+async def store(clock: ManualClock, scheduling: SchedulingSettings) -> AsyncIterator[MemoryStore]:
     memory = MemoryStore(scheduling, now_ms=clock.now_ms)
     yield memory
     await memory.close()
@@ -123,7 +55,7 @@ def pool(store: MemoryStore) -> PoolStore:
 
 
 @pytest.fixture
-def context(clock: FakeClock, metrics: WorkerMetrics) -> Iterator[LoopContext]:
+def context(clock: ManualClock, metrics: WorkerMetrics) -> Iterator[LoopContext]:
     yield LoopContext("default", clock, metrics, random.Random(7), tick_timeout_s=5.0, backoff_max_s=2.0)
 
 
@@ -178,66 +110,6 @@ def value(metrics: WorkerMetrics) -> Callable[..., float]:
         return metrics.registry.get_sample_value(name, {"pool": "default", **labels}) or 0.0
 
     return read
-
-
-class ScriptedServer:
-    """An HTTP server whose answers a test writes: path to (status, body), to a pause, or to a dropped connection."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, str] | float | None] = {"/health": (200, "")}
-        self.requests: list[tuple[str, bytes]] = []
-        self.heads: list[str] = []
-        self.url = ""
-        self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        host, port = self._server.sockets[0].getsockname()
-        self.url = f"http://{host}:{port}"
-
-    async def drop_connections(self) -> None:
-        """Close every open connection, as a restart of the process does."""
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self.drop_connections()
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            while await self._answer(reader, writer):
-                pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.heads.append(head.decode())
-        path = head.split(b" ", 2)[1].decode()
-        length = next((int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0)
-        self.requests.append((path, await reader.readexactly(length)))
-        answer = self.answers.get(path, (404, ""))
-        if answer is None:
-            return False
-        if isinstance(answer, float):
-            await asyncio.sleep(answer)
-            return False
-        status, body = answer
-        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
-        await writer.drain()
-        return True
 
 
 @pytest.fixture

@@ -51,3 +51,25 @@ def experiment(seeds: tuple[int, ...] = (1, 2)) -> Experiment:
             ),
         ),
     )
+
+
+CROSSED = ("a deadline=dualmap-least-cost,queue_order=deadline", "a fifo=dualmap-least-cost,queue_order=fifo")
+CROSSED += ("b deadline=preble,queue_order=deadline", "b fifo=preble,queue_order=fifo", "c fifo=llm-d,queue_order=fifo")
+CROSSED_VARIANTS = tuple(parse_variant(text, SchedulingSettings()) for text in CROSSED)
+CROSSED_GOODPUT = {
+    "a deadline": (12.0, 12.0), "a fifo": (9.0, 9.0),
+    "b deadline": (10.0, 10.0), "b fifo": (10.0, 10.0), "c fifo": (8.0, 8.0),
+}  # fmt: skip
+
+
+def crossed() -> Experiment:
+    """Placements of three policies, two of them in both orders."""
+    made = experiment()
+    shares = {name: rate / 15 for name, (rate, _) in CROSSED_GOODPUT.items()}
+    figures = {name: (replace(FIGURES, on_time=share),) * 2 for name, share in shares.items()}
+    return replace(
+        made,
+        variants=CROSSED_VARIANTS,
+        goodputs=(replace(made.goodputs[0], goodput_per_s=CROSSED_GOODPUT, further={"99": CROSSED_GOODPUT}),),
+        rates=(replace(made.rates[0], figures=figures),),
+    )

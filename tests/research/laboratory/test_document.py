@@ -5,8 +5,7 @@ import pytest
 from dualmap.research.laboratory.document import blocks_of, filled
 from dualmap.research.laboratory.provenance import Provenance
 from dualmap.simulation.errors import SimulationError
-from tests.research.laboratory.samples import experiment
-from tests.research.laboratory.test_orders import crossed
+from tests.research.laboratory.samples import crossed, experiment
 
 MADE = replace(crossed(), made=Provenance("abc123", "2026-11-22", "dualmap laboratory"))
 TEXT = """# Title

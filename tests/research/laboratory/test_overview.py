@@ -2,8 +2,7 @@ from dataclasses import replace
 
 from dualmap.research.laboratory.overview import overview_tables
 from dualmap.research.laboratory.variants import ScenarioOptions
-from tests.research.laboratory.samples import experiment
-from tests.research.laboratory.test_orders import crossed
+from tests.research.laboratory.samples import crossed, experiment
 
 
 def test_with_one_order_every_variant_has_its_row_and_with_two_the_first_and_the_best_others() -> None:

@@ -11,6 +11,7 @@ import pytest
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceState
+from tests.router import tools
 
 
 class Engine:
@@ -55,7 +56,7 @@ async def engine() -> AsyncIterator[StartEngine]:
 
 @pytest.mark.parametrize(("path", "method"), ENGINE_CONTROL_PATHS.items())
 async def test_every_instance_is_told_and_what_all_say_is_the_answer(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine, path: str, method: str
+    start_runtime: Any, client_of: Any, engine: StartEngine, path: str, method: str
 ) -> None:
     engines = [await engine(200, b'{"told":1}') for _ in range(3)]
     specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
@@ -71,7 +72,7 @@ async def test_every_instance_is_told_and_what_all_say_is_the_answer(
 
 
 async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+    start_runtime: Any, client_of: Any, engine: StartEngine
 ) -> None:
     engines = [await engine(200) for _ in range(3)]
     specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
@@ -85,9 +86,7 @@ async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
     assert not any(b"Bearer client" in each.asked[0] for each in engines)
 
 
-async def test_who_failed_is_named_with_what_it_said(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
-) -> None:
+async def test_who_failed_is_named_with_what_it_said(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
     good, bad, gone = await engine(), await engine(500, b"no profiler"), "http://127.0.0.1:9"
     urls = {"a": good.url, "b": bad.url, "c": gone}
     client = client_of(await start_runtime(instances=tuple(tools.spec(name, url=url) for name, url in urls.items())))
@@ -100,7 +99,7 @@ async def test_who_failed_is_named_with_what_it_said(
 
 
 async def test_what_no_instance_has_says_how_to_start_vllm(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+    start_runtime: Any, client_of: Any, engine: StartEngine
 ) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a", url=(await engine(404)).url),)))
 
@@ -109,9 +108,7 @@ async def test_what_no_instance_has_says_how_to_start_vllm(
     assert answer.status_code == 404 and "VLLM_SERVER_DEV_MODE=1" in answer.json()["error"]["message"]
 
 
-async def test_states_that_differ_are_told_by_instance(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
-) -> None:
+async def test_states_that_differ_are_told_by_instance(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
     asleep, awake = await engine(200, b'{"is_sleeping":true}'), await engine(200, b'{"is_sleeping":false}')
     urls = {"a": asleep.url, "b": awake.url}
     client = client_of(await start_runtime(instances=tuple(tools.spec(name, url=url) for name, url in urls.items())))
@@ -123,7 +120,7 @@ async def test_states_that_differ_are_told_by_instance(
 
 @pytest.mark.parametrize(("success", "hit_blocks"), [(b"true", 0), (b"false", 1)])
 async def test_after_a_reset_the_fleet_believes_nothing_cached_where_it_took_place(
-    start_runtime: Any, client_of: Any, tools: Any, store: Any, engine: StartEngine, success: bytes, hit_blocks: int
+    start_runtime: Any, client_of: Any, store: Any, engine: StartEngine, success: bytes, hit_blocks: int
 ) -> None:
     made = await engine(200, b'{"success": %b}' % success)
     client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
@@ -138,7 +135,7 @@ async def test_after_a_reset_the_fleet_believes_nothing_cached_where_it_took_pla
 
 
 async def test_they_need_the_admin_key_which_no_instance_gets(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
+    start_runtime: Any, client_of: Any, engine: StartEngine
 ) -> None:
     made = await engine()
     runtime = await start_runtime(instances=(tools.spec("a", url=made.url),), admin_key="secret", api_keys=("client",))
@@ -154,7 +151,7 @@ async def test_they_need_the_admin_key_which_no_instance_gets(
     assert b"secret" not in made.asked[0]
 
 
-async def test_an_adapter_is_of_one_pool(start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine) -> None:
+async def test_an_adapter_is_of_one_pool(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
     made = await engine()
     pools = (PoolSettings(name="one", model="m1"), PoolSettings(name="two", model="m2"))
     client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),), pools=pools))
@@ -164,9 +161,7 @@ async def test_an_adapter_is_of_one_pool(start_runtime: Any, client_of: Any, too
     assert len(made.asked) == 1
 
 
-async def test_ranks_of_one_server_are_told_once(
-    start_runtime: Any, client_of: Any, tools: Any, engine: StartEngine
-) -> None:
+async def test_ranks_of_one_server_are_told_once(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
     made = await engine()
     ranks = tuple(tools.spec(f"a-{rank}", url=made.url, data_parallel_rank=rank) for rank in range(2))
     client = client_of(await start_runtime(instances=ranks))

@@ -18,9 +18,10 @@ from dualmap.router.explain import REASONS
 from dualmap.router.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import Outcome
+from tests.router import tools
 
 
-async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))
     request.finish(Outcome.COMPLETED)
@@ -54,9 +55,7 @@ class Lazy(Mapping[str, Any]):
         return len(self._loads)
 
 
-async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.lifecycle.place(tools.request(request_id="one"))
     request.finish(Outcome.COMPLETED)
@@ -72,7 +71,7 @@ async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(
 
 @pytest.mark.parametrize("sent", ["/admin/explain/team/a=1", "/admin/explain/team%2Fa%3D1"])
 async def test_an_id_may_have_every_character_that_a_request_id_may_have(
-    start_runtime: Any, client_of: Any, tools: Any, sent: str
+    start_runtime: Any, client_of: Any, sent: str
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     await runtime.lifecycle.place(tools.request(request_id="team/a=1"))
@@ -84,7 +83,7 @@ async def test_an_id_may_have_every_character_that_a_request_id_may_have(
 
 
 async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_those_that_ended(
-    start_runtime: Any, client_of: Any, tools: Any
+    start_runtime: Any, client_of: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     (await runtime.lifecycle.place(tools.request(request_id="ended"))).finish(Outcome.COMPLETED)
@@ -99,7 +98,7 @@ async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_t
 
 
 async def test_no_more_live_requests_are_explained_than_are_listed(
-    start_runtime: Any, client_of: Any, tools: Any, monkeypatch: pytest.MonkeyPatch
+    start_runtime: Any, client_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=100_000),))
     for number in range(5):
@@ -118,7 +117,7 @@ async def test_no_more_live_requests_are_explained_than_are_listed(
 
 
 async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_record(
-    start_runtime: Any, client_of: Any, tools: Any
+    start_runtime: Any, client_of: Any
 ) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
@@ -246,7 +245,7 @@ def test_an_id_of_an_answers_body_means_its_request(given: str, meant: str) -> N
     assert meant_by(given)[0] == given
 
 
-async def test_a_request_is_found_by_the_id_in_its_answer(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_request_is_found_by_the_id_in_its_answer(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     await runtime.lifecycle.place(tools.request(request_id="one"))
 
@@ -261,7 +260,7 @@ def test_every_reason_has_its_words() -> None:
 
 
 async def test_what_peers_remember_is_listed_beside_what_this_replica_does(
-    start_runtime: Any, client_of: Any, tools: Any, store: Any
+    start_runtime: Any, client_of: Any, store: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     await runtime.lifecycle.place(tools.request(request_id="own"))

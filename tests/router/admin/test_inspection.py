@@ -10,11 +10,10 @@ import pytest
 from dualmap.router.failover import FailoverStore
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
-async def test_queues_list_held_requests_in_the_order_of_their_turn(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_queues_list_held_requests_in_the_order_of_their_turn(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     long = "word " * 1000
     await runtime.lifecycle.place(tools.request(long))
@@ -31,9 +30,7 @@ async def test_queues_list_held_requests_in_the_order_of_their_turn(
         task.cancel()
 
 
-async def test_the_ring_shows_shares_that_add_up_and_the_pair_of_a_key(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_the_ring_shows_shares_that_add_up_and_the_pair_of_a_key(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abc"))
     client = client_of(runtime)
 
@@ -47,9 +44,7 @@ async def test_the_ring_shows_shares_that_add_up_and_the_pair_of_a_key(
         assert (await client.get(f"/admin/ring?key={key}")).status_code == 400
 
 
-async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcdefgh"))
     client = client_of(runtime)
     request = await runtime.lifecycle.place(tools.request("the very same prompt"))
@@ -83,7 +78,7 @@ async def test_hot_prefixes_are_listed_by_depth(start_runtime: Any, client_of: A
     ]
 
 
-async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any, client_of: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
     await one.lifecycle.place(tools.request(request_id="mine"))
@@ -104,7 +99,7 @@ async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any,
 
 @pytest.mark.parametrize("path", ["/admin/instances", "/admin/requests", "/admin/queues"])
 async def test_a_replica_on_its_own_does_not_pass_its_view_off_as_the_fleets(
-    start_runtime: Any, client_of: Any, tools: Any, scheduling: Any, path: str
+    start_runtime: Any, client_of: Any, scheduling: Any, path: str
 ) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(

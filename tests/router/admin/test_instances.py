@@ -7,11 +7,10 @@ from typing import Any
 
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
+from tests.router import tools
 
 
-async def test_an_instance_is_added_starting_and_listed_with_its_load(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_an_instance_is_added_starting_and_listed_with_its_load(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
 
     added = await client.post(
@@ -26,7 +25,7 @@ async def test_an_instance_is_added_starting_and_listed_with_its_load(
     assert listed[1]["prefill_tokens_per_s"] == 500
 
 
-async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
 
     taken = await client.post("/admin/instances", json={"id": "a", "url": "http://other:1"})
@@ -40,9 +39,7 @@ async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, 
     assert [answer.status_code for answer in unknown] == [404, 404, 404]
 
 
-async def test_an_update_changes_what_it_names_and_nothing_else(
-    start_runtime: Any, client_of: Any, store: Any, tools: Any
-) -> None:
+async def test_an_update_changes_what_it_names_and_nothing_else(start_runtime: Any, client_of: Any, store: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=7),)))
 
     await client.patch("/admin/instances/a", json={"max_running_requests": 3})
@@ -52,7 +49,7 @@ async def test_an_update_changes_what_it_names_and_nothing_else(
 
 
 async def test_an_update_leaves_alone_what_others_change_at_the_same_time(
-    start_runtime: Any, client_of: Any, store: Any, tools: Any
+    start_runtime: Any, client_of: Any, store: Any
 ) -> None:
     tampered, pool = tools.Tampered(store), store.pool("default")
     client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered))
@@ -71,7 +68,7 @@ async def test_an_update_leaves_alone_what_others_change_at_the_same_time(
 
 
 async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
-    start_runtime: Any, client_of: Any, store: Any, tools: Any
+    start_runtime: Any, client_of: Any, store: Any
 ) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
 
@@ -83,7 +80,7 @@ async def test_a_url_is_kept_without_its_last_slash_however_it_comes(
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "url")
 
 
-async def test_a_url_with_a_password_is_refused_and_not_shown(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_url_with_a_password_is_refused_and_not_shown(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
     url = "http://bob:hunter2@elsewhere:8000"
 
@@ -95,9 +92,7 @@ async def test_a_url_with_a_password_is_refused_and_not_shown(start_runtime: Any
         assert "hunter2" not in refused.text and "router.upstream_api_key" in refused.text
 
 
-async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
 
     as_json = {"content-type": "application/json"}
@@ -119,7 +114,7 @@ async def test_what_no_store_could_add_up_is_refused_and_nothing_breaks(
     assert [instance["id"] for instance in listed.json()["instances"]] == ["a"]
 
 
-async def test_a_second_id_for_the_same_server_is_warned_of(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_second_id_for_the_same_server_is_warned_of(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b"))))
     url = (await client.get("/admin/instances")).json()["instances"][0]["url"]
 
@@ -134,9 +129,7 @@ async def test_a_second_id_for_the_same_server_is_warned_of(start_runtime: Any, 
     assert (own.json()["warning"], other.json()["warning"]) == (None, None)
 
 
-async def test_draining_and_resuming_reach_the_other_replica(
-    start_runtime: Any, client_of: Any, clock: Any, tools: Any
-) -> None:
+async def test_draining_and_resuming_reach_the_other_replica(start_runtime: Any, client_of: Any, clock: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     other = await start_runtime()
     client = client_of(one)
@@ -152,7 +145,7 @@ async def test_draining_and_resuming_reach_the_other_replica(
     assert other.pools.pools["default"].view.view.ready == ("a", "b")
 
 
-async def test_an_idle_instance_is_removed_at_once(start_runtime: Any, client_of: Any, store: Any, tools: Any) -> None:
+async def test_an_idle_instance_is_removed_at_once(start_runtime: Any, client_of: Any, store: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
 
     assert (await client.delete("/admin/instances/a")).status_code == 204
@@ -160,7 +153,7 @@ async def test_an_idle_instance_is_removed_at_once(start_runtime: Any, client_of
 
 
 async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
-    start_runtime: Any, client_of: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, client_of: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client = client_of(runtime)
@@ -180,7 +173,7 @@ async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
     assert (await store.pool("default").membership()).instances == {}
 
 
-async def test_ranks_of_one_server_are_no_twins(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_ranks_of_one_server_are_no_twins(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
     url = "http://ranks:8000"
 
@@ -195,7 +188,7 @@ async def test_ranks_of_one_server_are_no_twins(start_runtime: Any, client_of: A
     assert "counts twice" in twin.json()["warning"]
 
 
-async def test_endpoints_of_kv_events_are_refused_by_name(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_endpoints_of_kv_events_are_refused_by_name(start_runtime: Any, client_of: Any) -> None:
     client = client_of(await start_runtime(instances=(tools.spec("a"),)))
     events = {"endpoint": "tcp://{host}:5557"}
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dualmap.scheduling.request.outcome import Outcome
+from tests.router import tools
 
 
-async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any, client_of: Any) -> None:
     instances = (tools.spec("a"), tools.spec("b"))
     one, other = await start_runtime(instances=instances), await start_runtime()
     client = client_of(one)
@@ -21,9 +22,7 @@ async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any
     assert other.pools.pools["default"].policy.name == "round-robin"
 
 
-async def test_a_change_is_taken_back_and_the_history_tells_both(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_a_change_is_taken_back_and_the_history_tells_both(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client, pool = client_of(runtime), runtime.pools.pools["default"]
     await client.patch("/admin/settings", json={"changes": {"max_hold_s": 7.0}})
@@ -34,9 +33,7 @@ async def test_a_change_is_taken_back_and_the_history_tells_both(
     assert [change["changes"] for change in told] == [{"max_hold_s": None}, {"max_hold_s": 7.0}]
 
 
-async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(
-    start_runtime: Any, client_of: Any, tools: Any
-) -> None:
+async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client = client_of(runtime)
     for changes, named in (
@@ -53,7 +50,7 @@ async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(
     assert (await client.get("/admin/settings")).json()["changed"] == {}
 
 
-async def test_a_change_reaches_the_legs_of_split_requests(start_runtime: Any, client_of: Any, tools: Any) -> None:
+async def test_a_change_reaches_the_legs_of_split_requests(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client, pool = client_of(runtime), runtime.pools.pools["default"]
     await client.patch("/admin/settings", json={"changes": {"split.mode": "never"}})

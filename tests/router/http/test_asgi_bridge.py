@@ -10,10 +10,11 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from dualmap.router.errors import ConflictError
 from dualmap.router.http.client import BUFFER_BYTES
+from tests.router.http import kit
 
 
 @pytest.fixture
-def serve(kit, start_router):
+def serve(start_router):
     """A router over an ASGI application, and a connected client."""
 
     async def start(app, **settings):
@@ -160,7 +161,7 @@ async def test_an_application_that_never_answers_is_an_error(serve) -> None:
     assert (await client.answer()).status == 500
 
 
-async def test_an_application_hears_that_its_client_left(serve, kit) -> None:
+async def test_an_application_hears_that_its_client_left(serve) -> None:
     heard: list[str] = []
     waiting = asyncio.Event()
 
@@ -180,7 +181,7 @@ async def test_an_application_hears_that_its_client_left(serve, kit) -> None:
     assert heard == ["http.request", "http.disconnect", "refused"]
 
 
-async def test_an_application_waits_for_a_slow_client(serve, kit) -> None:
+async def test_an_application_waits_for_a_slow_client(serve) -> None:
     sent, total, unsent_bytes = 0, 20_000_000, 0
 
     async def app(scope, receive, send):

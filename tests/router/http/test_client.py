@@ -14,6 +14,7 @@ from dualmap.router.http import client as client_module
 from dualmap.router.http.heads import HTTP2_GOAWAY
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS
 from dualmap.scheduling.request.outcome import Outcome
+from tests.router.http import kit
 
 ENDING = ShuttingDownError("this replica shuts down; try again", retry_after_s=1.0)
 
@@ -23,7 +24,7 @@ async def echo(talk):
 
 
 @pytest.fixture
-def fleet(kit, start_instance, start_router):
+def fleet(start_instance, start_router):
     """A router in front of one scripted instance."""
 
     async def start(script=echo, *, gate=None, draining=lambda: False, **settings):
@@ -39,7 +40,7 @@ def chat(text: str) -> dict[str, object]:
 
 
 # several requests ----------------------------------------------------------------------------------------------
-async def test_one_connection_mixes_inference_and_everything_else(fleet, kit) -> None:
+async def test_one_connection_mixes_inference_and_everything_else(fleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     for n in range(3):
@@ -50,7 +51,7 @@ async def test_one_connection_mixes_inference_and_everything_else(fleet, kit) ->
     assert router.state.total_requests == 6
 
 
-async def test_pipelined_requests_are_answered_in_order(fleet, kit) -> None:
+async def test_pipelined_requests_are_answered_in_order(fleet) -> None:
     lifecycle, _, router = await fleet()
     client = await router.connect()
     for n in range(5):
@@ -76,7 +77,7 @@ async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_close
     assert await client.closed()
 
 
-async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet, kit) -> None:
+async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet) -> None:
     gate = asyncio.Event()
     _, _, router = await fleet(gate=gate)
     client = await router.connect()
@@ -94,7 +95,7 @@ async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet, kit) -
     assert await client.closed()
 
 
-async def test_bodies_sent_ahead_are_bounded(fleet, kit) -> None:
+async def test_bodies_sent_ahead_are_bounded(fleet) -> None:
     gate = asyncio.Event()
     lifecycle, _, router = await fleet(gate=gate, max_body_bytes=400_000)
     client = await router.connect()
@@ -110,7 +111,7 @@ async def test_bodies_sent_ahead_are_bounded(fleet, kit) -> None:
     assert await client.closed()
 
 
-async def test_all_bodies_together_are_bounded(fleet, kit) -> None:
+async def test_all_bodies_together_are_bounded(fleet) -> None:
     gate = asyncio.Event()
     lifecycle, _, router = await fleet(gate=gate, max_body_bytes=2048, max_buffered_body_bytes=4096)
     held, half_read, refused, later = [await router.connect() for _ in range(4)]
@@ -135,7 +136,7 @@ async def test_all_bodies_together_are_bounded(fleet, kit) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/x"])
-async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_for_it(fleet, kit, path: str) -> None:
+async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_for_it(fleet, path: str) -> None:
     """Every other test here checks at its end that no body is left."""
     arrived = asyncio.Event()
 
@@ -158,7 +159,7 @@ async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_f
     assert router.plane.bodies.held_bytes == 0
 
 
-async def test_connection_close_is_obeyed(fleet, kit) -> None:
+async def test_connection_close_is_obeyed(fleet) -> None:
     _, _, router = await fleet()
     for path, method, value in ((kit.CHAT, "POST", chat("q")), ("/x", "GET", None), (kit.CHAT, "OPTIONS", None)):
         client = await router.connect()
@@ -169,7 +170,7 @@ async def test_connection_close_is_obeyed(fleet, kit) -> None:
 
 # methods -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "TRACE"])
-async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_ones(fleet, kit, method: str) -> None:
+async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_ones(fleet, method: str) -> None:
     lifecycle, _, router = await fleet()
     client = await router.connect()
     client.request(kit.CHAT, method=method)
@@ -182,7 +183,7 @@ async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_o
     assert len(lifecycle.requests) == 1
 
 
-async def test_options_tells_what_is_allowed(fleet, kit) -> None:
+async def test_options_tells_what_is_allowed(fleet) -> None:
     _, _, router = await fleet(api_keys=("k",))
     client = await router.connect()
     client.request(kit.CHAT, method="OPTIONS")
@@ -225,7 +226,7 @@ async def test_bad_input_gets_its_error_and_the_connection_closes(fleet, wire: b
     assert not lifecycle.requests
 
 
-async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet, kit) -> None:
+async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet) -> None:
     """Closing with unread input would reset the connection, and the answer would be lost with it."""
     _, _, router = await fleet(max_body_bytes=1024)
     client = await router.connect()
@@ -245,7 +246,7 @@ async def test_an_http2_preface_is_told_to_speak_http1(fleet) -> None:
     assert await asyncio.wait_for(client.reader.read(), 5) == HTTP2_GOAWAY
 
 
-async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet, kit) -> None:
+async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet) -> None:
     _, _, router = await fleet()
     router.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
     client = await router.connect()
@@ -254,7 +255,7 @@ async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet, kit) -> 
         assert (await client.answer()).headers["date"] == "Thu, 01 Jan 1970 00:00:00 GMT", (path, method)
 
 
-async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet, kit) -> None:
+async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.request(kit.CHAT, chat("q"), headers="connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n")
@@ -264,7 +265,7 @@ async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet, kit) -> None:
 
 
 # bodies --------------------------------------------------------------------------------------------------------
-async def test_expect_100_continue_is_answered_before_the_body(fleet, kit) -> None:
+async def test_expect_100_continue_is_answered_before_the_body(fleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     body = orjson.dumps(chat("late"))
@@ -276,7 +277,7 @@ async def test_expect_100_continue_is_answered_before_the_body(fleet, kit) -> No
         assert (await client.answer()).json() == {"echo": "late"}
 
 
-async def test_a_refused_expectation_gets_the_refusal_instead(fleet, kit) -> None:
+async def test_a_refused_expectation_gets_the_refusal_instead(fleet) -> None:
     lifecycle, _, router = await fleet(api_keys=("k",))
     client = await router.connect()
     client.send(b"POST %b HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n" % kit.CHAT.encode())
@@ -285,7 +286,7 @@ async def test_a_refused_expectation_gets_the_refusal_instead(fleet, kit) -> Non
     assert not lifecycle.requests
 
 
-async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet, kit) -> None:
+async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet) -> None:
     _, instance, router = await fleet()
     client = await router.connect()
     body = orjson.dumps(chat("chunked"))
@@ -313,7 +314,7 @@ async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet, start: byt
     assert not lifecycle.requests
 
 
-async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet, kit) -> None:
+async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet) -> None:
     _, _, router = await fleet(client_timeout_s=0.3)
     client = await router.connect()
     client.send(b"GET /x HTTP/1.1\r\nhost: h\r\nx: ")
@@ -325,7 +326,7 @@ async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet, kit) -
     assert (await client.answer()).status == 408
 
 
-async def test_an_idle_connection_is_closed_without_a_word(fleet, kit) -> None:
+async def test_an_idle_connection_is_closed_without_a_word(fleet) -> None:
     _, _, router = await fleet(keep_alive_s=0.2)
     silent, used = await router.connect(), await router.connect()
     used.request(kit.CHAT, chat("q"))
@@ -334,7 +335,7 @@ async def test_an_idle_connection_is_closed_without_a_word(fleet, kit) -> None:
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet, kit) -> None:
+async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet) -> None:
     async def slow(talk):
         [connection] = router.state.connections
         connection.sweep(asyncio.get_running_loop().time() + 3600)
@@ -351,7 +352,7 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
 
 
 # ends ----------------------------------------------------------------------------------------------------------
-async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, kit, monkeypatch) -> None:
+async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, monkeypatch) -> None:
     async def huge(talk):
         await talk.answer({"choices": ["x" * 8_000_000]})
 
@@ -365,7 +366,7 @@ async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(flee
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_draining_closes_connections_behind_their_answers(fleet, kit) -> None:
+async def test_draining_closes_connections_behind_their_answers(fleet) -> None:
     draining = False
     _, _, router = await fleet(draining=lambda: draining)
     first, second = await router.connect(), await router.connect()
@@ -380,7 +381,7 @@ async def test_draining_closes_connections_behind_their_answers(fleet, kit) -> N
         assert await client.closed()
 
 
-async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet, kit) -> None:
+async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet) -> None:
     go = asyncio.Event()
 
     async def script(talk):
@@ -404,7 +405,7 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet, kit) -> 
     assert lifecycle.placed_request.outcome is Outcome.COMPLETED
 
 
-async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet, kit) -> None:
+async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet) -> None:
     _, _, router = await fleet()
     before, client = asyncio.all_tasks(), await router.connect()
     for n in range(2):
@@ -420,7 +421,7 @@ async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(f
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet, kit) -> None:
+async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet) -> None:
     """uvicorn cancels what is left when the time for a graceful shutdown is over."""
     arrived = asyncio.Event()
 
@@ -439,7 +440,7 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
     assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
-async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet, kit) -> None:
+async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet) -> None:
     arrived = asyncio.Event()
 
     async def hang(talk):
@@ -463,7 +464,7 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
     assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
-async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, kit) -> None:
+async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet) -> None:
     lifecycle, _, router = await fleet(gate=asyncio.Event())
     client = await router.connect()
     client.chat(stream=True)
@@ -475,7 +476,7 @@ async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet, 
     assert lifecycle.ended == [Outcome.CUT_OFF]
 
 
-async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> None:
+async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet) -> None:
     async def script(talk):
         await talk.begin_stream()
         await talk.token("a")
@@ -496,7 +497,7 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet, kit) -> 
     assert lifecycle.placed_request.outcome is Outcome.CUT_OFF
 
 
-async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet, kit) -> None:
+async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet) -> None:
     async def script(talk):
         await talk.begin_stream()
         await talk.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
@@ -527,7 +528,7 @@ async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet, kit)
     assert error == {"type": "error", "error": {"type": "overloaded_error", "message": ENDING.message}}
 
 
-async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
+async def test_connections_over_the_limit_are_refused(fleet) -> None:
     _, _, router = await fleet(max_connections=1)
     first, second = await router.connect(), await router.connect()
     first.request(kit.CHAT, chat("q"))
@@ -543,7 +544,7 @@ async def test_connections_over_the_limit_are_refused(fleet, kit) -> None:
     assert (await third.answer()).status == 200
 
 
-async def test_closed_connections_leave_nothing_behind(fleet, kit) -> None:
+async def test_closed_connections_leave_nothing_behind(fleet) -> None:
     _, _, router = await fleet()
     clients = [await router.connect() for _ in range(20)]
     for n, client in enumerate(clients):

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from dualmap.router.errors import UnavailableError
 from dualmap.router.settings import RouterSettings
+from tests.router.http import kit
 
 ALLOWED = "https://chat.example"
 PREFLIGHT = f"origin: {ALLOWED}\r\naccess-control-request-method: POST\r\n"
@@ -17,7 +18,7 @@ async def answer_as_vllm_does(talk):
 
 
 @pytest.fixture
-def page(kit, start_instance, start_router):
+def page(start_instance, start_router):
     """A router in front of one instance, and a connected client."""
 
     async def start(*, refusal=None, **settings):

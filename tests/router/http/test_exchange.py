@@ -11,6 +11,7 @@ import pytest
 
 from dualmap.router.http.exchange import MAX_HELD_BYTES
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from tests.router.http import kit
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -20,7 +21,7 @@ COMMENT = b": the engine is busy\n\n"
 
 
 @pytest.fixture
-def fleet(kit, start_instance, start_router):
+def fleet(start_instance, start_router):
     """A router in front of scripted instances, and a connected client."""
 
     async def start(*scripts, **settings):
@@ -59,7 +60,7 @@ def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
 # what is too long to be held -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("asks_usage", [True, False])
 @pytest.mark.parametrize("cut", [1 << 10, 1 << 20])
-async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, kit, asks_usage, cut: int) -> None:
+async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, asks_usage, cut: int) -> None:
     """vLLM sends such for return_token_ids, and for echo with log probabilities."""
     ids = orjson.dumps([*range(60_000)])
     event = b'data: {"choices":[{"index":0,"text":"a","prompt_token_ids":%b}]}\n\n' % ids
@@ -73,7 +74,7 @@ async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, 
     assert lifecycle.placed_request.first_tokens == 1 and lifecycle.placed_request.failures == []
 
 
-async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet, kit) -> None:
+async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet) -> None:
     go = asyncio.Event()
     long = b"data: " + b"x" * MAX_HELD_BYTES
 
@@ -105,7 +106,7 @@ COMPRESSED = gzip.compress(ROLE + TOKEN + USAGE + DONE)
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
 async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_could_not_be_removed(
-    fleet, kit, content_type: str
+    fleet, content_type: str
 ) -> None:
     bodies = []
 
@@ -128,7 +129,7 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_c
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/x-ndjson", ""])
 @pytest.mark.parametrize("cut", [1, 1 << 20])
-async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, kit, content_type: str, cut: int) -> None:
+async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, content_type: str, cut: int) -> None:
     go = asyncio.Event()
     field = f"content-type: {content_type}\r\n" if content_type else ""
 
@@ -172,7 +173,7 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, kit,
 )
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])
 async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_are(
-    fleet, kit, path: bytes, last: bytes, cut: int
+    fleet, path: bytes, last: bytes, cut: int
 ) -> None:
     stream = TOKEN + last + b": bye\n\n" * 40
 
@@ -193,7 +194,7 @@ async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_ar
 
 # line ends -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_it_is_cut(fleet, kit, seed) -> None:
+async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_it_is_cut(fleet, seed) -> None:
     rng = random.Random(seed)
     ends = [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]]
     streams = []
@@ -224,7 +225,7 @@ async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\r\r\n", b"\n\r", b"\r\n\r"])
-async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_ends(fleet, kit, end: bytes) -> None:
+async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_ends(fleet, end: bytes) -> None:
     go = asyncio.Event()
 
     async def script(talk):
@@ -248,7 +249,7 @@ async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_end
 @pytest.mark.parametrize("comment", [b":\n\n", b": ping\n", b": ping\r\n\r\n", b"\xef\xbb\xbf: ping\n\n", b"\n"])
 @pytest.mark.parametrize("asks_usage", [True, False])
 async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_token(
-    fleet, kit, comment: bytes, asks_usage: bool
+    fleet, comment: bytes, asks_usage: bool
 ) -> None:
     go = asyncio.Event()
 
@@ -288,7 +289,7 @@ async def begin_and_fail(talk):
     ],
 )
 async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_come(
-    fleet, kit, script, kind: FailureKind, asks_usage: bool, version: str
+    fleet, script, kind: FailureKind, asks_usage: bool, version: str
 ) -> None:
     lifecycle, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
     options = {"stream_options": {"include_usage": True}} if asks_usage else {}
@@ -305,7 +306,7 @@ async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_
     assert [failure.kind for failure in placed.failures] == [kind] and placed.first_tokens == 1
 
 
-async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet, kit) -> None:
+async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet) -> None:
     lifecycle, _, client = await fleet(streaming(COMMENT, ends=False), streaming(COMMENT, ends=False))
     client.chat(stream=True)
     answer = await client.answer()
@@ -314,7 +315,7 @@ async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_inst
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED)
 
 
-async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet, kit) -> None:
+async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet) -> None:
     async def hung(talk):
         await talk.begin_stream()
         while True:

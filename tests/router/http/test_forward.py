@@ -20,6 +20,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router.http import kit
 
 DEEP = b"[" * 900 + b"]" * 900
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
@@ -39,7 +40,7 @@ async def whole_stream(talk):
 
 
 @pytest.fixture
-def fleet(kit, start_instance, start_router):
+def fleet(start_instance, start_router):
     """A router in front of scripted instances, and a connected client."""
 
     async def start(*scripts, settings=None, must_be_asked=False, **lifecycle):
@@ -113,7 +114,7 @@ async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_o
     assert lifecycle.requests[0].request_id == answer.headers["x-request-id"]
 
 
-async def test_a_body_reaches_the_instance_byte_for_byte(fleet, kit) -> None:
+async def test_a_body_reaches_the_instance_byte_for_byte(fleet) -> None:
     _, [instance], client = await fleet(whole_answer)
     body = b'{ "messages":[{"role":"user","content":"\\u00e9 "}],\n"model" : "m","seed":123456789012345678901 }'
     client.request(kit.CHAT, body)
@@ -121,7 +122,7 @@ async def test_a_body_reaches_the_instance_byte_for_byte(fleet, kit) -> None:
     assert instance.talks[0].body == body
 
 
-async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(fleet, kit) -> None:
+async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(fleet) -> None:
     _, [instance], client = await fleet(whole_answer, model="real-name")
     body = b'{"model": "%%b", "messages": [{"role": "user"}], "seed": 18446744073709551616, "deep": %b}' % DEEP
     client.request(kit.CHAT, body % b"alias")
@@ -138,7 +139,7 @@ async def test_an_alias_is_resolved_in_a_form(fleet) -> None:
     assert instance.talks[0].body == form % b"real-name"
 
 
-async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet, kit) -> None:
+async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet) -> None:
     go = asyncio.Event()
 
     async def script(talk):
@@ -196,7 +197,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet, asks_usage: bool) -
 USAGE_EVENT = {"id": "c", "choices": [], "usage": USAGE}
 
 
-async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_ask(fleet, kit) -> None:
+async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_ask(fleet) -> None:
     async def script(talk):
         await talk.begin_stream()
         await talk.token("a")
@@ -251,7 +252,7 @@ def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = 
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, kit, continuous: bool) -> None:
+async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, continuous: bool) -> None:
     lifecycle, [instance], client = await fleet(engine(forced=True, continuous=continuous))
     for _ in range(3):
         client.chat(stream=True)
@@ -262,7 +263,7 @@ async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, kit, c
     assert lifecycle.placed_requests[-1].finished[0][1] == Usage(prompt_tokens=9, cached_tokens=4)
 
 
-async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet, kit) -> None:
+async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet) -> None:
     _, [instance], client = await fleet(engine(forced=False))
     bodies = []
     for _ in range(3):
@@ -306,7 +307,7 @@ async def test_asking_for_usage_takes_no_fingerprint_from_the_client(fleet) -> N
 
 
 @pytest.mark.parametrize("options", [{"include_usage": True}, {"include_usage": False}, {}, None])
-async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet, kit, options) -> None:
+async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet, options) -> None:
     _, [instance], client = await fleet(whole_stream)
     message = {"role": "user", "content": "hi"}
     body = orjson.dumps({"model": "m", "stream": True, "messages": [message], "stream_options": options})
@@ -362,7 +363,7 @@ async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(
     assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
-async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet, kit) -> None:
+async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet) -> None:
     """vLLM checks sampling parameters when the stream has begun."""
 
     async def refuse_late(talk):
@@ -416,7 +417,7 @@ async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(
     assert {placed.outcome for placed in lifecycle.placed_requests} == {Outcome.COMPLETED}
 
 
-async def test_an_http_10_client_gets_a_stream_without_chunks(fleet, kit) -> None:
+async def test_an_http_10_client_gets_a_stream_without_chunks(fleet) -> None:
     _, _, client = await fleet(whole_stream)
     body = orjson.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]})
     client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (kit.CHAT.encode(), len(body), body))
@@ -441,7 +442,7 @@ async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
     assert instance.connections == 1
 
 
-async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(fleet, kit) -> None:
+async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(fleet) -> None:
     prompt_bytes, go = 8 << 20, asyncio.Event()
 
     async def script(talk):
@@ -560,7 +561,7 @@ async def unavailable_and_stuck(talk):
     ],
 )
 async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_nothing(
-    fleet, kit, script, kind: FailureKind
+    fleet, script, kind: FailureKind
 ) -> None:
     lifecycle, [bad, good], client = await fleet(script, whole_stream)
     client.chat(stream=True)
@@ -592,7 +593,7 @@ async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(flee
     assert [instance.connections for instance in instances] == [0, 0]
 
 
-async def test_a_port_where_nobody_listens_is_a_connect_failure(kit, start_instance, start_router) -> None:
+async def test_a_port_where_nobody_listens_is_a_connect_failure(start_instance, start_router) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -645,7 +646,7 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
 
 
 @pytest.fixture
-def died_unseen(start_instance, start_router, kit, monkeypatch):
+def died_unseen(start_instance, start_router, monkeypatch):
     """A router with a kept connection that its instance has reset, which it does not see before it writes again; and
     the instance, which goes on listening or does not."""
     monkeypatch.setattr("dualmap.router.http.sending.IDLE_DEATH_S", math.inf)  # however slow this machine is
@@ -719,7 +720,7 @@ async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet, li
     assert failure.engine_died is not listens
 
 
-async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, kit) -> None:
+async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet) -> None:
     async def hang(talk):
         await talk.begin_stream()
         await talk.until_closed()
@@ -731,7 +732,7 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet, ki
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_timeout(fleet, kit) -> None:
+async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_timeout(fleet) -> None:
     async def compute(talk):
         await talk.until_closed()
 
@@ -753,7 +754,7 @@ def down_view():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, kit, down_view, stream: bool) -> None:
+async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, down_view, stream: bool) -> None:
     async def hang(talk):
         if stream:
             await talk.begin_stream()
@@ -772,7 +773,7 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, ki
     assert not lifecycle.loss_notifier._listeners
 
 
-async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(fleet, kit, down_view) -> None:
+async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(fleet, down_view) -> None:
     resumed = asyncio.Event()
 
     async def pause(talk):
@@ -831,9 +832,7 @@ async def until_error_event(client, tick=lambda: None) -> dict[str, object]:
     return error
 
 
-async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(
-    begun_stream, kit, down_view
-) -> None:
+async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(begun_stream, down_view) -> None:
     lifecycle, stuck, client, resumed = await begun_stream()
 
     error = await until_error_event(client, tick=lambda: lifecycle.loss_notifier.check(down_view))
@@ -844,7 +843,7 @@ async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream, kit) -> None:
+async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream) -> None:
     lifecycle, stuck, client, resumed = await begun_stream()
     stuck.close_port()
 
@@ -856,7 +855,7 @@ async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_stream, kit) -> None:
+async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_stream) -> None:
     _, instance, client, resumed = await begun_stream()
     await kit.eventually(lambda: instance.connections > 2)  # its port was asked, again and again
 
@@ -1076,7 +1075,7 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
     assert not other.talks
 
 
-async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it(fleet, kit) -> None:
+async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it(fleet) -> None:
     def ending_with(message: str):
         async def script(talk):
             await talk.begin_stream()
@@ -1110,7 +1109,7 @@ async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_t
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte(fleet, kit, version: str) -> None:
+async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte(fleet, version: str) -> None:
     event = b'data: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
 
     async def die(talk):
@@ -1126,7 +1125,7 @@ async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte
     assert not answer.whole and answer.body == event
 
 
-async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet, kit) -> None:
+async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet) -> None:
     seen = asyncio.Event()
 
     async def abort(talk):
@@ -1170,7 +1169,7 @@ async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet, framing: str
         assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.CLOSED]
 
 
-async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
+async def test_a_gap_in_a_stream_ends_it(fleet) -> None:
     async def stall(talk):
         await talk.begin_stream()
         await talk.token("a")
@@ -1184,7 +1183,7 @@ async def test_a_gap_in_a_stream_ends_it(fleet, kit) -> None:
     await kit.eventually(lambda: instance.open == 0)
 
 
-async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet, kit) -> None:
+async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet) -> None:
     async def give_up(talk):
         await talk.begin_stream()
         await talk.token("a")
@@ -1235,7 +1234,7 @@ async def test_line_ends_before_an_answer_never_reach_a_client(fleet) -> None:
 
 # clients that leave --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("leave", ["close", "reset"])
-async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, kit, leave: str) -> None:
+async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, leave: str) -> None:
     gone = asyncio.Event()
 
     async def endless(talk):
@@ -1270,7 +1269,7 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fle
     assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
 
 
-async def test_a_client_that_leaves_while_held_is_forgotten(fleet, kit) -> None:
+async def test_a_client_that_leaves_while_held_is_forgotten(fleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
     client.chat()
     await kit.eventually(lambda: bool(lifecycle.requests))
@@ -1280,7 +1279,7 @@ async def test_a_client_that_leaves_while_held_is_forgotten(fleet, kit) -> None:
 
 
 async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
-    kit, start_instance, start_router, caplog
+    start_instance, start_router, caplog
 ) -> None:
     async def flood(talk):
         await talk.begin_stream()
@@ -1308,7 +1307,7 @@ async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_th
 # clients that close their half -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("script", [whole_answer, whole_stream])
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, kit, script, begun: bool) -> None:
+async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, script, begun: bool) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow(talk):
@@ -1357,7 +1356,7 @@ async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(
     assert raw.count(b"HTTP/1.1 200 OK") == 1
 
 
-async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet, kit) -> None:
+async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet) -> None:
     """It cannot be asked whether it is there."""
     lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
@@ -1369,7 +1368,7 @@ async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet, ki
 
 
 # back-pressure -------------------------------------------------------------------------------------------------
-async def test_a_slow_client_slows_the_instance_down(kit, start_instance, start_router) -> None:
+async def test_a_slow_client_slows_the_instance_down(start_instance, start_router) -> None:
     sent, total = 0, 10_000_000
 
     async def flood(talk):
@@ -1404,7 +1403,7 @@ async def test_a_slow_client_slows_the_instance_down(kit, start_instance, start_
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
 
 
-async def test_a_client_that_stops_reading_for_good_is_dropped(fleet, kit) -> None:
+async def test_a_client_that_stops_reading_for_good_is_dropped(fleet) -> None:
     gone = asyncio.Event()
 
     async def flood(talk):
@@ -1450,7 +1449,7 @@ async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothi
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"model":1,"messages":[]}', b'{"model":"m","messages":"x"}']
 )
-async def test_what_the_router_cannot_read_the_instance_judges(fleet, kit, body: bytes) -> None:
+async def test_what_the_router_cannot_read_the_instance_judges(fleet, body: bytes) -> None:
     async def judge(talk):
         await talk.answer({"error": {"message": "as the engine says"}}, status=400)
 
@@ -1462,7 +1461,7 @@ async def test_what_the_router_cannot_read_the_instance_judges(fleet, kit, body:
     assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
 
 
-async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet, kit) -> None:
+async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     for fields, request_id in [
         ("x-request-id: a1, b2\r\n", "a1"),
@@ -1480,7 +1479,7 @@ async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1//chat///completions", "/v1/chat/completion%73"])
-async def test_a_path_is_served_as_the_one_that_is_meant(fleet, kit, path: str) -> None:
+async def test_a_path_is_served_as_the_one_that_is_meant(fleet, path: str) -> None:
     _, [instance], client = await fleet(whole_answer)
     client.request(path, {"model": "m", "messages": [{"role": "user", "content": "q"}]})
     assert (await client.answer()).status == 200
@@ -1490,9 +1489,7 @@ async def test_a_path_is_served_as_the_one_that_is_meant(fleet, kit, path: str) 
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
-async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_is_refused(
-    fleet, kit, method: str
-) -> None:
+async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_is_refused(fleet, method: str) -> None:
     async def nothing_there(talk):
         await talk.answer({"detail": "Not Found"}, status=404)
 
@@ -1507,7 +1504,7 @@ async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_i
 
 
 # keys ----------------------------------------------------------------------------------------------------------
-async def test_keys_of_the_router_stay_with_the_router(fleet, kit) -> None:
+async def test_keys_of_the_router_stay_with_the_router(fleet) -> None:
     settings = {"api_keys": ("k1", "k2"), "upstream_api_key": "theirs"}
     lifecycle, [instance], client = await fleet(whole_answer, settings=settings)
     client.chat()
@@ -1521,7 +1518,7 @@ async def test_keys_of_the_router_stay_with_the_router(fleet, kit) -> None:
     assert len(lifecycle.requests) == 1
 
 
-async def test_a_response_gets_an_id_that_names_its_instance(fleet, kit) -> None:
+async def test_a_response_gets_an_id_that_names_its_instance(fleet) -> None:
     async def script(talk):
         await talk.answer({"object": "response"})
 
@@ -1549,7 +1546,7 @@ async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_re
     assert lifecycle.requests[-1].pinned_to == "i0"
 
 
-async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet, kit) -> None:
+async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer, settings={"api_keys": ("k1",)})
     key = "authorization: Bearer k1\r\n"
     for method, path in (
@@ -1572,7 +1569,7 @@ async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_meth
 
 
 async def test_an_answer_that_breaks_in_the_middle_is_no_death_while_the_port_accepts(
-    kit, start_instance, start_router
+    start_instance, start_router
 ) -> None:
     async def broken(talk):
         await talk.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{"choices":')

@@ -8,6 +8,7 @@ import pytest
 
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.request_reader import Request, RequestReader
+from tests.router.http import kit
 
 REQUESTS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n" + b'{"a": "bc"}',
@@ -73,7 +74,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_an_instance_sends_every_request_ends_once(kit, start_instance, start_router, seed: int) -> None:
+async def test_whatever_an_instance_sends_every_request_ends_once(start_instance, start_router, seed: int) -> None:
     rng = random.Random(seed)
 
     async def babble(talk):
@@ -103,7 +104,7 @@ async def test_whatever_an_instance_sends_every_request_ends_once(kit, start_ins
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_a_client_sends_nothing_of_it_stays(kit, start_instance, start_router, seed: int) -> None:
+async def test_whatever_a_client_sends_nothing_of_it_stays(start_instance, start_router, seed: int) -> None:
     rng = random.Random(seed)
 
     async def answer(talk):

@@ -6,9 +6,10 @@ import asyncio
 
 from dualmap.router.http import half_closed
 from dualmap.router.http.half_closed import PROBE_DELAYS_S, DepartureProbes
+from tests.router.http import kit
 
 
-async def test_a_client_is_asked_a_few_times_and_not_for_ever(monkeypatch, kit) -> None:
+async def test_a_client_is_asked_a_few_times_and_not_for_ever(monkeypatch) -> None:
     monkeypatch.setattr(half_closed, "PROBE_DELAYS_S", (0.0, 0.001, 0.002))
     asked: list[int] = []
     DepartureProbes(asyncio.get_running_loop(), lambda: asked.append(1))

@@ -7,6 +7,7 @@ import pytest
 from dualmap.router.http.port_checks import PortChecks
 from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream_pool import UpstreamPool
+from tests.router.http import kit
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def checks():
     checks.close()
 
 
-async def test_a_port_that_nobody_listens_on_refuses(checks, kit, start_instance) -> None:
+async def test_a_port_that_nobody_listens_on_refuses(checks, start_instance) -> None:
     instance = await start_instance(None)
     assert not checks.refuses(instance.url), "unknown at first"
     await kit.eventually(lambda: instance.connections == 1 and not checks._under_way)
@@ -27,7 +28,7 @@ async def test_a_port_that_nobody_listens_on_refuses(checks, kit, start_instance
     await kit.eventually(lambda: checks.refuses(instance.url))
 
 
-async def test_answers_that_are_out_of_date_are_dropped(checks, kit, monkeypatch) -> None:
+async def test_answers_that_are_out_of_date_are_dropped(checks, monkeypatch) -> None:
     monkeypatch.setattr("dualmap.router.http.port_checks.FRESH_S", 0.0)
     for port in (1, 2, 3):
         checks.refuses(f"http://127.0.0.1:{port}")
@@ -35,7 +36,7 @@ async def test_answers_that_are_out_of_date_are_dropped(checks, kit, monkeypatch
     assert len(checks._found) == 1
 
 
-async def test_a_check_that_is_under_way_ends_with_its_owner(checks, kit) -> None:
+async def test_a_check_that_is_under_way_ends_with_its_owner(checks) -> None:
     checks.refuses("http://127.0.0.1:1")
     checks.close()
     await kit.eventually(lambda: not checks._under_way)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dualmap.router.http.sweeper import Sweeper
+from tests.router.http import kit
 
 
 class Counting:
@@ -14,7 +15,7 @@ class Counting:
             raise self.error
 
 
-async def test_everything_registered_is_swept_and_one_error_stops_nobody(kit, caplog) -> None:
+async def test_everything_registered_is_swept_and_one_error_stops_nobody(caplog) -> None:
     sweeper, items = Sweeper(0.01), [Counting(RuntimeError("broken")), Counting()]
     for item in items:
         sweeper.add(item)
@@ -23,7 +24,7 @@ async def test_everything_registered_is_swept_and_one_error_stops_nobody(kit, ca
     sweeper.close()
 
 
-async def test_what_is_discarded_is_left_alone_and_an_empty_sweeper_sets_no_timer(kit) -> None:
+async def test_what_is_discarded_is_left_alone_and_an_empty_sweeper_sets_no_timer() -> None:
     sweeper, item = Sweeper(0.01), Counting()
     sweeper.add(item)
     await kit.eventually(lambda: item.swept > 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from tests.router.http import kit
 
 # Self-signed for localhost, made for these tests alone and valid for a hundred years.
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
@@ -35,7 +36,7 @@ async def stream(talk):
 
 
 async def test_an_instance_behind_https_is_verified_and_served(
-    kit, start_instance, start_router, server_tls, monkeypatch
+    start_instance, start_router, server_tls, monkeypatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     instance = await start_instance(stream, tls=server_tls)
@@ -49,7 +50,7 @@ async def test_an_instance_behind_https_is_verified_and_served(
 
 
 async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to(
-    kit, start_instance, start_router, server_tls
+    start_instance, start_router, server_tls
 ) -> None:
     instance = await start_instance(stream, tls=server_tls)
     lifecycle = kit.Lifecycle([instance.url])
@@ -59,7 +60,7 @@ async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to
     assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT and not instance.talks
 
 
-async def test_clients_may_come_by_https(kit, start_instance, start_router, server_tls, client_tls) -> None:
+async def test_clients_may_come_by_https(start_instance, start_router, server_tls, client_tls) -> None:
     gone = asyncio.Event()
 
     async def endless(talk):

@@ -18,6 +18,7 @@ from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.transfers import Transfers, Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import UpstreamPool
+from tests.router.http import kit
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
 STAGED = {"choices": [], "kv_transfer_params": {"remote_block_ids": [1, 2]}}
@@ -75,9 +76,7 @@ class Decoders:
         return [REQUEST]
 
 
-async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(
-    transfers, upstreams, start_instance, kit
-) -> None:
+async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(transfers, upstreams, start_instance) -> None:
     answer = asyncio.Event()
 
     async def prefill(talk) -> None:
@@ -96,7 +95,7 @@ async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(
     assert len(decoder.talks) == 1
 
 
-async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_instance, kit) -> None:
+async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_instance) -> None:
     body, rest = orjson.dumps(STAGED), asyncio.Event()
 
     async def prefill(talk) -> None:
@@ -116,9 +115,7 @@ async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_i
     assert decoders.told == [body]
 
 
-async def test_a_prefill_that_takes_long_is_told_to_stop(
-    transfers, upstreams, start_instance, kit, monkeypatch
-) -> None:
+async def test_a_prefill_that_takes_long_is_told_to_stop(transfers, upstreams, start_instance, monkeypatch) -> None:
     monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.05)
     stopped = asyncio.Event()
 
@@ -138,7 +135,7 @@ async def test_a_prefill_that_takes_long_is_told_to_stop(
 
 
 async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_taken_over(
-    transfers, upstreams, start_instance, kit, monkeypatch
+    transfers, upstreams, start_instance, monkeypatch
 ) -> None:
     monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.2)
 
@@ -154,7 +151,7 @@ async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_take
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
 
-async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, start_instance, kit, monkeypatch) -> None:
+async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, start_instance, monkeypatch) -> None:
     monkeypatch.setattr(module, "MOST", 0)
     prefiller = await start_instance(lambda talk: talk.until_closed())
     connection, leg = await begin(upstreams, prefiller.url)
@@ -166,7 +163,7 @@ async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, star
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 500)])
 async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
-    transfers, upstreams, start_instance, kit, stream: bool, status: int
+    transfers, upstreams, start_instance, stream: bool, status: int
 ) -> None:
     error = {"error": {"message": "EngineCore encountered an issue.", "code": 500}}
 
@@ -186,9 +183,7 @@ async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
 
-async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(
-    transfers, upstreams, start_instance, kit
-) -> None:
+async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(transfers, upstreams, start_instance) -> None:
     closed = asyncio.Event()
 
     async def decode(talk) -> None:

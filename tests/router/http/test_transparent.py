@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dualmap.router.inference_request import COMPLETIONS_PATHS
 from dualmap.runtime.pool_settings import PoolSettings
+from tests.router import tools
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 SCALARS = st.one_of(
@@ -75,7 +76,7 @@ def verdict(body: bytes) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def replica(start_runtime: Any, start_instance: Any, start_router: Any, tools: Any) -> Any:
+async def replica(start_runtime: Any, start_instance: Any, start_router: Any) -> Any:
     async def judge(talk: Any) -> None:
         await talk.answer(verdict(talk.body), status=(200, 400, 404, 422)[len(talk.body) % 4])
 

@@ -12,6 +12,7 @@ from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
 from dualmap.scheduling.request.outcome import FailureKind
+from tests.router.http import kit
 
 
 class Sink:
@@ -87,7 +88,7 @@ async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_
         connection.abort()
 
 
-async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instance, kit) -> None:
+async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instance) -> None:
     instance, subject = await start_instance(answer), pool(max_idle=1)
     connections = [await acquire(subject, instance.url) for _ in range(3)]
     for connection in connections:
@@ -99,7 +100,7 @@ async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instan
     await kit.eventually(lambda: instance.open == 0)
 
 
-async def test_an_aged_connection_is_closed(pool, start_instance, kit) -> None:
+async def test_an_aged_connection_is_closed(pool, start_instance) -> None:
     instance, subject = await start_instance(answer), pool(idle_s=0.05)
     connection = await acquire(subject, instance.url)
     await ask(connection)
@@ -107,7 +108,7 @@ async def test_an_aged_connection_is_closed(pool, start_instance, kit) -> None:
     await kit.eventually(lambda: subject.idle_connections == 0 and instance.open == 0)
 
 
-async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, start_instance, kit) -> None:
+async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, start_instance) -> None:
     async def answer_and_close(talk):
         await talk.answer({"ok": 1})
         talk.writer.close()
@@ -122,7 +123,7 @@ async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, star
     fresh.abort()
 
 
-async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_instance, kit) -> None:
+async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_instance) -> None:
     async def answer_twice(talk):
         await talk.answer({"ok": 1})
         await asyncio.sleep(0.02)

@@ -6,7 +6,6 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -17,6 +16,7 @@ from dualmap.router.tokens.encoder import LocalEncoder
 from dualmap.router.tokens.instance_tokenizer import TokenizeError
 from dualmap.router.tokens.model_files import read_templates, templates_of
 from dualmap.router.tokens.tokenizer import PoolTokenizer
+from tests.router import tools
 from tests.router.tokens.tokenizer_files import TEMPLATE
 
 Change = Callable[[tokenizers.Tokenizer], None]
@@ -81,21 +81,21 @@ async def tokenizer_of(model_folder: Path, tmp_path: Path) -> AsyncIterator[Call
     threads.shutdown()
 
 
-async def compared(own: PoolTokenizer, other: PoolTokenizer, tools: Any) -> tuple[Compared, ...]:
+async def compared(own: PoolTokenizer, other: PoolTokenizer) -> tuple[Compared, ...]:
     found = await compare(own, Elsewhere(other), tools.spec("a"))
     assert found is not None and any(each.is_chat for each in found)
     return found
 
 
-async def test_equal_tokenizers_agree_in_all_texts(tokenizer_of: Callable[..., PoolTokenizer], tools: Any) -> None:
-    assert all(each.agreed for each in await compared(tokenizer_of(), tokenizer_of(), tools))
+async def test_equal_tokenizers_agree_in_all_texts(tokenizer_of: Callable[..., PoolTokenizer]) -> None:
+    assert all(each.agreed for each in await compared(tokenizer_of(), tokenizer_of()))
 
 
 @pytest.mark.parametrize("change", [_whitespace, _digits, _composed, _prefix_space, _begins, _special])
 async def test_tokenizers_that_differ_in_one_thing_differ_in_a_text(
-    tokenizer_of: Callable[..., PoolTokenizer], tools: Any, change: Change
+    tokenizer_of: Callable[..., PoolTokenizer], change: Change
 ) -> None:
-    found = await compared(tokenizer_of(), tokenizer_of(change), tools)
+    found = await compared(tokenizer_of(), tokenizer_of(change))
     assert not all(each.agreed for each in found if not each.is_chat)
 
 
@@ -114,17 +114,15 @@ async def test_tokenizers_that_differ_in_one_thing_differ_in_a_text(
     ],
 )
 async def test_templates_that_differ_in_one_thing_differ_in_a_chat(
-    tokenizer_of: Callable[..., PoolTokenizer], model_folder: Path, tools: Any, was: str, becomes: str
+    tokenizer_of: Callable[..., PoolTokenizer], model_folder: Path, was: str, becomes: str
 ) -> None:
     assert was in TEMPLATE
-    found = await compared(tokenizer_of(), tokenizer_of(template=TEMPLATE.replace(was, becomes)), tools)
+    found = await compared(tokenizer_of(), tokenizer_of(template=TEMPLATE.replace(was, becomes)))
     assert all(each.agreed for each in found if not each.is_chat)
     assert not all(each.agreed for each in found if each.is_chat)
 
 
-async def test_an_instance_that_does_not_tokenize_says_nothing(
-    tokenizer_of: Callable[..., PoolTokenizer], tools: Any
-) -> None:
+async def test_an_instance_that_does_not_tokenize_says_nothing(tokenizer_of: Callable[..., PoolTokenizer]) -> None:
     class Silent:
         async def ids(self, source: TokenSource, url: str) -> array[int] | None:
             raise TokenizeError("404")

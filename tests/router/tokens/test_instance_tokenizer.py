@@ -19,6 +19,7 @@ from dualmap.scheduling.state.view import ClusterView
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.settings import EmulatorSettings
+from tests.router import tools
 
 BLOCK_TOKENS = 4
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -56,7 +57,7 @@ def results() -> list[str]:
 
 
 @pytest.fixture
-async def tokenizer(instance: Instance, results: list[str], clock: Any, tools: Any) -> Any:
+async def tokenizer(instance: Instance, results: list[str], clock: Any) -> Any:
     view = view_of(tools.spec("a"))
     made = InstanceTokenizer(
         "m", lambda: view, clock=clock, timeout_s=0.05, max_bytes=2000, count=results.append, transport=instance
@@ -159,7 +160,7 @@ async def test_what_is_kept_is_bounded(tokenizer: InstanceTokenizer, instance: I
     assert len(instance.asked) == 51
 
 
-async def test_an_emulated_instance_counts_as_it_reports(tools: Any, clock: Any) -> None:
+async def test_an_emulated_instance_counts_as_it_reports(clock: Any) -> None:
     async with emulated_instances(EmulatorSettings(port=0)) as [server]:
         assert isinstance(server, EmulatedInstance)
         view = view_of(tools.spec("a", url=server.url))

@@ -14,6 +14,7 @@ from dualmap.router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, Ve
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import engine_chain
 from dualmap.scheduling.prompts.token_trust import MISTRUSTED_S
+from tests.router import tools
 
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -36,7 +37,7 @@ class Counter:
 class Fleet:
     """A tokenizer with two counters, beside instances that report ``engine`` tokens."""
 
-    def __init__(self, clock: Any, tools: Any, *, files: int = 7, instances: int = 7, engine: int = 7) -> None:
+    def __init__(self, clock: Any, *, files: int = 7, instances: int = 7, engine: int = 7) -> None:
         self.engine = engine
         self.results: list[str] = []
         self.miscounted = 0
@@ -68,12 +69,12 @@ class Fleet:
 
 
 @pytest.fixture
-def spec(tools: Any) -> Any:
+def spec() -> Any:
     return tools.spec("a")
 
 
-async def test_a_count_is_exact_after_texts_and_an_engine_confirmed_it(clock: Any, tools: Any, spec: Any) -> None:
-    fleet = Fleet(clock, tools)
+async def test_a_count_is_exact_after_texts_and_an_engine_confirmed_it(clock: Any, spec: Any) -> None:
+    fleet = Fleet(clock)
     assert [await fleet.send() for _ in range(2)] == ["unverified"] * 2
     assert fleet.tokenizer.status == "unverified"
     assert await fleet.tokenizer.verify(spec)
@@ -82,9 +83,9 @@ async def test_a_count_is_exact_after_texts_and_an_engine_confirmed_it(clock: An
 
 
 async def test_files_that_differ_give_way_to_the_instances_and_everything_says_so(
-    clock: Any, tools: Any, spec: Any, caplog: pytest.LogCaptureFixture
+    clock: Any, spec: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(clock, tools, files=5)
+    fleet = Fleet(clock, files=5)
     fleet.texts = False
     with caplog.at_level(logging.WARNING):
         assert await fleet.tokenizer.verify(spec)
@@ -95,9 +96,9 @@ async def test_files_that_differ_give_way_to_the_instances_and_everything_says_s
 
 
 async def test_a_count_that_differed_is_never_called_exact_again(
-    clock: Any, tools: Any, spec: Any, caplog: pytest.LogCaptureFixture
+    clock: Any, spec: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(clock, tools, engine=8)  # both count 7
+    fleet = Fleet(clock, engine=8)  # both count 7
     await fleet.tokenizer.verify(spec)
     with caplog.at_level(logging.WARNING):
         called = [await fleet.send(TOOLS) for _ in range(5)]
@@ -112,10 +113,8 @@ async def test_a_count_that_differed_is_never_called_exact_again(
     assert "exact" not in [await fleet.send(TOOLS) for _ in range(5)]
 
 
-async def test_texts_are_compared_at_the_start_and_when_counts_give_reason_to(
-    clock: Any, tools: Any, spec: Any
-) -> None:
-    fleet, slept = Fleet(clock, tools), []
+async def test_texts_are_compared_at_the_start_and_when_counts_give_reason_to(clock: Any, spec: Any) -> None:
+    fleet, slept = Fleet(clock), []
 
     class EndError(Exception):
         pass

@@ -18,6 +18,7 @@ from dualmap.router.ui.peers import Peers
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
 
 
 class Viewer:
@@ -46,7 +47,7 @@ def feed_of(runtime: Any) -> Feed:
     return Feed(runtime, Peers(runtime.context.replica_id, None))
 
 
-async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     (await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))).finish(Outcome.COMPLETED)
     viewer = Viewer(feed_of(runtime))
@@ -72,9 +73,7 @@ async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtim
     await viewer.close()
 
 
-async def test_all_viewers_share_one_reading_a_second_and_the_last_one_ends_it(
-    start_runtime: Any, clock: Any, tools: Any
-) -> None:
+async def test_all_viewers_share_one_reading_a_second_and_the_last_one_ends_it(start_runtime: Any, clock: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
     feed = feed_of(runtime)
@@ -96,7 +95,7 @@ async def test_all_viewers_share_one_reading_a_second_and_the_last_one_ends_it(
     assert feed.viewers == 0
 
 
-async def test_a_viewer_that_fell_behind_is_told_everything_again(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_viewer_that_fell_behind_is_told_everything_again(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     feed = feed_of(runtime)
     slow = Viewer(feed)
@@ -110,7 +109,7 @@ async def test_a_viewer_that_fell_behind_is_told_everything_again(start_runtime:
 
 
 async def test_members_that_come_and_go_are_told_with_their_new_rings(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     viewer = Viewer(feed_of(runtime))
@@ -131,7 +130,7 @@ async def test_members_that_come_and_go_are_told_with_their_new_rings(
     await viewer.close()
 
 
-async def test_a_store_that_is_away_is_said_and_ends_nothing(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_a_store_that_is_away_is_said_and_ends_nothing(start_runtime: Any, clock: Any) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0])
     viewer = Viewer(feed_of(runtime))
@@ -167,9 +166,7 @@ async def test_a_replica_that_drains_ends_its_streams(start_runtime: Any, clock:
         await viewer.read()
 
 
-async def test_scale_steps_are_told_once_as_their_log_has_them(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
-) -> None:
+async def test_scale_steps_are_told_once_as_their_log_has_them(start_runtime: Any, store: Any, clock: Any) -> None:
     pool, runtime = store.pool("default"), await start_runtime(instances=(tools.spec("a"),))
     lease = await pool.acquire_lease("worker-1", 60_000)
     first, second = (
@@ -190,9 +187,7 @@ async def test_scale_steps_are_told_once_as_their_log_has_them(
     await viewer.close()
 
 
-async def test_the_page_says_why_an_instance_does_not_serve(
-    start_runtime: Any, clock: Any, tools: Any, store: Any
-) -> None:
+async def test_the_page_says_why_an_instance_does_not_serve(start_runtime: Any, clock: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     pool = store.pool("default")
     lease = await pool.acquire_lease("leader", 60_000)
@@ -212,7 +207,7 @@ async def test_the_page_says_why_an_instance_does_not_serve(
 
 
 async def test_what_the_replica_refused_and_which_instances_failed_is_said_for_a_minute(
-    start_runtime: Any, clock: Any, tools: Any
+    start_runtime: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     runtime.context.metrics.refused(429, "queue_full")  # before anybody looked
@@ -235,7 +230,7 @@ async def test_what_the_replica_refused_and_which_instances_failed_is_said_for_a
     assert not {problem["what"] for problem in later["problems"]} & set(words)
 
 
-async def test_rows_of_failed_requests_outlive_those_that_went_well(start_runtime: Any, clock: Any, tools: Any) -> None:
+async def test_rows_of_failed_requests_outlive_those_that_went_well(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     viewer = Viewer(feed_of(runtime))
     await viewer.read()
@@ -255,7 +250,7 @@ async def test_rows_of_failed_requests_outlive_those_that_went_well(start_runtim
 
 
 async def test_quantiles_can_be_read_from_what_replicas_wrote_into_their_leases(
-    start_runtime: Any, store: Any, clock: Any, tools: Any
+    start_runtime: Any, store: Any, clock: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     counts = TrafficCounts(ended=2, output_tokens=64, ttft_buckets=(0, 2, *(0,) * 16))

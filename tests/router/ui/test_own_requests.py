@@ -7,9 +7,10 @@ from typing import Any
 from dualmap.router.ui.figures import KeptRows
 from dualmap.router.ui.own_requests import FIRST_REQUESTS, OwnRequests
 from dualmap.scheduling.request.outcome import Outcome
+from tests.router import tools
 
 
-async def test_a_new_reader_gets_what_is_remembered_and_then_what_is_new(start_runtime: Any, tools: Any) -> None:
+async def test_a_new_reader_gets_what_is_remembered_and_then_what_is_new(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for number in range(30):
         request = tools.request("x" * 40, request_id=f"r-{number}")

@@ -9,9 +9,10 @@ import msgspec
 import orjson
 
 from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from tests.router import tools
 
 
-async def test_a_status_survives_the_stream_of_a_peer(start_runtime: Any, tools: Any) -> None:
+async def test_a_status_survives_the_stream_of_a_peer(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     pool = runtime.pools.pools["default"]
     pool.evidence.breakers.busy("a", 30.0, runtime.context.clock.monotonic_s())
