@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import pytest
 
 from dualmap.router.http.answer_checks import (
@@ -114,3 +117,20 @@ def test_a_last_event_longer_than_what_is_kept_is_given_the_benefit_of_the_doubt
 )
 def test_a_pause_is_read_as_seconds_or_as_a_date(value: bytes | None, expected_s: float | None) -> None:
     assert retry_after_s(value, 60.0) == expected_s
+
+
+def test_the_end_of_a_stream_that_says_it_is_done_is_not_searched() -> None:
+    """A burst leaves hundreds of kilobytes of last reads, in which a search takes milliseconds."""
+    tail = [b'data: {"choices":[{"finish_reason":null}]}\n\n' * 5000, b"data: [DONE]\n\n"]
+    called: list[str] = []
+
+    def note(_: FrameType, event: str, function: object) -> None:
+        if event == "c_call":
+            called.append(getattr(function, "__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        whole = ends_whole(CHAT, tail)
+    finally:
+        sys.setprofile(None)
+    assert whole and "search" not in called

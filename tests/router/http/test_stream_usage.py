@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
+
 import orjson
 import pytest
 
@@ -113,3 +116,20 @@ def test_a_comment_does_not_part_the_fingerprint_from_its_event_unless_nothing_e
     remover = UsageRemover()
     assert remover.feed([LAST]) == remover.feed([ping]) == b""
     assert remover.feed([ping]) == LAST + ping + ping, "the usage does not come soon"
+
+
+def test_a_chunk_without_usage_or_an_end_passes_without_a_further_call() -> None:
+    remover, chunk = UsageRemover(), b'data: {"choices":[{"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_qualname)
+
+    sys.setprofile(note)
+    try:
+        passed_on = [remover.feed([chunk]) for _ in range(3)]
+    finally:
+        sys.setprofile(None)
+    assert passed_on == [chunk] * 3 and called.count("UsageRemover.feed") == 3
+    assert {*called} <= {"UsageRemover.feed", called[0]}, "the comprehension, and nothing else"
