@@ -45,13 +45,18 @@ def test_what_is_installed_runs_by_itself_and_takes_no_common_name(installed: Pa
     program = f"""
 import sys
 sys.path[:] = [{str(installed)!r}, *(entry for entry in sys.path if entry != {str(ROOT)!r})]
-import importlib.util
+import importlib.util, pkgutil
 import dualmap
-from dualmap.cli.main import main
+from dualmap.cli.main import COMMANDS, main
 taken = [room for room in {sorted(ROOMS)!r} if importlib.util.find_spec(room)]
 assert not taken, taken
 assert dualmap.__file__.startswith({str(installed)!r})
+of_a_checkout = {{command.module for command in COMMANDS.values() if command.of_a_checkout}}
+for module in pkgutil.walk_packages(dualmap.__path__, "dualmap."):
+    if module.name not in of_a_checkout | {{"dualmap.__main__"}}:
+        importlib.import_module(module.name)
 main(["--help"])
+sys.exit(main(["simulate", "--trace", "uniform", "--requests", "20", "--instances", "2"]))  # with the store's scripts
 """
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
 
