@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from dualmap.research.laboratory.confidence import Mean
+from dualmap.scheduling.request.machine import Refusal, TurnedAway
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.event_queue import Priority
 from dualmap.simulation.presets import find_preset
@@ -53,7 +54,8 @@ class Cleared(Simulation):
         return super().run()
 
     def _clear(self, _: float) -> None:
-        self._refuse([held.request_id for held in self._pool.held()])
+        for held in self._pool.held():
+            self._requests.report(self._requests.live[held.request_id], TurnedAway(Refusal.HELD_TOO_LONG))
 
 
 def run(change: str, trace: str, preset: str, rate: float, seed: int, kind: str) -> tuple[list[float], int]:

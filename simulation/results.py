@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.autoscale import SizeChange
 from dualmap.simulation.generators.calibration import quantile
@@ -38,6 +39,10 @@ class RequestOutcome:
     """When its instance got it."""
     first_token_s: float | None = None
     finish_s: float | None = None
+    tries: int = 0
+    """Instances that had room for it, one after the other."""
+    outcome: Outcome | None = None
+    """How it ended."""
 
     @property
     def ttft_s(self) -> float:

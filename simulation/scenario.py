@@ -51,6 +51,15 @@ class SpeedChange:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineFault:
+    """An engine dies at a moment of the run, and is back with an empty cache after a while."""
+
+    at_s: float
+    instance_id: str
+    down_for_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One run without its trace."""
 
@@ -75,6 +84,7 @@ class Scenario:
     autoscale: Autoscale | None = None
     """The fleet changes its size itself, from ``instances`` on."""
     speed_changes: tuple[SpeedChange, ...] = ()
+    faults: tuple[EngineFault, ...] = ()
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
     idle_work: bool = True

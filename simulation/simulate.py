@@ -12,17 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dualmap.scheduling.estimates.weights import Form
-from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.queues.granting import Grant, grant_queue
-from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.machine import (
+    ON_AN_INSTANCE,
+    Arrived,
+    Ended,
+    Failed,
+    FirstToken,
+    Phase,
+    PrefillEnded,
+    RequestMachine,
+    RequestRules,
+    RequestSpec,
+)
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.quarantine import Quarantine
+from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
-from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler
@@ -31,14 +47,13 @@ from dualmap.simulation.engine_types import EngineRequest, Event, EventKind, Req
 from dualmap.simulation.event_queue import EventQueue, Priority
 from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
 from dualmap.simulation.leader import Leader
-from dualmap.simulation.learning_notes import TransferTimes, end_note, first_token_note
 from dualmap.simulation.reported_caches import ReportedCaches
+from dualmap.simulation.request_driver import RequestDriver
 from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, summarize
 from dualmap.simulation.router_queue import Pressure, RouterQueue
-from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario
-from dualmap.simulation.searches import Searches
+from dualmap.simulation.scenario import Dispatch, EngineFault, FleetChange, Scenario
 from dualmap.simulation.simulated_fleet import SimulatedFleet
-from dualmap.simulation.simulated_pool import SimulatedPool
+from dualmap.simulation.simulated_pool import REPLICA, SimulatedPool
 from dualmap.simulation.traces import Trace, TraceRequest
 from dualmap.simulation.watch import Watch
 
@@ -82,12 +97,34 @@ class Simulation:
         self._policy = build_policy(settings.scheduling)
         self._order = queue_order_of(settings.scheduling)
         self._now_s = 0.0
+        self._arrived = 0
+        self._dead: set[str] = set()
+        """Engines that died and are not back."""
         self._pool = SimulatedPool(settings.scheduling, lambda: int(self._now_s * 1000))
         self._waiting: dict[str, int] = {}
         """Requests in each engine's own queue."""
-        self._fleet = SimulatedFleet(self._pool, self._waiting if self._direct else None, self._kv_used_tokens)
-        self._searches = Searches(
-            self._fleet, settings.scheduling, self._policy, self._order, scenario.refuses_late, self._direct
+        breakers = CircuitBreakers(BreakerRule(), view=lambda: self._fleet.view)
+        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0, lambda: self._arrived)
+        self._fleet = SimulatedFleet(
+            self._pool,
+            self._waiting if self._direct else None,
+            self._kv_used_tokens,
+            breakers=breakers,
+            now_s=lambda: self._now_s,
+        )
+        split_rule = SplitRule(settings.scheduling.split)
+        self._rules = RequestRules(
+            replica_id=REPLICA,
+            fleet=self._fleet,
+            policy=self._policy,
+            order=self._order,
+            decode_policy=DecodeLegs(settings.scheduling.max_key_blocks, settings.scheduling.kv_weight_s, split_rule),
+            split_rule=split_rule,
+            decode_stall_s=settings.scheduling.decode_stall_s,
+            max_hold_s=settings.scheduling.max_hold_s,
+            at_once=self._direct,
+            refuses_late=scenario.refuses_late,
+            evidence=Evidence(breakers, Quarantine(), retries),
         )
         self._events = EventQueue()
         self._reported = ReportedCaches(self._pool) if scenario.kv_events else None
@@ -106,15 +143,18 @@ class Simulation:
         self._router_queue = None if rule is None else RouterQueue(rule, settings.engine.max_num_batched_tokens)
         self._parked: dict[int, Chain] = {}
         """Chains of the requests in the router's own queue, by number."""
-        self._live: dict[str, Leg] = {}
-        """Requests that the store has, and legs, each with what it is."""
-        self._features: dict[str, Form] = {}
-        """Of live requests whose first token is to be learned from."""
-        self._split_chains: dict[str, Chain] = {}
-        """Of split requests, until their decode leg begins."""
-        self._transfers = TransferTimes()
+        self._requests = RequestDriver(
+            self._fleet,
+            self._rules,
+            self._events,
+            now_s=lambda: self._now_s,
+            send=self._send,
+            left=self._leave_staged,
+            ended=self._on_ended,
+        )
+        self._staged: dict[str, KvSource] = {}
+        """KV that no decode leg has pulled yet, by the id of its request."""
         self._outcomes: list[RequestOutcome] = []
-        self._arrived = 0
 
     def run(self) -> RunRecord:
         scenario, leader = self._scenario, self._leader
@@ -134,10 +174,12 @@ class Simulation:
         elif scenario.idle_work and self._order.by_deadline:
             self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.give_idle_work)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
+        for fault in scenario.faults:
+            self._schedule_fault(fault)
         while len(self._events):
             self._now_s, action = self._events.pop()
             action(self._now_s)
-            self._deliver_grants()
+            self._requests.deliver_grants()
         return self._record()
 
     # time --------------------------------------------------------------------------------------------------------
@@ -146,7 +188,7 @@ class Simulation:
 
         def repeat(_: float) -> None:
             action()
-            if self._live or self._arrived < len(self._trace.requests):
+            if self._requests.live or self._arrived < len(self._trace.requests):
                 self._every(interval_s, priority, action, turn + 1)
 
         self._events.push(turn * interval_s, priority, repeat)
@@ -157,6 +199,12 @@ class Simulation:
 
     def _schedule_change(self, change: FleetChange) -> None:
         self._events.push(change.at_s, Priority.MEMBERSHIP, lambda _: self._resize(change.instances))
+
+    def _schedule_fault(self, fault: EngineFault) -> None:
+        self._events.push(fault.at_s, Priority.MEMBERSHIP, lambda _: self._kill(fault.instance_id))
+        self._events.push(
+            fault.at_s + fault.down_for_s, Priority.MEMBERSHIP, lambda _: self._restart(fault.instance_id)
+        )
 
     # members -----------------------------------------------------------------------------------------------------
     def _resize(self, instances: int) -> None:
@@ -180,6 +228,21 @@ class Simulation:
 
     def _renew(self, spec: InstanceSpec) -> None:
         self._cluster.add(spec.instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
+
+    def _kill(self, instance_id: str) -> None:
+        """The engine dies, with what it computed: every request that it holds fails, and those that come are refused
+        until it is back. The members do not change: nobody checks the health of engines here."""
+        self._dead.add(instance_id)
+        self._renew(self._pool.members.instances[instance_id])
+        self._waiting[instance_id] = 0
+        for machine in list(self._requests.live.values()):
+            if machine.phase in ON_AN_INSTANCE and instance_id in (machine.answering_id, machine.instance_id):
+                leg = machine.to_send
+                if leg is Leg.DECODE or machine.answering_id == instance_id:
+                    self._fail(machine, InstanceFailure(FailureKind.CLOSED, "the engine died"))
+
+    def _restart(self, instance_id: str) -> None:
+        self._dead.discard(instance_id)
 
     # the life of a request ---------------------------------------------------------------------------------------
     def _arrive(self, now_s: float) -> None:
@@ -236,31 +299,44 @@ class Simulation:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         outcome = self._outcomes[int(request_id)]
         outcome.key_blocks = self._fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
-        search = self._searches.of_request(request_id, chain, outcome.slo_s, self._output_limit(request_id))
-        placed = self._searches.run(search)
+        output_limit = self._output_limit(request_id)
+        spec = RequestSpec(
+            prompt_hash=chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
+            chain=chain,
+            slo_s=outcome.slo_s,
+            expected_output_tokens=expected_answer_tokens(self._fleet.learned.answer_tokens, output_limit),
+            output_limit=output_limit,
+            may_split=True,
+        )
+        machine = RequestMachine(request_id, spec, self._rules, self._now_s)
+        self._requests.live[request_id] = machine
+        self._requests.report(machine, Arrived())
+        search = machine.searches[0][0]
         if search.rounds:
             decision = search.rounds[-1].decision
             outcome.expected_ttft_s = decision.expected_ttft_s
             outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
-        if placed is None:
-            return
-        outcome.chosen_id = placed.decision.instance_id
-        self._live[request_id] = placed.reply.leg
-        self._features[request_id] = placed.features(chain, self._scheduling.decode_stall_s)
-        if placed.reply.leg is Leg.PREFILL:
-            self._split_chains[request_id] = chain
-        if placed.reply.status is PlaceStatus.DISPATCHED:
-            self._dispatch(request_id, outcome.chosen_id)
-        else:
-            self._grant_from(placed.reply.queue)
+        if machine.estimate is not None:
+            outcome.chosen_id = machine.estimate.decision.instance_id
 
     def _output_limit(self, leg_id: str) -> int:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
 
-    def _submit(self, leg_id: str, instance_id: str, source: KvSource | None = None) -> bool:
-        """Send a request, or a leg of one, to its engine; ``source`` is where a decode leg finds its KV. False if the
-        engine refused it."""
-        traced, prefills = self._traced(leg_id), self._live[leg_id] is Leg.PREFILL
+    def _traced(self, leg_id: str) -> TraceRequest:
+        return self._trace.requests[int(request_id_of(leg_id))]
+
+    def _send(self, machine: RequestMachine) -> None:
+        """Give a request, or the leg of it that is to be sent now, to its engine."""
+        leg, outcome = machine.to_send, self._outcomes[int(machine.request_id)]
+        if leg is Leg.DECODE:
+            instance_id, leg_id, source = machine.answering_id, decode_leg_id(machine.request_id), self._source(machine)
+            outcome.decode_id = instance_id
+        else:
+            instance_id, leg_id, source = machine.instance_id, machine.request_id, None
+            outcome.instance_id, outcome.dispatched_s = instance_id, self._now_s
+        if instance_id in self._dead:
+            return self._fail(machine, InstanceFailure(FailureKind.CONNECT, "the engine is dead"))
+        traced, prefills = self._traced(leg_id), leg is Leg.PREFILL
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
         output_tokens = 1 if prefills else max(1, traced.output_tokens)
@@ -272,62 +348,32 @@ class Simulation:
             self._cluster.submit(instance_id, request, self._now_s, source)
         except RequestRefusedError:
             self._waiting[instance_id] -= 1
-            self._finish(leg_id)
-            return False
-        return True
+            return self._requests.report(machine, Ended(Outcome.CLIENT_ERROR))
+        return self._requests.sent(machine)
 
-    def _dispatch(self, request_id: str, instance_id: str) -> None:
-        outcome = self._outcomes[int(request_id)]
-        outcome.instance_id, outcome.dispatched_s = instance_id, self._now_s
-        self._submit(request_id, instance_id)
+    def _on_ended(self, machine: RequestMachine) -> None:
+        """A request is over, however it went."""
+        outcome = self._outcomes[int(machine.request_id)]
+        outcome.tries, outcome.outcome = machine.tries, machine.outcome
 
-    def _traced(self, leg_id: str) -> TraceRequest:
-        return self._trace.requests[int(request_id_of(leg_id))]
+    def _source(self, machine: RequestMachine) -> KvSource:
+        """Where its decode leg finds the KV, which is no longer kept for another one when that leg began to pull it."""
+        return self._staged[machine.request_id]
 
-    def _decode(self, request_id: str, source: KvSource) -> None:
-        """Choose the decode instance of a split request whose KV is staged; without one it ends here."""
-        leg_id, outcome = decode_leg_id(request_id), self._outcomes[int(request_id)]
-        chain, output_limit = self._split_chains.pop(request_id), self._output_limit(request_id)
-        placed = self._searches.run(self._searches.of_decode_leg(leg_id, chain, outcome.slo_s, output_limit))
-        if placed is not None:
-            self._live[leg_id] = Leg.DECODE
-        if placed is not None and self._submit(leg_id, placed.instance_id, source):
-            outcome.decode_id = placed.instance_id
-            self._transfers.began(request_id, self._now_s, placed.reply.uncached_tokens)
-        else:
+    def _leave_staged(self, machine: RequestMachine) -> None:
+        """It is no longer on its instances: what is staged for it, and was not pulled, is free."""
+        source = self._staged.pop(machine.request_id, None)
+        if source is not None and source.instance_id not in self._dead:
             self._cluster.release_staged(source, self._now_s)
-            self._finish(request_id)
 
-    def _finish(self, leg_id: str, note: str = "") -> None:
-        self._live.pop(leg_id, None)
-        self._features.pop(leg_id, None)
-        self._split_chains.pop(leg_id, None)
-        self._grant_from(self._pool.finish(leg_id, note))
-
-    def _grant_from(self, queue: QueueHead | None) -> None:
-        """Plan a queue that has room, by a transition's reply. The grants wait in the pool."""
-        if queue is not None:
-            drive_now(grant_queue(queue, self._order), self._fleet)
-
-    def _deliver_grants(self) -> None:
-        while grants := self._pool.take_grants():
-            for grant in grants:
-                self._deliver(grant)
-        if self._searches.refuses_late:
-            self._refuse(self._pool.take_deferred())
-
-    def _deliver(self, grant: Grant) -> None:
-        if grant.request_id not in self._live:
-            return  # refused meanwhile
-        if grant.deferred or grant.instance_id != self._outcomes[int(grant.request_id)].chosen_id:
-            self._features.pop(grant.request_id, None)
-        self._dispatch(grant.request_id, grant.instance_id)
-
-    def _refuse(self, request_ids: Iterable[str]) -> None:
-        """Refuse held requests, as routers do; those that are granted meanwhile, as another one left room, are not."""
-        for request_id in request_ids:
-            if all(grant.request_id != request_id for grant in self._pool.granted):
-                self._finish(request_id)
+    def _fail(self, machine: RequestMachine, failure: InstanceFailure) -> None:
+        """Its engine failed it, perhaps when its client had a part of the answer."""
+        if machine.phase is Phase.ANSWERING:
+            self._requests.report(machine, Failed(failure, begun=True))
+            self._requests.report(machine, Ended(Outcome.UPSTREAM_FAILED))
+        else:
+            keeps_kv = machine.request_id in self._staged
+            self._requests.report(machine, Failed(failure, keeps_kv=keeps_kv))
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:
         match event.kind:
@@ -336,41 +382,44 @@ class Simulation:
             case EventKind.PREEMPTED:
                 self._waiting[instance_id] += 1
             case EventKind.FIRST_TOKEN:
-                self._on_first_token(instance_id, event)
+                self._on_first_token(event)
             case EventKind.STAGED:
-                self._decode(event.request_id, KvSource(instance_id, event.request_id))
-            case EventKind.FINISHED if event.request_id not in self._split_chains:
-                outcome = self._outcomes[int(request_id_of(event.request_id))]
-                outcome.finish_s = event.time_s
-                self._finish(event.request_id, end_note(outcome, event.tokens, self._output_limit(event.request_id)))
-        self._deliver_grants()
+                self._on_staged(instance_id, event.request_id)
+            case EventKind.FINISHED:
+                self._on_finished(event)
+        self._requests.deliver_grants()
         if self._router_queue is not None:
             self._release_parked()
 
-    def _on_first_token(self, instance_id: str, event: Event) -> None:
-        """Of a whole request, of a prefill leg, which only ends its prefill, or of a decode leg, which is the answer's
-        and ends the prefill leg."""
+    def _on_first_token(self, event: Event) -> None:
+        """The first token of a whole request, of a prefill leg, which only ends its prefill, or of a decode leg, which
+        is that of the answer."""
         request_id = request_id_of(event.request_id)
-        outcome = self._outcomes[int(request_id)]
-        if event.request_id not in self._split_chains:
-            outcome.first_token_s = event.time_s
-        if event.request_id != request_id:
-            self._finish(request_id, self._transfers.note(request_id, event.time_s))
+        outcome, machine = self._outcomes[int(request_id)], self._requests.live[request_id]
+        if event.request_id == request_id:
+            outcome.cached_tokens = event.tokens
+        if machine.leg is Leg.PREFILL and event.request_id == request_id:
             return
-        outcome.cached_tokens = event.tokens
-        note = first_token_note(self._features.pop(request_id, None))
-        self._grant_from(self._pool.first_token(request_id, instance_id, note))
+        outcome.first_token_s = event.time_s
+        self._staged.pop(request_id, None)
+        self._requests.report(machine, FirstToken())
+
+    def _on_staged(self, instance_id: str, request_id: str) -> None:
+        self._staged[request_id] = KvSource(instance_id, request_id)
+        self._requests.report(self._requests.live[request_id], PrefillEnded())
+
+    def _on_finished(self, event: Event) -> None:
+        request_id = request_id_of(event.request_id)
+        machine = self._requests.live.get(request_id)
+        if machine is None or (machine.leg is Leg.PREFILL and event.request_id == request_id):
+            return
+        self._outcomes[int(request_id)].finish_s = event.time_s
+        self._requests.report(machine, Ended(Outcome.COMPLETED, Usage(output_tokens=event.tokens)))
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:
         """Refuse what was held too long, then the leader's rounds over the queues."""
-        now_ms, max_hold_s = self._pool.now_ms(), self._scheduling.max_hold_s
-        gives_up = self._order.gives_up
-        self._refuse(
-            held.request_id
-            for held in self._pool.held()
-            if gives_up(held, (now_ms - held.enqueued_ms) / 1000, max_hold_s)
-        )
+        self._requests.turn_away(self._pool.held())
         self._leader.sweep()
 
     def _sample(self) -> None:

@@ -10,7 +10,8 @@ from dualmap.scheduling.placing.placement import Observation, Placement, PlaceRe
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply
 from dualmap.scheduling.queues.queue_order import QueuePlan
-from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.simulation.simulated_pool import SimulatedPool
 
@@ -18,7 +19,7 @@ from dualmap.simulation.simulated_pool import SimulatedPool
 class SimulatedFleet:
     """The fleet of a search, and the port of its steps and of granting.
 
-    There is one replica, its copy of the membership is never old, and no breaker opens.
+    There is one replica, and its copy of the membership is never old.
     """
 
     def __init__(
@@ -26,6 +27,9 @@ class SimulatedFleet:
         pool: SimulatedPool,
         engine_queues: Mapping[str, int] | None,
         kv_used_tokens: Callable[[str], int] | None = None,
+        *,
+        breakers: CircuitBreakers | None = None,
+        now_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``engine_queues`` are the requests that wait in each engine, where they wait there and not in the fleet;
         ``kv_used_tokens`` is an engine's gauge of KV use. Policies that observe see both without delay."""
@@ -33,6 +37,8 @@ class SimulatedFleet:
         self._engine_queues = engine_queues
         self._kv_used_tokens = kv_used_tokens
         self._view: ClusterView | None = None
+        self._breakers = breakers
+        self._now_s = now_s
 
     # what a search looks at --------------------------------------------------------------------------------------
     @property
@@ -53,7 +59,11 @@ class SimulatedFleet:
         return self.pool.members.learned
 
     def blocked(self) -> frozenset[str]:
-        return frozenset()
+        return frozenset() if self._breakers is None else self._breakers.blocked(self._now_s())
+
+    def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
+        rate = self.pool.loads()[spec.instance_id].prefill_tokens_per_s
+        return (spec.dispatch_window_tokens + uncached_tokens) / max(1.0, rate)
 
     # what it has done --------------------------------------------------------------------------------------------
     async def place(self, placement: Placement) -> PlaceReply:

@@ -90,15 +90,8 @@ class SimulatedPool:
         queues = [at_once(self.store.queue(name, MANY_REQUESTS)) for name in waiting]
         return [request for queue in queues if queue is not None for request in queue.held]
 
-    def first_token(self, request_id: str, instance_id: str, note: str) -> QueueHead | None:
+    def release(self, release: Release) -> QueueHead | None:
         """The instance's queue, where that has room now."""
-        return self._release(Release(request_id, instance_id, note=note, seen=True))
-
-    def finish(self, request_id: str, note: str = "") -> QueueHead | None:
-        """The instance's queue, where that has room now."""
-        return self._release(Release(request_id, note=note))
-
-    def _release(self, release: Release) -> QueueHead | None:
         (transition,) = at_once(self.store.release((release,)))
         return transition.queue
 

@@ -15,6 +15,7 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.rebalance import plan_rebalance
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import PolicyName
 from dualmap.scheduling.state.hotness import HotnessWindow
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -80,8 +81,8 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         search = Search(policy, order, RouteQuery(chain, PAPER_SLO_S), request, fleet, False, settings.decode_stall_s)
         placed = drive_now(search.run(), fleet)
         placed_s = time.process_time()
-        pool.first_token(request.request_id, placed.decision.instance_id, "")
-        pool.finish(request.request_id)
+        pool.release(Release(request.request_id, placed.decision.instance_id, seen=True))
+        pool.release(Release(request.request_id))
         placing_s += placed_s - started_s
         releasing_s += time.process_time() - placed_s
     seconds = (placing_s - fleet.spent_s, fleet.spent_s, releasing_s)

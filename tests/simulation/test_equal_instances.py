@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.event_queue import Priority
 from dualmap.simulation.presets import find_preset
@@ -32,8 +33,8 @@ class ClosedLoop(Simulation):
         if self._arrived < self._clients:
             self._events.push(self._now_s, Priority.ARRIVAL, self._arrive)
 
-    def _finish(self, leg_id: str, note: str = "") -> None:
-        super()._finish(leg_id, note)
+    def _on_ended(self, machine: RequestMachine) -> None:
+        super()._on_ended(machine)
         if self._now_s < END_S:
             self._events.push(self._now_s, Priority.ARRIVAL, self._arrive)
 

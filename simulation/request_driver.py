@@ -1,0 +1,220 @@
+"""Drives the machines of a run's requests in virtual time, as a router does with awaits.
+
+What is left out is the network: calls of the store have their answers at once. A driver has no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from dualmap.scheduling.placing.placement import PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.queues.granting import Grant, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.request.machine import (
+    AwaitGrant,
+    AwaitTrial,
+    Close,
+    CountRetry,
+    DecoderReserved,
+    Effect,
+    Event,
+    Granted,
+    LeaveInstance,
+    NoDecoder,
+    NotPlaced,
+    Phase,
+    Post,
+    PrefillPresumed,
+    Refusal,
+    Refuse,
+    ReleaseFirst,
+    Rename,
+    Renamed,
+    RequestMachine,
+    RequestRules,
+    Reserve,
+    Reserved,
+    ReserveDecoder,
+    Send,
+    Sent,
+    StartTimer,
+    TrialOver,
+    TurnedAway,
+    turned_away,
+)
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.steps import drive_now
+from dualmap.simulation.event_queue import EventQueue, Priority
+from dualmap.simulation.simulated_fleet import SimulatedFleet
+
+OnMachine = Callable[[RequestMachine], None]
+
+
+class RequestDriver:
+    """The live requests of a run, by id."""
+
+    def __init__(
+        self,
+        fleet: SimulatedFleet,
+        rules: RequestRules,
+        events: EventQueue,
+        *,
+        now_s: Callable[[], float],
+        send: OnMachine,
+        left: OnMachine,
+        ended: OnMachine,
+    ) -> None:
+        """``send`` gives a request, or the leg that is to be sent now, to its engine; ``left`` hears when it is no
+        longer on its instances, ``ended`` when it is over. ``send`` may report further events of the request."""
+        self.live: dict[str, RequestMachine] = {}
+        self.retries = 0
+        """Times that a request was tried again after a failure."""
+        self._fleet = fleet
+        self._pool = fleet.pool
+        self._rules = rules
+        self._events = events
+        self._now_s = now_s
+        self._send, self._left, self._ended = send, left, ended
+        self._hold_until_s: dict[str, float] = {}
+        self._timers: dict[str, object] = {}
+
+    def report(self, machine: RequestMachine, event: Event | None) -> None:
+        """Report an event, and what comes of its effects, until something else has to happen first."""
+        while event is not None:
+            effects, event = machine.on(event, self._now_s()), None
+            for effect in effects:
+                event = self._answer(machine, effect)
+
+    def _answer(self, machine: RequestMachine, effect: Effect) -> Event | None:
+        """Carry an effect out; returns the event that answers it, if that is there at once."""
+        match effect:
+            case Reserve():
+                return self._reserve(effect.search)
+            case Send():
+                self._send(machine)
+            case Post():
+                self._post(machine, effect)
+            case AwaitGrant():
+                self._hold_until_s[machine.request_id] = self._now_s() + effect.within_s
+                self.grant_from(effect.placed.reply.queue)
+            case ReserveDecoder():
+                return self._reserve_decoder(effect.search)
+            case ReleaseFirst():
+                for release in effect.releases:
+                    self.grant_from(self._pool.release(release))
+            case LeaveInstance():
+                self._timers.pop(machine.request_id, None)
+                self._left(machine)
+            case Close():
+                self.live.pop(machine.request_id, None)
+                self._hold_until_s.pop(machine.request_id, None)
+                self._ended(machine)
+            case CountRetry():
+                self.retries += 1
+            case StartTimer():
+                self._start_timer(machine, effect.delay_s)
+            case AwaitTrial():
+                self._await_trial(machine, effect)
+            case Rename():
+                return self._rename(machine)
+            case Refuse():
+                pass  # nobody waits for the error
+        return None
+
+    # placing -----------------------------------------------------------------------------------------------------
+    def _reserve(self, search: Search) -> Event:
+        try:
+            placed = drive_now(search.run(), self._fleet)
+        except SearchFailed as failed:
+            return NotPlaced(failed)
+        held = placed.reply.status is PlaceStatus.HELD
+        return Reserved(placed, None if held else self._member(placed.instance_id))
+
+    def _reserve_decoder(self, search: Search) -> Event:
+        try:
+            placed = drive_now(search.run(), self._fleet)
+        except SearchFailed:
+            return NoDecoder()
+        return DecoderReserved(placed, self._member(placed.instance_id))
+
+    def _member(self, instance_id: str) -> InstanceSpec | None:
+        return self._fleet.view.instances.get(instance_id)
+
+    def _rename(self, machine: RequestMachine) -> Event:
+        former = machine.request_id
+        self.live.pop(former, None)
+        self.live[former + "'"] = machine
+        return Renamed(former + "'")
+
+    def _await_trial(self, machine: RequestMachine, effect: AwaitTrial) -> None:
+        over = False
+
+        def end(_: float = 0.0) -> None:
+            nonlocal over
+            if not over:
+                over = True
+                self._events.push(self._now_s(), Priority.ARRIVAL, lambda _: self.report(machine, TrialOver()))
+
+        effect.trial.when_passed(end)
+        self._events.push(self._now_s() + effect.within_s, Priority.ARRIVAL, end)
+
+    def _start_timer(self, machine: RequestMachine, delay_s: float) -> None:
+        timer = self._timers[machine.request_id] = object()
+
+        def fire(_: float) -> None:
+            if self._timers.get(machine.request_id) is timer:
+                self.report(machine, PrefillPresumed())
+
+        self._events.push(self._now_s() + delay_s, Priority.ARRIVAL, fire)
+
+    # queues ------------------------------------------------------------------------------------------------------
+    def _post(self, machine: RequestMachine, post: Post) -> None:
+        release: Release = post.release
+        if post.teaches:
+            release = replace(release, note=machine.ttft_sample())
+        self.grant_from(self._pool.release(release))
+
+    def grant_from(self, queue: QueueHead | None) -> None:
+        """Plan a queue that has room, by a transition's reply. The grants wait in the pool."""
+        if queue is not None:
+            drive_now(grant_queue(queue, self._rules.order), self._fleet)
+
+    def deliver_grants(self) -> None:
+        """Hand over what was granted meanwhile, and refuse what was deferred where late requests are refused."""
+        while grants := self._pool.take_grants():
+            for grant in grants:
+                self._deliver(grant)
+        if self._rules.refuses_late:
+            self._turn_away((request_id, Refusal.IS_LATE) for request_id in self._pool.take_deferred())
+
+    def _deliver(self, grant: Grant) -> None:
+        machine = self.live.get(grant.request_id)
+        if machine is not None and machine.phase is Phase.HELD and machine.attempt == grant.attempt:
+            self.report(machine, Granted(grant, self._member(grant.instance_id)))
+
+    def turn_away(self, held: Iterable[Request]) -> None:
+        """Refuse held requests that were held for as long as they may be."""
+        now_s = self._now_s()
+        found: list[tuple[str, Refusal]] = []
+        for record in held:
+            waited_s = (self._pool.now_ms() - record.enqueued_ms) / 1000
+            why = turned_away(record, waited_s, self._rules.order, refuses_late=self._rules.refuses_late)
+            if why is None and now_s >= self._hold_until_s.get(record.request_id, now_s + 1.0):
+                why = Refusal.HELD_TOO_LONG
+            if why is not None:
+                found.append((record.request_id, why))
+        self._turn_away(found)
+
+    def _turn_away(self, requests: Iterable[tuple[str, Refusal]]) -> None:
+        """Those that are granted meanwhile, as another one left room, are not refused."""
+        for request_id, why in requests:
+            machine = self.live.get(request_id)
+            if machine is not None and all(grant.request_id != request_id for grant in self._pool.granted):
+                self.report(machine, TurnedAway(why))
+
+    def sent(self, machine: RequestMachine) -> None:
+        """Its engine has it."""
+        self.report(machine, Sent())
