@@ -5,7 +5,8 @@ fleet as it was. So the leader looks at the queues once a second while an instan
 own queue defers or passes it over and the idle one is expected to serve it within its SLO. One that is late wherever
 it goes is moved to an instance with hardly any work, if that serves it sooner, and after all those that can be on time.
 Only its next best instance is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A
-pinned request stays: only its instance has what it continues.
+pinned request stays: only its instance has what it continues. So does a retry: which instance failed it its record does
+not say, and one that died a moment ago looks idle.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class IdleWork:
         """What leaves this queue; what takes the least prefill where it goes first."""
         late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
         moves: list[Move] = []
-        free = [request for request in late if not request.pinned]
+        free = [request for request in late if not request.pinned and request.attempt == 1]
         free.sort(key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each)))
         missed: list[Request] = []
         for request in free:

@@ -700,6 +700,11 @@ class RequestMachine:
         except KeyError:
             raise TransitionError(f"a request that is {self.phase} cannot be {step}") from None
 
+    def _check(self, phase: Phase, event: Event) -> None:
+        """Raise before anything has changed, where an event decides which step it is only after that."""
+        if self.phase is not phase:
+            raise TransitionError(f"a request that is {self.phase} cannot take {event}")
+
     # from its arrival to an instance ---------------------------------------------------------------------------
     def _admit(self, _: Arrived | TrialOver | None, now_s: float) -> Effects:
         """Place it, for the first time or once more, as soon as its prompt may be sent."""
@@ -783,8 +788,7 @@ class RequestMachine:
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
         placed, breakers = event.placed, self.rules.evidence.breakers
         reply = placed.reply
-        if self.phase is not Phase.PLACING:
-            raise TransitionError(f"a request that is {self.phase} is not being placed")
+        self._check(Phase.PLACING, event)
         self.placed = self.estimate = placed
         self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
         if breakers.troubled:
@@ -801,6 +805,7 @@ class RequestMachine:
         return self._dispatch(event.target, now_s)
 
     def _granted(self, event: Granted, now_s: float) -> Effects:
+        self._check(Phase.HELD, event)
         self._hold_ends(now_s)
         if event.target is None:
             return self._removed(now_s)
@@ -840,8 +845,7 @@ class RequestMachine:
         return self._refuse(Refusal.NOBODY_LEFT, now_s, reserved=False)
 
     def _renamed(self, event: Renamed, now_s: float) -> Effects:
-        if self.phase is not Phase.PLACING:
-            raise TransitionError(f"a request that is {self.phase} keeps its id")
+        self._check(Phase.PLACING, event)
         self.request_id = event.request_id
         return self._search(now_s)
 
@@ -999,6 +1003,8 @@ class RequestMachine:
             self._judge(self.answering_id, failure, now_s)
             self._note_loss(self.answering_id, failure, now_s)
             return _NOTHING
+        if self.phase not in ON_AN_INSTANCE:
+            raise TransitionError(f"no instance can fail a request that is {self.phase}")
         before, failed_id = self.phase, self.instance_id
         if decode is not None:
             failed_id = decode.last_id or failed_id

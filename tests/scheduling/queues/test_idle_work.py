@@ -55,6 +55,14 @@ def test_an_instance_is_idle_if_it_could_serve_a_request_at_once(
     assert is_idle(load("b", **figures)) is idle
 
 
+def test_a_retry_stays_as_an_instance_that_failed_it_may_look_idle(load: Load) -> None:
+    late = held("late", 100, deferred=True)
+    idle = {"b": load("b")}
+
+    assert moves(IdleWork(idle, 3.0), queue(load, late)) == [("late", "b")]
+    assert moves(IdleWork(idle, 3.0), queue(load, replace(late, attempt=2))) == []
+
+
 def test_what_a_queue_defers_or_passes_over_is_late(load: Load) -> None:
     of = queue(load, held("long", 2500), held("short", 500), held("late", 100, deferred=True))
 

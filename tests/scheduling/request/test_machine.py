@@ -1,0 +1,735 @@
+"""The life of a request, driven by hand: every pair of the table, and what follows from each event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import pytest
+
+from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus, SearchFailed
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.machine import (
+    ON_AN_INSTANCE,
+    TRANSITIONS,
+    Arrived,
+    AwaitGrant,
+    AwaitTrial,
+    CountRetry,
+    DecoderReserved,
+    Effect,
+    Ended,
+    Event,
+    Failed,
+    FirstToken,
+    Granted,
+    NoDecoder,
+    NotPlaced,
+    Phase,
+    Post,
+    PrefillEnded,
+    PrefillPresumed,
+    Refusal,
+    Refuse,
+    ReleaseFirst,
+    Rename,
+    Renamed,
+    RequestMachine,
+    RequestRules,
+    RequestSpec,
+    ReservationLost,
+    Reserve,
+    Reserved,
+    ReserveDecoder,
+    Send,
+    Sent,
+    StartTimer,
+    Step,
+    TrialOver,
+    TurnedAway,
+)
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.retry_budget import RetryBudget
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.view import ClusterView
+
+CHAIN = Chain((1, 2, 3), 16, 48)
+CLOSED = InstanceFailure(FailureKind.CLOSED)
+REFUSED = InstanceFailure(FailureKind.CONNECT)
+SLOW = InstanceFailure(FailureKind.TIMEOUT)
+GIVEN_BACK = InstanceFailure(FailureKind.RECOMPUTED)
+UNKNOWN_PATH = InstanceFailure(FailureKind.STATUS, status=404)
+STUCK = InstanceFailure(FailureKind.TRANSFER)
+
+
+def member(instance_id: str, role: Role = Role.MIXED) -> InstanceSpec:
+    return InstanceSpec(instance_id, f"http://{instance_id}:1", role=role, state=InstanceState.READY)
+
+
+@dataclass
+class Fleet:
+    """What a machine looks at."""
+
+    members: tuple[InstanceSpec, ...]
+    learned: Learned = field(default_factory=Learned)
+
+    @property
+    def view(self) -> ClusterView:
+        instances = {spec.instance_id: spec for spec in self.members}
+        return ClusterView.build(epoch=1, tree_version=1, instances=instances, tree=HotnessTree())
+
+    def blocked(self) -> frozenset[str]:
+        return frozenset()
+
+    def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
+        return 7.0
+
+
+class Life:
+    """A machine, a clock, and the effects of the last event."""
+
+    def __init__(
+        self,
+        *,
+        split: bool = False,
+        decode_first: bool = False,
+        max_tries: int = 3,
+        budget: float = 100.0,
+        **spec: object,
+    ) -> None:
+        settings = SchedulingSettings(policy="dualmap")
+        roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
+        members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
+        policy, rule = build_policy(settings), SplitRule(settings.split)
+        self.rules = RequestRules(
+            replica_id="r",
+            fleet=Fleet(members),
+            policy=policy,
+            order=queue_order_of(settings),
+            decode_policy=DecodeLegs(8, 1.0, rule),
+            split_rule=rule,
+            decode_stall_s=3.0,
+            max_hold_s=60.0,
+            max_tries=max_tries,
+            decode_first=decode_first,
+            evidence=Evidence(retries=RetryBudget(0.0, budget / 10, 0.0)),
+        )
+        self.now_s = 100.0
+        known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "may_split": split, **spec}
+        self.machine = RequestMachine("x", RequestSpec(**known), self.rules, self.now_s)  # type: ignore[arg-type]
+        self.effects: tuple[Effect, ...] = ()
+
+    def on(self, event: Event, *, after_s: float = 0.0) -> tuple[Effect, ...]:
+        self.now_s += after_s
+        self.effects = self.machine.on(event, self.now_s)
+        return self.effects
+
+    @property
+    def names(self) -> list[str]:
+        """The last effects, by name."""
+        return [type(effect).__name__ for effect in self.effects]
+
+    def one(self, kind: type) -> Effect:
+        """The last effect of this kind."""
+        (found,) = [effect for effect in self.effects if isinstance(effect, kind)]
+        return found
+
+    @property
+    def released(self) -> list[tuple[str, int | None]]:
+        """What the last effects release for good: request and attempt."""
+        posted = [effect.release for effect in self.effects if isinstance(effect, Post)]
+        waited = [each for effect in self.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
+        return [(each.request_id, each.attempt) for each in (*waited, *posted) if not each.instance_id]
+
+    def placed(self, instance_id: str = "a", *, held: bool = False, leg: Leg = Leg.WHOLE) -> Placed:
+        status = PlaceStatus.HELD if held else PlaceStatus.DISPATCHED
+        reply = PlaceReply(status, 1, 1, 0, {}, instance_id, "b", 48, 1234, None, leg)
+        return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
+
+    def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
+        self.on(Reserved(self.placed(instance_id, leg=leg), self.rules.fleet.view.instances.get(instance_id)))
+
+    def hold(self) -> None:
+        self.on(Arrived())
+        self.on(Reserved(self.placed(held=True), None))
+
+    def dispatch(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
+        self.on(Arrived())
+        self.reserve(instance_id, leg=leg)
+
+    def stage(self) -> None:
+        """Its prefill leg has answered."""
+        self.dispatch(leg=Leg.PREFILL)
+        self.on(Sent())
+        self.on(PrefillEnded(), after_s=1.0)
+
+    def decode(self, instance_id: str = "d") -> None:
+        self.on(DecoderReserved(self.placed(instance_id, leg=Leg.DECODE), member(instance_id, Role.DECODE)))
+
+
+# the table -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("phase", "step"), list(product(Phase, Step)))
+def test_every_pair_of_the_table_is_a_move_or_an_error_that_changes_nothing(phase: Phase, step: Step) -> None:
+    machine = Life().machine
+    machine.phase = phase
+
+    if (phase, step) in TRANSITIONS:
+        machine._move(step)
+        assert machine.phase is TRANSITIONS[phase, step]
+    else:
+        with pytest.raises(TransitionError, match=f"a request that is {phase} cannot be {step}"):
+            machine._move(step)
+        assert machine.phase is phase
+
+
+def test_every_phase_can_be_reached_and_left_and_ends() -> None:
+    reached, left = {Phase.NEW}, set()
+    for (before, _), after in TRANSITIONS.items():
+        if before is not after:
+            reached.add(after)
+            left.add(before)
+
+    assert reached == set(Phase)
+    assert left == set(Phase) - {Phase.DONE}
+    assert all(TRANSITIONS[phase, Step.ENDED] is Phase.DONE for phase in Phase)
+
+
+def in_phase(phase: Phase) -> Life:
+    """A request that came there by events."""
+    life = Life(
+        split=phase in (Phase.PAIRING, Phase.PAIRED, Phase.STAGED, Phase.DECODING),
+        decode_first=phase in (Phase.PAIRING, Phase.PAIRED),
+        streams=phase is not Phase.PRESUMED,
+    )
+    match phase:
+        case Phase.NEW:
+            pass
+        case Phase.ADMITTING:
+            suspect(life)
+            life.on(Arrived())
+        case Phase.PLACING:
+            life.on(Arrived())
+        case Phase.HELD:
+            life.hold()
+        case Phase.STAGED | Phase.DECODING:
+            life.stage()
+            if phase is Phase.DECODING:
+                life.decode()
+        case Phase.PAIRING | Phase.PAIRED:
+            life.dispatch(leg=Leg.PREFILL)
+            if phase is Phase.PAIRED:
+                life.decode()
+        case _:
+            life.dispatch()
+            if phase is not Phase.DISPATCHED:
+                life.on(Sent())
+            if phase is Phase.PRESUMED:
+                life.on(PrefillPresumed())
+            if phase in (Phase.ANSWERING, Phase.BROKEN_OFF):
+                life.on(FirstToken())
+            if phase is Phase.BROKEN_OFF:
+                life.on(Failed(CLOSED, begun=True))
+            if phase is Phase.DONE:
+                life.on(Ended(Outcome.COMPLETED))
+    assert life.machine.phase is phase
+    return life
+
+
+def suspect(life: Life) -> None:
+    """Engines have died of its prompt, and another copy of it is on trial."""
+    quarantine = life.rules.evidence.quarantine
+    quarantine.answered("c", life.now_s)
+    quarantine.died(7, "c", "other", life.now_s, life.now_s)
+    quarantine.admit(7, life.now_s)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.DONE])
+def test_a_request_that_is_cancelled_in_any_phase_is_closed_and_releases_what_may_be_reserved(phase: Phase) -> None:
+    life = in_phase(phase)
+
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    assert life.machine.phase is Phase.DONE
+    assert life.names[-1] == "Close"
+    reserved = phase not in (Phase.NEW, Phase.ADMITTING)
+    assert (("x", 1) in life.released) is reserved
+    lasts = [effect.last for effect in life.effects if isinstance(effect, Post)]
+    assert lasts == ([] if not reserved else [*[False] * (len(lasts) - 1), True]), "the last release is the last"
+    decoded = phase in (Phase.PAIRING, Phase.PAIRED, Phase.STAGED, Phase.DECODING)
+    assert any(name != "x" for name, _ in life.released) is decoded
+    assert ("LeaveInstance" in life.names) is (phase in ON_AN_INSTANCE or phase is Phase.BROKEN_OFF)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [Arrived(), Sent(), FirstToken(), PrefillEnded(), Failed(CLOSED), Ended(Outcome.CUT_OFF), ReservationLost()],
+)
+def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:
+    life = in_phase(Phase.DONE)
+
+    assert life.on(event) == ()
+    assert life.machine.outcome is Outcome.COMPLETED
+
+
+# one instance ----------------------------------------------------------------------------------------------------
+def test_a_streamed_request_releases_its_tokens_at_its_first_token_and_the_rest_at_its_end() -> None:
+    life = Life()
+    life.on(Arrived())
+    assert life.names == ["Reserve"]
+    life.reserve()
+    assert life.effects == (Send(),)
+    assert life.on(Sent()) == ()
+
+    life.on(FirstToken(), after_s=1.5)
+    post = life.one(Post)
+    assert isinstance(post, Post)
+    assert (post.release.instance_id, post.release.seen, post.teaches) == ("a", True, True)
+    assert life.machine.first_token_s == 1.5
+    assert life.on(FirstToken()) == (), "once"
+
+    life.on(Ended(Outcome.COMPLETED, Usage(48, 0, 9)), after_s=2.0)
+    assert life.names == ["LeaveInstance", "Post", "Close"]
+    assert life.released == [("x", 1)]
+    assert (life.machine.outcome, life.machine.ended_s) == (Outcome.COMPLETED, 3.5)
+
+
+def test_a_whole_answer_is_released_by_its_expected_time_which_no_one_takes_for_a_sign_of_life() -> None:
+    life = Life(streams=False)
+    life.dispatch()
+    life.on(Sent())
+    assert life.effects == (StartTimer(1.5),)
+    assert life.on(Sent()) == (), "over a new connection it has one timer"
+
+    life.on(PrefillPresumed())
+    presumed = life.one(Post)
+    assert isinstance(presumed, Post)
+    assert (presumed.release.instance_id, presumed.release.seen, presumed.release.note) == ("a", False, "")
+    assert life.on(FirstToken()) == (), "its tokens are released already"
+    assert life.machine.phase is Phase.ANSWERING
+
+
+def test_the_timer_of_a_whole_answer_that_came_before_it_changes_nothing() -> None:
+    life = Life(streams=False)
+    life.dispatch()
+    life.on(Sent())
+    life.on(FirstToken())
+
+    assert life.on(PrefillPresumed()) == ()
+
+
+def test_a_held_request_waits_for_its_grant_as_long_as_it_may_and_goes_where_that_says() -> None:
+    life = Life(streams=False)
+    life.hold()
+    waits = life.one(AwaitGrant)
+    assert isinstance(waits, AwaitGrant)
+    assert (waits.attempt, waits.within_s) == (1, 60.0)
+
+    life.on(Granted(Grant("x", "b", "r", 1, 30, deferred=True), member("b")), after_s=2.0)
+
+    assert life.effects == (Send(),)
+    assert (life.machine.instance_id, life.machine.held_s, life.machine.uncached_tokens) == ("b", 2.0, 30)
+    life.on(Sent())
+    assert life.effects == (StartTimer(7.0),), "a full dispatch window is before it"
+
+
+def test_time_that_was_held_before_the_reservation_was_lost_counts() -> None:
+    life = Life()
+    life.hold()
+
+    life.on(ReservationLost(), after_s=20.0)
+    assert life.names == ["ReleaseFirst", "Reserve"]
+    assert life.released == [("x", 2)]
+    life.on(Reserved(life.placed(held=True), None))
+
+    waits = life.one(AwaitGrant)
+    assert isinstance(waits, AwaitGrant)
+    assert (waits.attempt, waits.within_s) == (2, 40.0)
+
+
+def test_an_id_that_is_another_live_requests_is_changed() -> None:
+    life = Life()
+    life.on(Arrived())
+    life.on(NotPlaced(SearchFailed(duplicate=True)))
+    assert life.effects == (Rename(),)
+
+    life.on(Renamed("y"))
+
+    reserve = life.one(Reserve)
+    assert isinstance(reserve, Reserve)
+    assert reserve.search.request.request_id == life.machine.request_id == "y"
+
+
+@pytest.mark.parametrize(
+    ("event", "why", "outcome"),
+    [
+        (NotPlaced(SearchFailed()), Refusal.NO_INSTANCE, Outcome.REFUSED),
+        (NotPlaced(SearchFailed(frozenset("a"))), Refusal.QUEUE_FULL, Outcome.REFUSED),
+    ],
+)
+def test_a_request_that_no_instance_takes_is_refused_and_has_nothing_to_release(
+    event: Event, why: Refusal, outcome: Outcome
+) -> None:
+    life = Life()
+    life.on(Arrived())
+
+    life.on(event)
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.machine.outcome, life.released) == (why, outcome, [])
+
+
+@pytest.mark.parametrize("why", [Refusal.HELD_TOO_LONG, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG])
+def test_a_held_request_that_is_turned_away_is_released(why: Refusal) -> None:
+    life = Life()
+    life.hold()
+
+    life.on(TurnedAway(why), after_s=60.0)
+
+    assert life.released == [("x", 1)]
+    assert life.machine.outcome is (Outcome.TIMED_OUT if why is Refusal.HELD_TOO_LONG else Outcome.REFUSED)
+
+
+def test_an_instance_that_is_gone_when_it_has_room_leaves_a_reservation_to_release() -> None:
+    life = Life()
+    life.on(Arrived())
+    life.on(Reserved(life.placed("gone"), None))
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.released) == (Refusal.INSTANCE_REMOVED, [("x", 1)])
+
+
+# retries ---------------------------------------------------------------------------------------------------------
+def test_a_failed_try_is_released_before_the_next_search_which_excludes_its_instance() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(Sent())
+
+    life.on(Failed(CLOSED), after_s=1.0)
+
+    assert life.names == ["LeaveInstance", "CountRetry", "ReleaseFirst", "Reserve"]
+    assert life.released == [("x", 1)]
+    reserve = life.one(Reserve)
+    assert isinstance(reserve, Reserve)
+    assert (reserve.search.query.excluded, reserve.search.request.attempt) == (frozenset("a"), 2)
+    life.reserve("b")
+    assert life.machine.tries == 2
+    assert life.machine.expected_ttft_s is None, "no estimate includes the time lost before"
+
+
+@pytest.mark.parametrize(
+    ("how", "failure", "why", "outcome"),
+    [
+        ({"max_tries": 1}, CLOSED, Refusal.TRIES_SPENT, Outcome.UPSTREAM_FAILED),
+        ({"max_tries": 1}, SLOW, Refusal.TRIES_SPENT, Outcome.TIMED_OUT),
+        ({"max_tries": 1}, UNKNOWN_PATH, Refusal.TRIES_SPENT, Outcome.CLIENT_ERROR),
+        ({"budget": 0.0}, CLOSED, Refusal.BUDGET_SPENT, Outcome.UPSTREAM_FAILED),
+        ({"streams": False}, SLOW, Refusal.TOO_SLOW, Outcome.TIMED_OUT),
+    ],
+)
+def test_a_failed_try_without_another_one_ends_the_request_and_releases_it(
+    how: dict[str, object], failure: InstanceFailure, why: Refusal, outcome: Outcome
+) -> None:
+    life = Life(**how)  # type: ignore[arg-type]
+    life.dispatch()
+    life.on(Sent())
+
+    life.on(Failed(failure))
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.machine.outcome, life.released) == (why, outcome, [("x", 1)])
+
+
+def test_a_refused_connection_costs_nothing_of_the_budget() -> None:
+    life = Life(budget=0.0)
+    life.dispatch()
+
+    life.on(Failed(REFUSED))
+
+    assert "Reserve" in life.names
+
+
+def test_an_overdue_request_is_not_tried_again() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(Sent())
+
+    life.on(Failed(SLOW, overdue=True))
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.machine.outcome) == (Refusal.OVERDUE, Outcome.TIMED_OUT)
+
+
+def test_without_another_ready_instance_the_one_that_gave_it_back_is_better_than_none() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(FirstToken())
+    life.on(Failed(GIVEN_BACK))
+
+    life.on(NotPlaced(SearchFailed()))
+
+    reserve = life.one(Reserve)
+    assert isinstance(reserve, Reserve)
+    assert reserve.search.query.excluded == frozenset()
+    life.on(NotPlaced(SearchFailed()))
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.why is Refusal.NOBODY_LEFT
+
+
+def test_a_failure_behind_the_first_byte_judges_the_instance_and_waits_for_the_end() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(FirstToken())
+
+    assert life.on(Failed(CLOSED, begun=True)) == ()
+
+    life.on(Ended(Outcome.UPSTREAM_FAILED))
+    assert life.released == [("x", 1)]
+    own, _ = life.rules.evidence.breakers._window.of("a", life.now_s)
+    assert (own.faults, own.total) == (1, 1), "its end judges it no second time"
+
+
+@pytest.mark.parametrize(("outcome", "faults"), [(Outcome.COMPLETED, 1), (Outcome.CLIENT_ERROR, 0)])
+def test_a_disputed_answer_is_its_instances_fault_only_if_another_one_answers(outcome: Outcome, faults: int) -> None:
+    life = Life()
+    life.dispatch()
+    life.on(Failed(UNKNOWN_PATH))
+    life.reserve("b")
+    assert life.rules.evidence.breakers._window.of("a", life.now_s)[0].faults == 0
+
+    life.on(Ended(outcome))
+
+    assert life.rules.evidence.breakers._window.of("a", life.now_s)[0].faults == faults
+
+
+def test_a_suspected_prompt_waits_for_the_trial_of_another_copy_of_it() -> None:
+    life = in_phase(Phase.ADMITTING)
+    waits = life.one(AwaitTrial)
+    assert isinstance(waits, AwaitTrial)
+
+    waits.trial.passes()
+    life.on(TrialOver())
+
+    assert life.names == ["Reserve"]
+
+
+def test_the_trial_of_a_suspected_prompt_passes_with_its_first_token() -> None:
+    life = Life()
+    quarantine = life.rules.evidence.quarantine
+    quarantine.answered("c", life.now_s)
+    quarantine.died(7, "c", "other", life.now_s, life.now_s)
+    life.dispatch()
+    trial = life.machine.trial
+    assert trial is not None
+
+    life.on(FirstToken())
+    assert trial.passed
+    life.on(Ended(Outcome.COMPLETED))
+
+    assert quarantine.of(7, life.now_s) is None, "cleared"
+
+
+def test_a_prompt_that_killed_two_engines_is_refused_and_its_reservation_released() -> None:
+    life = Life()
+    for instance_id in "ab":
+        life.rules.evidence.quarantine.answered(instance_id, life.now_s)
+    life.dispatch()
+    life.on(Failed(CLOSED))
+    life.reserve("b")
+
+    life.on(Failed(CLOSED), after_s=10.0)
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.released) == (Refusal.QUARANTINED, [("x", 2)])
+
+
+# two legs --------------------------------------------------------------------------------------------------------
+def test_a_split_request_is_prefilled_staged_and_decoded() -> None:
+    life = Life(split=True)
+    life.dispatch(leg=Leg.PREFILL)
+    assert life.machine.to_send is Leg.PREFILL
+    life.on(Sent())
+
+    life.on(PrefillEnded(), after_s=1.0)
+    assert life.names == ["Post", "ReserveDecoder"]
+    life.decode()
+    assert (life.effects, life.machine.to_send, life.machine.answering_id) == ((Send(),), Leg.DECODE, "d")
+
+    life.on(FirstToken(), after_s=0.25)
+    freed = life.one(Post)
+    assert isinstance(freed, Post)
+    assert life.released == [("x", 1)], "the decoder has the KV"
+    assert '"transfer_ms":250' in freed.release.note
+    life.on(Ended(Outcome.COMPLETED))
+    assert [name for name, _ in life.released] == ["x~decode"], "each leg is released once"
+
+
+def test_a_decode_leg_goes_to_another_decoder_for_the_same_kv_once() -> None:
+    life = Life(split=True)
+    life.stage()
+    life.decode()
+    life.on(Sent())
+
+    life.on(Failed(REFUSED, keeps_kv=True))
+    assert life.names == ["CountRetry", "ReleaseFirst", "ReserveDecoder"]
+    search = life.one(ReserveDecoder)
+    assert isinstance(search, ReserveDecoder)
+    assert "d" in search.search.query.excluded
+    life.decode("e")
+    life.on(Sent())
+    life.on(Failed(REFUSED, keeps_kv=True))
+
+    assert life.names == ["LeaveInstance", "CountRetry", "ReleaseFirst", "Reserve"], "from the start, elsewhere"
+    assert life.released == [("x~decode", 2), ("x", 1)]
+
+
+@pytest.mark.parametrize("failure", [GIVEN_BACK, STUCK])
+def test_kv_that_is_lost_or_stuck_is_prefilled_again(failure: InstanceFailure) -> None:
+    life = Life(split=True)
+    life.stage()
+    life.decode()
+
+    life.on(Failed(failure, keeps_kv=True))
+
+    assert "Reserve" in life.names
+
+
+def test_a_staged_kv_that_is_old_is_prefilled_again() -> None:
+    life = Life(split=True)
+    life.stage()
+    life.decode()
+
+    life.on(Failed(CLOSED, keeps_kv=True), after_s=life.rules.staged_timeout_s + 1)
+
+    assert "Reserve" in life.names
+
+
+def test_without_a_decoder_those_that_failed_are_better_than_none_and_then_it_is_placed_again() -> None:
+    life = Life(split=True)
+    life.stage()
+    life.decode()
+    life.on(Failed(CLOSED, keeps_kv=True))
+
+    life.on(NoDecoder())
+    search = life.one(ReserveDecoder)
+    assert isinstance(search, ReserveDecoder)
+    assert search.search.query.excluded == frozenset()
+    life.on(NoDecoder())
+
+    assert life.names == ["LeaveInstance", "CountRetry", "ReleaseFirst", "Reserve"]
+    retry = life.one(CountRetry)
+    assert isinstance(retry, CountRetry)
+    assert retry.kind is FailureKind.NO_DECODER
+
+
+def test_a_decode_leg_that_goes_first_is_placed_before_anything_is_sent() -> None:
+    life = Life(split=True, decode_first=True)
+    life.dispatch(leg=Leg.PREFILL)
+    assert life.names == ["ReserveDecoder"]
+
+    life.decode()
+    assert (life.effects, life.machine.phase) == ((Send(),), Phase.PAIRED)
+    life.on(PrefillEnded())
+    assert (life.machine.phase, life.names) == (Phase.DECODING, ["Post"])
+    life.on(FirstToken())
+    assert life.released == [("x", 1)]
+
+
+def test_the_first_token_may_come_before_the_prefill_leg_has_confirmed_its_last_layer() -> None:
+    life = Life(split=True, decode_first=True)
+    life.dispatch(leg=Leg.PREFILL)
+    life.decode()
+    life.on(FirstToken())
+
+    assert life.on(PrefillEnded()) == ()
+    assert life.machine.phase is Phase.ANSWERING
+
+
+@pytest.mark.parametrize(("leg", "excluded"), [(Leg.PREFILL, {"a"}), (None, {"d"})])
+def test_of_two_legs_at_once_the_one_that_failed_is_excluded_and_both_are_released(
+    leg: Leg | None, excluded: set[str]
+) -> None:
+    life = Life(split=True, decode_first=True)
+    life.dispatch(leg=Leg.PREFILL)
+    life.decode()
+
+    life.on(Failed(CLOSED, leg=leg))
+
+    assert life.released == [("x~decode", 1), ("x", 1)]
+    assert life.machine.excluded == excluded
+
+
+# passed on -------------------------------------------------------------------------------------------------------
+def test_a_request_that_is_passed_on_reserves_and_releases_nothing() -> None:
+    life = Life(chain=None)
+    life.on(Arrived())
+    assert life.effects == (Send(),)
+    first = life.machine.instance_id
+    life.on(Sent())
+
+    life.on(Failed(CLOSED))
+    assert life.names == ["LeaveInstance", "CountRetry", "Send"]
+    assert life.machine.instance_id != first
+    life.on(FirstToken())
+    life.on(Ended(Outcome.COMPLETED))
+
+    assert life.names == ["LeaveInstance", "Close"]
+    assert not life.rules.balancer._in_flight
+
+
+def test_a_request_that_is_passed_on_and_pinned_has_no_second_instance() -> None:
+    life = Life(chain=None, pinned_to="b")
+    life.on(Arrived())
+    assert life.machine.instance_id == "b"
+
+    life.on(Failed(CLOSED))
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.why is Refusal.NOBODY_LEFT
+
+
+# what is not legal -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("phase", "event"),
+    [
+        (Phase.NEW, Sent()),
+        (Phase.PLACING, FirstToken()),
+        (Phase.HELD, Sent()),
+        (Phase.DISPATCHED, Granted(Grant("x", "b", "r", 1, 30), member("b"))),
+        (Phase.ANSWERING, Arrived()),
+        (Phase.HELD, Failed(CLOSED)),
+        (Phase.DISPATCHED, Renamed("y")),
+        (Phase.HELD, PrefillEnded()),
+    ],
+)
+def test_an_event_that_is_not_legal_raises_and_changes_nothing(phase: Phase, event: Event) -> None:
+    life = in_phase(phase)
+    before = dict(vars(life.machine))
+
+    with pytest.raises(TransitionError):
+        life.on(event)
+
+    assert vars(life.machine) == before
+
+
+def test_effects_and_events_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Sent().x = 1  # type: ignore[attr-defined]
+    assert replace(Failed(CLOSED), begun=True) == Failed(CLOSED, True)
