@@ -27,10 +27,10 @@ from math import isclose
 from pathlib import Path
 from typing import NamedTuple
 
-from dualmap.research.laboratory.suite import OURS, PRESET_SHORTHANDS, Fleet, workload_of
-from dualmap.research.laboratory.variants import parse_variant
+from dualmap.research.suites.suite import OURS
+from dualmap.research.variant import parse_variant
+from dualmap.research.workload import PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.presets import find_preset
 from dualmap.simulation.results import Percentiles, RequestOutcome
 from dualmap.simulation.simulate import Simulation
 from dualmap.simulation.traces import Trace
@@ -43,14 +43,14 @@ HALVINGS = 7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    fleet: Fleet
+    workload: Workload
     rate_per_s: float
 
     @classmethod
     def parse(cls, text: str, folder: Path | None, instances: int, requests: int) -> Case:
         name, preset, rate_per_s = text.rsplit(":", 2)
-        fleet = Fleet(workload_of(name, folder), PRESET_SHORTHANDS[preset], instances, requests)
-        return cls(fleet, float(rate_per_s))
+        workload = Workload(traffic_of(name, folder), PRESET_SHORTHANDS[preset], instances, requests)
+        return cls(workload, float(rate_per_s))
 
 
 class Sample(NamedTuple):
@@ -67,14 +67,12 @@ class Sample(NamedTuple):
 
 @lru_cache(maxsize=1)
 def whole_run(case: Case) -> tuple[Trace, Sequence[RequestOutcome]]:
-    trace = case.fleet.source(1).load(case.rate_per_s)
+    trace = case.workload.source(1).load(case.rate_per_s)
     return trace, outcomes_of(trace, case)
 
 
 def outcomes_of(trace: Trace, case: Case) -> Sequence[RequestOutcome]:
-    engine = find_preset(case.fleet.preset).engine
-    scenario = VARIANT.scenario(engine, case.fleet.instances, case.fleet.skip_requests)
-    return Simulation(trace, scenario).run().outcomes
+    return Simulation(trace, VARIANT.scenario(case.workload)).run().outcomes
 
 
 def sample(case: Case, index: int) -> Sample | None:
@@ -129,12 +127,12 @@ def main() -> None:
     with ProcessPoolExecutor(options.workers) as pool:
         for text in options.cases:
             case = Case.parse(text, options.traces, options.instances, options.requests)
-            first = case.fleet.skip_requests
+            first = case.workload.skip_requests
             chosen = range(first, options.requests, max(1, (options.requests - first) // options.samples))
             # In chunks, so that a process makes the whole run once.
             found = pool.map(sample, [case] * len(chosen), chosen, chunksize=-(-len(chosen) // options.workers))
             samples = [one for one in found if one is not None]
-            title = f"{case.fleet.title} at {case.rate_per_s:g}/s, {len(samples)} requests"
+            title = f"{case.workload.title} at {case.rate_per_s:g}/s, {len(samples)} requests"
             found_errors = [errors(samples, field) for field in Sample._fields[1:]]
             cells = [f"{one.p50:.0%} / {one.p90:.0%}" for one in found_errors]
             print(f"{title:<46}{cells[0]:<16}{cells[1]:<22}{cells[2]}", flush=True)

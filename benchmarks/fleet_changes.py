@@ -18,7 +18,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from statistics import fmean
 
-from dualmap.research.laboratory.confidence import Mean
+from dualmap.research.confidence import Mean
 from dualmap.scheduling.request.machine import Refusal, TurnedAway
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.event_queue import Priority

@@ -14,7 +14,7 @@ import argparse
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dualmap.research.laboratory.confidence import Mean
+from dualmap.research.confidence import Mean
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.bounds import bounds_of
 from dualmap.simulation.generators import GENERATORS

@@ -28,16 +28,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from dualmap.research.evaluate.plan import PAPER_CAPS
-from dualmap.research.laboratory.confidence import Mean
-from dualmap.research.laboratory.run_cache import RunCache
-from dualmap.research.laboratory.suite import BEST_OTHERS, ORDERS, PRESET_SHORTHANDS, Fleet, workload_of
-from dualmap.research.laboratory.targets import TARGETS
-from dualmap.research.laboratory.trials import BoundsTrial, GoodputTrial, Trial, run_bounds, run_goodput
-from dualmap.research.laboratory.variants import Variant, parse_variant
+from dualmap.research.confidence import Mean
+from dualmap.research.run import Run, Search
+from dualmap.research.run_cache import RunCache
+from dualmap.research.suites.suite import BEST_OTHERS, ORDERS
+from dualmap.research.targets import TARGETS
+from dualmap.research.variant import Variant, parse_variant
+from dualmap.research.workload import PAPER_CAPS, PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine_types import EngineConfig
-from dualmap.simulation.runs import RunJob, map_jobs
+from dualmap.simulation.runs import map_jobs
+from dualmap.simulation.scenario import Scenario
 
 OURS = "dualmap-least-cost"
 CEILINGS = ("ideal hits", "one machine", "ideal")
@@ -64,20 +65,18 @@ def one_machine(engine: EngineConfig, instances: int) -> EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class OneMachineTrial(Trial):
+class OneMachineRun(Run):
     """The fleet as one instance, whose cache forgets nothing."""
 
-    def job(self, rate_per_s: float) -> RunJob:
-        job = Trial.job(self, rate_per_s)
-        fleet, instances = job.scenario, self.fleet.instances
-        scenario = replace(
+    def scenario(self) -> Scenario:
+        fleet, instances = Run.scenario(self), self.workload.instances
+        return replace(
             fleet,
             engine=one_machine(fleet.engine, instances),
             instances=1,
             dispatch_window_tokens=fleet.dispatch_window_tokens * instances,
             endless_cache=True,
         )
-        return replace(job, scenario=scenario)
 
 
 def variant_of(policy: str, order: str, *, endless: bool = False) -> Variant:
@@ -87,9 +86,9 @@ def variant_of(policy: str, order: str, *, endless: bool = False) -> Variant:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A fleet in one order."""
+    """A workload in one order."""
 
-    fleet: Fleet
+    workload: Workload
     order: str
     others: tuple[str, ...]
     seeds: tuple[int, ...]
@@ -103,16 +102,16 @@ class Place:
         found |= {
             f"{policy}+": [self._search(seed, policy, endless=True) for seed in self.seeds] for policy in policies
         }
-        found["one machine"] = [self._search(seed, OURS, kind=OneMachineTrial) for seed in self.seeds]
+        found["one machine"] = [self._search(seed, OURS, kind=OneMachineRun) for seed in self.seeds]
         return found
 
     def ideals(self) -> list[float]:
-        slo_s = self.fleet.workload.slo_ttft_s or SchedulingSettings().slo_ttft_s
-        return [run_bounds(BoundsTrial(self.fleet, seed, slo_s)).ideal_goodput_per_s for seed in self.seeds]
+        slo_s = self.workload.traffic.slo_ttft_s or SchedulingSettings().slo_ttft_s
+        return [self.workload.bounds(seed, slo_s).ideal_goodput_per_s for seed in self.seeds]
 
-    def _search(self, seed: int, policy: str, *, endless: bool = False, kind: type[Trial] = Trial) -> float:
-        trial = kind(variant_of(policy, self.order, endless=endless), self.fleet, seed, self.cache)
-        return run_goodput(GoodputTrial(trial, (TARGETS[self.target],), 0.01))[0]
+    def _search(self, seed: int, policy: str, *, endless: bool = False, kind: type[Run] = Run) -> float:
+        run = kind(self.workload, variant_of(policy, self.order, endless=endless), seed)
+        return Search(run, (TARGETS[self.target],)).goodputs(self.cache)[0]
 
 
 def row_of(place: Place) -> str:
@@ -126,7 +125,7 @@ def row_of(place: Place) -> str:
         "one machine": found["one machine"],
         **({"ideal": place.ideals()} if place.target == "90" else {}),
     }
-    cells = [place.fleet.title, place.order, f"{fmean(other):.2f} {best_other}"]
+    cells = [place.workload.title, place.order, f"{fmean(other):.2f} {best_other}"]
     cells += [f"{fmean(found[OURS]):.2f}", _lead(found[OURS], other)]
     cells += [f"{fmean(ceilings[name]):.2f}, {_lead(ceilings[name], other)}" for name in ceilings]
     return "| " + " | ".join(cells) + " |"
@@ -147,11 +146,11 @@ def places(arguments: Namespace) -> list[Place]:
             base, colon, changes = preset.partition(":")
             full = PRESET_SHORTHANDS.get(base, base) + colon + changes
             requests = arguments.instances * arguments.requests_per_instance
-            fleet = Fleet(workload_of(name, folder), full, arguments.instances, requests)
-            seeds = fleet.seeds(arguments.seeds)
+            workload = Workload(traffic_of(name, folder), full, arguments.instances, requests)
+            seeds = workload.seeds(arguments.seeds)
             others = tuple(arguments.others.split(","))
             for order in arguments.orders.split(","):
-                made.append(Place(fleet, order, others, seeds, arguments.target, RunCache(Path(arguments.cache))))
+                made.append(Place(workload, order, others, seeds, arguments.target, RunCache(Path(arguments.cache))))
     return made
 
 

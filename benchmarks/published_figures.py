@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dualmap.research.laboratory.provenance import Provenance
+from dualmap.research.provenance import Provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "research" / "results"

@@ -14,9 +14,9 @@ import multiprocessing
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dualmap.research.evaluate.plan import FULL, scenario_for
+from dualmap.research.studies.plan import FULL, variant_of
 from dualmap.scheduling.settings import PolicyName
 from dualmap.simulation.commands.options import policies_of
 
@@ -40,12 +40,9 @@ LOAD = 0.85
 
 def measure(case: Case, policy: PolicyName) -> tuple[float, float, float]:
     """(CPU s, peak memory in MB, share on time) of making the trace and running it."""
-    from dualmap.simulation.simulate import simulate
-
     started = time.process_time()
-    workload = FULL.workload(case.trace, "qwen2.5-7b-910b4", case.requests)
-    trace = workload.source.load(workload.rate(LOAD, case.instances))
-    result = simulate(trace, scenario_for(policy, workload, case.instances))
+    workload = replace(FULL.workload(case.trace, requests=case.requests), instances=case.instances)
+    result = FULL.run(workload, variant_of(policy), FULL.rate(workload, LOAD)).job.run()
     cpu_s = time.process_time() - started
     return cpu_s, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, result.effective_capacity
 

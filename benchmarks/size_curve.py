@@ -8,13 +8,11 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from dataclasses import replace
 
-from dualmap.research.evaluate.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST
-from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, scenario_for
+from dualmap.research.studies.autoscaling import COLD_START_S, DAY_LEAST, DAY_MOST, day_of
+from dualmap.research.studies.plan import DEFAULT_POLICY, FULL, variant_of
+from dualmap.research.variant import ScenarioOptions
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.autoscale import Autoscale
-from dualmap.simulation.runs import RunJob, run_job
-
-FIRST_SIZE = 3
 
 
 def autoscale_of(text: str) -> Autoscale:
@@ -31,10 +29,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     plan = replace(FULL, seed=arguments.seed)
-    day = plan.generated(f"diurnal:day_s={plan.day_s}", plan.day_requests)
+    day = day_of(plan)
     for text in arguments.plans:
-        scenario = scenario_for(DEFAULT_POLICY, day, FIRST_SIZE)
-        run = run_job(RunJob(day.source, replace(scenario, autoscale=autoscale_of(text), skip_requests=0)))
+        variant = replace(variant_of(DEFAULT_POLICY), options=ScenarioOptions(autoscale=autoscale_of(text)))
+        run = plan.run(day, variant).job.run()
         print(
             f"{text}: {100 * run.effective_capacity:.2f} % on time, {run.instance_hours:.2f} instance-hours, "
             f"{len(run.changes)} changes, {run.refused} refused",

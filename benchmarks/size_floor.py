@@ -13,13 +13,14 @@ from bisect import bisect_left
 from dataclasses import replace
 from itertools import pairwise
 
-from dualmap.research.evaluate.autoscaling import COLD_START_S
-from dualmap.research.evaluate.clairvoyant import paid_hours
-from dualmap.research.evaluate.plan import DEFAULT_POLICY, FULL, Plan, Workload, scenario_for
+from dualmap.research.bench import Bench
+from dualmap.research.studies.autoscaling import COLD_START_S, day_of
+from dualmap.research.studies.clairvoyant import paid_hours, steady
+from dualmap.research.studies.plan import DEFAULT_POLICY, FULL, PAPER_INSTANCES, Plan, variant_of
+from dualmap.research.workload import Workload
 from dualmap.scheduling.values import value
-from dualmap.simulation.runs import RunJob, default_workers, map_jobs, run_job
+from dualmap.simulation.runs import default_workers
 from dualmap.simulation.scenario import FleetChange
-from dualmap.simulation.sources import TraceSource
 
 STEP_S = 30.0
 SIZES = range(1, 12)
@@ -48,17 +49,15 @@ class Table:
 
 def measured(day: Workload, plan: Plan) -> Table:
     """The table of the day's requests, at steady rates."""
-    rate_of_one = day.reference_rate_per_s / 8
-    jobs = [_steady(day, plan, size, rate_of_one * size * load) for size in SIZES for load in LOADS]
-    found = [run.effective_capacity for run in map_jobs(run_job, jobs, default_workers())]
+    rate_of_one = plan.rate(plan.like_generated(), 1) / PAPER_INSTANCES
+    runs = [
+        plan.run(steady(day, size, 700 + 500 * size), variant_of(DEFAULT_POLICY), rate_of_one * size * load)
+        for size in SIZES
+        for load in LOADS
+    ]
+    found = [figures.on_time for figures in Bench(default_workers()).figures("table", runs)]
     rows = (tuple(found[size * len(LOADS) : (size + 1) * len(LOADS)]) for size in range(len(SIZES)))
     return Table(rate_of_one, tuple(rows))
-
-
-def _steady(day: Workload, plan: Plan, size: int, rate: float) -> RunJob:
-    requests = 700 + 500 * size
-    source = TraceSource("flashcrowd:factor=1", requests, day.source.max_input_tokens, seed=plan.seed)
-    return RunJob(source, replace(scenario_for(DEFAULT_POLICY, day, size), skip_requests=requests // 8), rate)
 
 
 def cheapest(rates: list[float], table: Table, price: float) -> tuple[FleetChange, ...]:
@@ -92,15 +91,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     plan = replace(FULL, seed=arguments.seed)
-    day = plan.generated(f"diurnal:day_s={plan.day_s}", plan.day_requests)
-    arrivals = [request.arrival_s for request in day.source.load().requests]
+    day = day_of(plan)
+    arrivals = [request.arrival_s for request in plan.trace(day).requests]
     cuts = [bisect_left(arrivals, step * STEP_S) for step in range(int(plan.day_s / STEP_S) + 1)]
     rates = [(end - begin) / STEP_S for begin, end in pairwise(cuts)]
     table = measured(day, plan)
     for price in arguments.prices:
         changes = cheapest(rates, table, price)
-        scenario = replace(scenario_for(DEFAULT_POLICY, day, changes[0].instances), changes=changes[1:])
-        run = run_job(RunJob(day.source, replace(scenario, skip_requests=0)))
+        planned = replace(day, instances=changes[0].instances, changes=changes[1:])
+        run = plan.run(planned, variant_of(DEFAULT_POLICY)).job.run()
         hours = paid_hours(changes, plan.day_s, COLD_START_S)
         print(
             f"price {price:g}: {100 * run.effective_capacity:.2f} % on time, {hours:.2f} instance-hours, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dualmap.cli.settings import Settings
-from dualmap.research.laboratory import command
+from dualmap.research.commands import laboratory as command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,1 +1,1 @@
-"""Experiments on the simulator: the paper's evaluation, and a laboratory that compares variants. Not in the wheel."""
+"""Experiments on the simulator: workloads, variants, runs, tables, and studies made of them. Not in the wheel."""

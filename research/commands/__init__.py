@@ -1,0 +1,1 @@
+"""The commands of research: ``dualmap evaluate`` and ``dualmap laboratory``."""

@@ -1,1 +1,0 @@
-"""The paper's evaluation: every experiment as data, tables and plots, in one report."""

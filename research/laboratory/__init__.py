@@ -1,1 +1,0 @@
-"""The policy laboratory: variants of policies and settings over traces, fleets, rates and seeds, with confidence."""

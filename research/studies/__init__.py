@@ -1,0 +1,1 @@
+"""Studies: experiments as functions over workloads, variants, runs and tables. The paper's are the evaluation."""

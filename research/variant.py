@@ -1,0 +1,173 @@
+"""Variants: a policy and settings under a name of one's own, as written on a command line.
+
+``NAME=POLICY,setting=value,…``, for example ``ours=dualmap-least-cost,least_cost.deferred_weight=0.1``.
+A setting is one of the scheduling section (dots lead into its parts) or one of SCENARIO_OPTIONS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from dualmap.research.workload import Workload
+from dualmap.scheduling.scaling.scale_settings import autoscale_of
+from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, SchedulingSettings
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.roles import roles_of
+from dualmap.simulation.router_queue import RouterQueueRule
+from dualmap.simulation.scenario import Dispatch, Scenario
+
+
+class VariantError(SimulationError):
+    """A variant cannot be understood; the message names it and the part of it."""
+
+
+class ScenarioOptions(BaseModel):
+    """What a variant may set in addition to the scheduling settings; None: the scenario's own default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dispatch: Dispatch | None = None
+    dispatch_window_tokens: int | None = Field(None, ge=1)
+    max_queued_requests: int | None = Field(None, ge=0)
+    rebalance_interval_s: float | None = Field(None, gt=0)
+    late_requests: Literal["serve", "refuse"] | None = None
+    router_queue: RouterQueueRule | None = None
+    endless_cache: bool | None = None
+    roles: str | None = None
+    autoscale: Autoscale | None = None
+    """The fleet sizes itself; on a command line MIN:MAX."""
+
+    @field_validator("roles")
+    @classmethod
+    def _roles_can_be_read(cls, roles: str | None) -> str | None:
+        if roles is not None:
+            roles_of(roles)
+        return roles
+
+    @field_validator("autoscale", mode="before")
+    @classmethod
+    def _bounds_can_be_read(cls, autoscale: Any) -> Any:
+        return Autoscale(autoscale_of(autoscale)) if isinstance(autoscale, str) else autoscale
+
+
+SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One competitor."""
+
+    name: str
+    scheduling: SchedulingSettings
+    options: ScenarioOptions = field(default_factory=ScenarioOptions)
+
+    def scenario(self, workload: Workload) -> Scenario:
+        """The variant over a workload's fleet; an SLO of the traffic's own goes before the variant's."""
+        scheduling, slo_s = self.scheduling, workload.traffic.slo_ttft_s
+        if slo_s is not None:
+            scheduling = scheduling.model_copy(update={"slo_ttft_s": slo_s})
+        return Scenario(
+            scheduling=scheduling,
+            engine=workload.engine,
+            instances=workload.instances,
+            changes=workload.changes,
+            skip_requests=workload.skip_requests,
+            **{name: value for name, value in self.options if value is not None},
+        )
+
+
+def parse_variant(text: str, base: SchedulingSettings) -> Variant:
+    """The variant that ``text`` describes, over the settings of ``base``.
+
+    Raises:
+        VariantError: no name, an unknown policy or setting, or a value that the setting does not take.
+    """
+    head, *pairs = [part.strip() for part in text.split(",")]
+    name, _, policy = (part.strip() for part in head.partition("="))
+    if not name or not policy:
+        raise VariantError(f"variant {text!r} must read NAME=POLICY,setting=value,…")
+    settings: dict[str, object] = {}
+    for pair in filter(None, pairs):
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise VariantError(f"variant {name!r}: {pair!r} must read setting=value")
+        settings[key] = value
+    return _variant(name, policy, settings, base)
+
+
+def _variant(name: str, policy: object, settings: Mapping[str, object], base: SchedulingSettings) -> Variant:
+    if policy not in POLICIES and policy not in OWN_POLICIES:
+        raise VariantError(f"variant {name!r}: unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+    scheduling: dict[str, Any] = base.model_dump() | {"policy": policy}
+    options: dict[str, object] = {}
+    for key, value in settings.items():
+        if key in SCENARIO_OPTIONS:
+            options[key] = value
+        else:
+            _set(scheduling, key, value, name)
+    try:
+        return Variant(name, SchedulingSettings.model_validate(scheduling), ScenarioOptions.model_validate(options))
+    except ValidationError as error:
+        raise VariantError(f"variant {name!r}: {first_reason(error)}") from error
+
+
+def _set(settings: dict[str, Any], key: str, value: object, variant: str) -> None:
+    *path, last = key.split(".")
+    section: Any = settings
+    for step in path:
+        section = section.get(step) if isinstance(section, Mapping) else None
+    if not isinstance(section, dict) or last not in section or isinstance(section[last], dict):
+        known = ", ".join((*SCENARIO_OPTIONS, *SETTINGS))
+        raise VariantError(f"variant {variant!r}: unknown setting {key!r}; known are {known}")
+    section[last] = value
+
+
+def first_reason(error: ValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(step) for step in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])
+
+
+def _setting_names(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in settings.items():
+        names += _setting_names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
+    return names
+
+
+SETTINGS = tuple(_setting_names(SchedulingSettings().model_dump()))
+"""Every scheduling setting by its path."""
+
+
+def described(variant: Variant) -> Mapping[str, object]:
+    """What sets the variant apart from the defaults, for reports."""
+    own = _differences(variant.scheduling.model_dump(mode="json"), SchedulingSettings().model_dump(mode="json"))
+    return MappingProxyType(
+        {"policy": variant.scheduling.policy, **own, **variant.options.model_dump(mode="json", exclude_none=True)}
+    )
+
+
+def described_variant(name: str, description: Mapping[str, object]) -> Variant:
+    """The variant of a description by ``described``.
+
+    Raises:
+        VariantError: a policy or setting that this version has not.
+    """
+    settings = {key: value for key, value in description.items() if key != "policy"}
+    return _variant(name, description.get("policy"), settings, SchedulingSettings())
+
+
+def _differences(settings: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found |= _differences(value, defaults[key], f"{prefix}{key}.")
+        elif value != defaults[key]:
+            found[prefix + key] = value
+    return found

@@ -1,0 +1,99 @@
+from dataclasses import replace
+
+import pytest
+
+from dualmap.research.variant import SETTINGS, VariantError, described, described_variant, parse_variant
+from dualmap.research.workload import Traffic, Workload
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import Role
+from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario
+
+BASE = SchedulingSettings(slo_ttft_s=3.0)
+EIGHT = Workload(Traffic("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 80, warm_up_requests=0)
+
+
+def test_settings_and_scenario_options_are_parsed_over_the_base() -> None:
+    text = "late = dualmap-least-cost, queue_order=deadline, least_cost.deferred_weight=0.1,dispatch_window_tokens=2048"
+
+    variant = parse_variant(text, BASE)
+    scenario = variant.scenario(replace(EIGHT, instances=3, warm_up_requests=7))
+
+    assert variant.name == "late"
+    assert scenario.scheduling.policy == "dualmap-least-cost"
+    assert scenario.scheduling.queue_order == "deadline"
+    assert scenario.scheduling.least_cost.deferred_weight == 0.1
+    assert scenario.scheduling.slo_ttft_s == 3.0, "from the base"
+    assert scenario.dispatch_window_tokens == 2048
+    assert (scenario.instances, scenario.skip_requests) == (3, 7)
+
+
+def test_what_a_variant_does_not_say_is_the_scenarios_default() -> None:
+    scenario = parse_variant("peer=llm-d", BASE).scenario(EIGHT)
+
+    assert scenario == Scenario(BASE.model_copy(update={"policy": "llm-d"}), find_preset(EIGHT.preset).engine)
+
+
+def test_a_variant_can_have_a_fleet_of_its_own_roles() -> None:
+    variant = parse_variant("a=dualmap,roles=6P2D,split.mode=always", BASE)
+
+    specs = [variant.scenario(replace(EIGHT, instances=4)).spec(index) for index in range(4)]
+
+    assert [spec.role for spec in specs] == [Role.PREFILL, Role.PREFILL, Role.PREFILL, Role.DECODE]
+    assert described(variant)["roles"] == "6P2D"
+    assert described(variant)["split.mode"] == "always"
+
+
+def test_a_variant_can_size_its_fleet_itself_and_is_read_again_from_its_description() -> None:
+    variant = parse_variant("a=dualmap-least-cost,autoscale=2:6", BASE)
+
+    autoscale = variant.scenario(EIGHT).autoscale
+    assert isinstance(autoscale, Autoscale)
+    assert (autoscale.settings.min_instances, autoscale.settings.max_instances) == (2, 6)
+    assert described_variant("a", described(variant)).options == variant.options
+
+
+def test_a_workload_may_change_the_fleet_under_every_variant() -> None:
+    changes = (FleetChange(10.0, 4),)
+
+    assert parse_variant("a=llm-d", BASE).scenario(replace(EIGHT, changes=changes)).changes == changes
+
+
+def test_the_way_of_dispatch_can_be_named() -> None:
+    assert parse_variant("a=llm-d,dispatch=hold", BASE).scenario(EIGHT).dispatch_of is Dispatch.HOLD
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dualmap", "must read NAME=POLICY"),
+        ("a=", "must read NAME=POLICY"),
+        ("a=best", "variant 'a': unknown policy 'best'; known are dualmap,"),
+        ("a=dualmap,fast", "variant 'a': 'fast' must read setting=value"),
+        ("a=dualmap,speed=1", "variant 'a': unknown setting 'speed'; known are dispatch,"),
+        ("a=dualmap,least_cost=1", "unknown setting 'least_cost'"),
+        ("a=dualmap,least_cost.weight=1", "unknown setting 'least_cost.weight'"),
+        ("a=dualmap,slo_ttft_s.x=1", "unknown setting 'slo_ttft_s.x'"),
+        ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),
+        ("a=dualmap,dispatch=throw", "variant 'a': dispatch: "),
+        ("a=dualmap,slo_ttft_s=0", "variant 'a': slo_ttft_s: "),
+        ("a=dualmap,autoscale=6:2", "variant 'a': autoscale: Value error, needs 1 <= MIN <= MAX"),
+        ("a=dualmap,roles=8", "variant 'a': roles: Value error, roles must read as 4P4D"),
+    ],
+)
+def test_what_cannot_be_understood_is_named(text: str, message: str) -> None:
+    with pytest.raises(VariantError) as raised:
+        parse_variant(text, BASE)
+
+    assert message in str(raised.value)
+
+
+def test_every_setting_has_a_path() -> None:
+    assert {"slo_ttft_s", "least_cost.recompute_weight", "llm_d.kv_weight"} <= set(SETTINGS)
+
+
+def test_a_description_holds_what_differs_from_the_defaults() -> None:
+    variant = parse_variant("a=llm-d,llm_d.kv_weight=1,dispatch=hold", SchedulingSettings())
+
+    assert dict(described(variant)) == {"policy": "llm-d", "llm_d.kv_weight": 1.0, "dispatch": "hold"}
