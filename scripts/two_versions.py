@@ -223,15 +223,17 @@ def main() -> None:
             return started[-1]
 
         load, grants = Load(model), Grants(server.url)
-        update(load, grants, client, start, former, present)
+        faults = update(load, grants, client, start, former, present)
         for process in started:
             process.stop()
-        report(load, client, started)
+        report([*faults, *faults_of(load, client, started)])
 
 
 def update(
     load: Load, grants: Grants, client: redis.Redis, start: Callable[..., Any], former: str, present: str
-) -> None:
+) -> list[str]:
+    """Whether grants went from one version to the other; else nothing was shown."""
+
     def leads(worker: Process) -> bool:
         owner = (client.hget(f"{POOL}leader", "owner") or b"").decode()
         worker.check_runs()
@@ -262,8 +264,8 @@ def update(
     # the present version made every grant to the only router of the former one.
     print(f"grants by the former version to the present one: {by_former['present-1']}")
     print(f"grants by the present version to the former one: {by_present['former-1']}")
-    if not by_former["present-1"] or not by_present["former-1"]:
-        raise SystemExit("no grant went from one version to the other: nothing was shown")
+    granted = {"present": by_former["present-1"], "former": by_present["former-1"]}
+    return [f"no request of the {version} version was granted by the other" for version, n in granted.items() if not n]
 
 
 def ready_instances(client: redis.Redis) -> int:
@@ -271,7 +273,8 @@ def ready_instances(client: redis.Redis) -> int:
     return sum(json.loads(record)["state"] == "ready" for record in records)
 
 
-def report(load: Load, client: redis.Redis, started: list[Process]) -> None:
+def faults_of(load: Load, client: redis.Redis, started: list[Process]) -> list[str]:
+    """What went wrong, once all processes have ended."""
     faults = [f"unanswered: {each}" for each in load.failed]
     for name, text in client.hgetall(f"{POOL}instances:records").items():
         counts = {count: json.loads(text)[count] for count in COUNTS}
@@ -284,6 +287,10 @@ def report(load: Load, client: redis.Redis, started: list[Process]) -> None:
     meta = {name.decode(): text.decode() for name, text in client.hgetall(f"{POOL}meta").items()}
     print(f"answered: {dict(load.answered)}")
     print(f"schema {meta.get('schema')}, oldest_schema {meta.get('oldest_schema')}")
+    return faults
+
+
+def report(faults: list[str]) -> None:
     if faults:
         raise SystemExit("\n".join([f"{len(faults)} faults:", *faults[:40]]))
     print("every request was answered, and no count is left")
