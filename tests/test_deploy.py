@@ -46,7 +46,7 @@ class ComposeLoader(yaml.SafeLoader):
     """YAML with the tag by which an overriding file replaces a list."""
 
 
-ComposeLoader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))  # type: ignore[arg-type]
+ComposeLoader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
 
 
 def services(compose: Path, host: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:

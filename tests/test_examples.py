@@ -87,7 +87,7 @@ def test_a_policy_that_nobody_installed_is_refused(capsys: pytest.CaptureFixture
     assert main(["settings", "--scheduling.policy", "short-first"]) == 2
     assert "scheduling.policy" in capsys.readouterr().err
     with pytest.raises(ValueError, match="already"):
-        add_policy("dualmap", lambda name, settings: None)  # type: ignore[arg-type, return-value]
+        add_policy("dualmap", lambda name, settings: None)  # type: ignore[return-value]
     assert SchedulingSettings().policy not in OWN_POLICIES
 
 

@@ -32,7 +32,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 
 def keda_trigger() -> dict[str, str]:
     (scaled,) = documents("keda-scaledobject.yaml")
-    return scaled["spec"]["triggers"][0]["metadata"]  # type: ignore[no-any-return]
+    return scaled["spec"]["triggers"][0]["metadata"]
 
 
 def adapter_query(pool: str) -> str:

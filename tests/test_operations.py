@@ -74,7 +74,7 @@ def test_the_page_of_metrics_has_every_value_of_a_label(metric: str, values: typ
 
 
 def test_the_page_of_errors_has_every_code_with_its_status_and_type() -> None:
-    kinds = [RouterError, *RouterError.__subclasses__()]
+    kinds: list[type[RouterError]] = [RouterError, *RouterError.__subclasses__()]
     listed = [
         (int(status), code.strip("`"), kind.strip("`")) for status, code, kind, _when, _remedy in rows("errors.md")
     ]

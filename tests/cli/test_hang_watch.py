@@ -65,7 +65,7 @@ def requests(child: Child) -> int:
     return child.log.read_text().count("GET /health")
 
 
-async def test_a_child_that_hangs_is_killed_and_started_again(start, said: list[str]) -> None:  # type: ignore[no-untyped-def]
+async def test_a_child_that_hangs_is_killed_and_started_again(start: Callable[..., object], said: list[str]) -> None:
     child = await start()
     await until(lambda: requests(child) > 1, "it answers")
     hung = child.pid
@@ -81,7 +81,7 @@ async def test_a_child_that_hangs_is_killed_and_started_again(start, said: list[
     ]
 
 
-async def test_a_child_is_given_the_time_it_takes_to_start(start, said: list[str]) -> None:  # type: ignore[no-untyped-def]
+async def test_a_child_is_given_the_time_it_takes_to_start(start: Callable[..., object], said: list[str]) -> None:
     # given one whose connections wait in its queue for longer than a hung one would be given
     child = await start(more="import time; time.sleep(1.2)")
     first = child.pid
@@ -91,7 +91,9 @@ async def test_a_child_is_given_the_time_it_takes_to_start(start, said: list[str
     assert (child.pid, said) == (first, [])
 
 
-async def test_a_child_that_closed_its_port_to_drain_is_left_alone(start, said: list[str]) -> None:  # type: ignore[no-untyped-def]
+async def test_a_child_that_closed_its_port_to_drain_is_left_alone(
+    start: Callable[..., object], said: list[str]
+) -> None:
     drains = (
         "signal.signal(signal.SIGTERM, lambda *_: (server.server_close(), print('drains', flush=True), signal.pause()))"
     )

@@ -8,7 +8,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,8 +51,11 @@ async def _populate(url: str) -> None:
     await store.close()
 
 
+Inspect = Callable[..., str]
+
+
 @pytest.fixture
-def inspect(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def inspect(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Inspect:
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*words: str) -> str:
@@ -62,27 +65,27 @@ def inspect(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return run
 
 
-def test_the_overview_names_instances_replicas_and_leader(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_the_overview_names_instances_replicas_and_leader(inspect: Inspect) -> None:
     text = inspect("overview")
     for part in ("http://a", "http://b", "768", "replica-1", "worker-1", "migrations: none"):
         assert part in text
 
 
-def test_queues_list_who_waits_in_order(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_queues_list_who_waits_in_order(inspect: Inspect) -> None:
     text = inspect("queues")
     assert "a: 2 held" in text
     assert text.index("request-1") < text.index("request-2")
     assert "request-0" not in text
 
 
-def test_live_requests_are_listed_up_to_a_limit(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_live_requests_are_listed_up_to_a_limit(inspect: Inspect) -> None:
     text = inspect("requests", "--limit", "1")
     assert "3 live requests" in text
     assert "request-0" in text
     assert "request-1" not in text
 
 
-def test_the_legs_of_a_pool_without_roles_are_not_told(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_the_legs_of_a_pool_without_roles_are_not_told(inspect: Inspect) -> None:
     assert "role" not in inspect("overview")
     assert "leg" not in inspect("requests")
 
@@ -118,7 +121,7 @@ async def _populate_split(url: str) -> None:
     await store.close()
 
 
-def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_hot_prefixes_and_cached_blocks_are_decoded(inspect: Inspect) -> None:
     hot = inspect("hot")
     assert "1 hot prefixes" in hot
     assert "42" in hot
@@ -128,7 +131,7 @@ def test_hot_prefixes_and_cached_blocks_are_decoded(inspect) -> None:  # type: i
     assert f"{0xAB00:016x}" in cached
 
 
-def test_the_rings_shares_are_listed(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_the_rings_shares_are_listed(inspect: Inspect) -> None:
     assert "2 ready instances" in inspect("ring")
 
 
@@ -200,7 +203,7 @@ def test_an_error_names_the_store_without_its_password(capsys: pytest.CaptureFix
     assert "hunter2" not in said
 
 
-def test_every_view_has_its_values_as_json(inspect) -> None:  # type: ignore[no-untyped-def]
+def test_every_view_has_its_values_as_json(inspect: Inspect) -> None:
     told = {view: json.loads(inspect(*view.split(), "--json")) for view in (*VIEWS, "kv a")}
 
     assert told["overview"]["instances"]["a"]["url"] == "http://a"

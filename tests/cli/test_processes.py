@@ -87,7 +87,7 @@ async def test_stopping_goes_by_stages_and_kills_who_does_not_listen(
     stubborn = await group.start(script("stubborn", STUBBORN, stage=0))
     polite = await group.start(script("polite", SLEEPER, stage=1))
     for child in (stubborn, polite):
-        await until(lambda child=child: child.log.read_text() != "", "the child is up")  # type: ignore[misc]
+        await until(lambda child=child: child.log.read_text() != "", "the child is up")
 
     await group.stop(0.3, at_once)
 
@@ -101,7 +101,7 @@ async def test_a_second_interrupt_waits_for_no_stage(group: ProcessGroup, at_onc
     # given children of two stages that do not listen, and a stop that waits for the first
     children = [await group.start(script(f"stubborn-{stage}", STUBBORN, stage)) for stage in (0, 1)]
     for child in children:
-        await until(lambda child=child: child.log.read_text() != "", "the child is up")  # type: ignore[misc]
+        await until(lambda child=child: child.log.read_text() != "", "the child is up")
     stop = asyncio.create_task(group.stop(1000.0, at_once))
     await asyncio.sleep(0.05)
     assert not stop.done()

@@ -75,7 +75,7 @@ async def test_a_session_of_an_agent_has_as_many_tokens_as_the_server_reports(
     limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     body = {**body, "model": server.model, limit: 1}
     answer = await server.post(path, **body)
-    chain = await tokenizer.chain(sent_prompt(path, body), lora=None, block_tokens=32)  # type: ignore[arg-type]
+    chain = await tokenizer.chain(sent_prompt(path, body), lora=None, block_tokens=32)
     assert chain is not None
     assert chain.prompt_tokens == _prompt_tokens(answer["usage"])
 

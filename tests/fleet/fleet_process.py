@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from tests.support.ports import first_port
 
@@ -29,7 +29,7 @@ QUICK = (
 """Options with short leases, so that what follows a crash is seen soon."""
 
 
-def until(probe: Callable[[], T], what: str, deadline_s: float = 60.0) -> T:
+def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s: float = 60.0) -> T:
     """The first truthy result of ``probe``, asked again and again; fails with ``what`` when none comes."""
     end_s = time.monotonic() + deadline_s
     while True:

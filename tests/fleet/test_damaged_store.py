@@ -46,7 +46,7 @@ def test_every_request_is_served_and_every_process_lives_on(tmp_path: Path) -> N
             sent += len(asked)
             assert [each.result() for each in as_completed(asked)] == ["length"] * len(asked), what
             field = words[0] if command == "HSET" else None
-            until(lambda n=name, f=field, d=damaged: _value(store, n, f) != d, f"the {what} is mended")  # type: ignore[misc]
+            until(lambda n=name, f=field, d=damaged: _value(store, n, f) != d, f"the {what} is mended")
         until(lambda: {each["state"] for each in fleet.instances().values()} == {"ready"}, "all instances are ready")
         until(lambda: len(fleet.instances()) == 4, "all instances are members")
         fleet.until_idle()

@@ -10,6 +10,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from openai import APIConnectionError, OpenAI
@@ -57,7 +58,7 @@ def senders() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def extra_instance(fleet: Fleet, tmp_path) -> Iterator[subprocess.Popen[bytes]]:  # type: ignore[no-untyped-def]
+def extra_instance(fleet: Fleet, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A fifth instance in a process of its own, a member of the fleet and ready."""
     log = tmp_path / "emulator.log"
     with log.open("wb") as out:
@@ -139,7 +140,7 @@ def test_a_replica_and_the_leader_that_die_under_overload_leave_every_count_exac
     many.shutdown()
     assert answered
     for name, pid in dead.items():
-        until(lambda name=name, pid=pid: fleet.pid(name) != pid, f"a new {name} runs in its place")  # type: ignore[misc]
+        until(lambda name=name, pid=pid: fleet.pid(name) != pid, f"a new {name} runs in its place")
     fleet.until_idle(30.0)
     counts = ("pending_tokens", "dispatched_tokens", "deferred_tokens", "context_tokens", "queued_requests",
               "running_requests")  # fmt: skip

@@ -130,7 +130,7 @@ def test_it_loads_and_shows_the_fleet_as_it_moves(browser: Browser, watched: Fle
     assert page.locator("#replicas").inner_text().count("live requests") == 2
     counted = page.locator("#figures small").first
     expect(counted).to_have_text("24 in all", timeout=60_000)
-    replicas = {row.get_attribute("title").rpartition(" ")[2] for row in page.locator("#requests td[title]").all()}  # type: ignore[union-attr]
+    replicas = {row.get_attribute("title").rpartition(" ")[2] for row in page.locator("#requests td[title]").all()}
     assert len(replicas) == 2, "requests of every replica are listed"
     painted = page.evaluate(
         "performance.getEntriesByType('paint').find(e => e.name === 'first-contentful-paint').startTime"
@@ -332,7 +332,7 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
             page = opened(browser, watched, viewport=size, color_scheme=scheme, reduced_motion=still)
             page.wait_for_timeout(25_000)
             busy = page.locator("#instances .bar:not(.kv) small:not(:empty)")
-            until(lambda busy=busy: busy.count() >= 3, "most instances have work ahead")  # type: ignore[misc]
+            until(lambda busy=busy: busy.count() >= 3, "most instances have work ahead")
             page.screenshot(path=folder / f"live-page-{scheme}.png", full_page=True)
             if scheme == "dark":
                 page.locator("#requests tbody tr", has_text="completed").nth(6).click()

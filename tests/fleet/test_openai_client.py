@@ -36,7 +36,7 @@ def test_a_completion_is_answered_from_text_and_from_token_ids(fleet: Fleet, cli
 
 
 def test_a_chat_streams_token_by_token_and_ends_with_usage(fleet: Fleet, client: OpenAI) -> None:
-    stream = client.chat.completions.create(
+    stream = client.chat.completions.create(  # type: ignore[call-overload]
         model=fleet.model, messages=HELLO, max_tokens=12, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)

@@ -19,7 +19,7 @@ TABLE = Table(
     [(3, "3"), ("a", "a"), (0.12345, "0.12"), (123.4, "123.4"), (12345.6, "12,346"), (float("inf"), "∞")],
 )
 def test_numbers_are_shown_with_the_digits_that_mean_something(cell: object, text: str) -> None:
-    assert show(cell) == text  # type: ignore[arg-type]
+    assert show(cell) == text
 
 
 def test_a_column_tells_one_run_in_full_and_several_with_their_interval() -> None:

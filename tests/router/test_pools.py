@@ -114,7 +114,9 @@ def test_added_names_come_before_listed_ones_and_go_when_they_are_removed() -> N
     assert directory.resolve("law").pool is SMALL
 
 
-def test_a_name_that_two_pools_list_is_served_by_the_first_which_the_log_says_once(caplog) -> None:
+def test_a_name_that_two_pools_list_is_served_by_the_first_which_the_log_says_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     directory = PoolDirectory([SMALL, LARGE])
     directory.learn("large", {}, {"chat": ""})
     assert directory.resolve("chat").pool is LARGE

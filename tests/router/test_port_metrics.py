@@ -56,7 +56,7 @@ class Stand:
         self.metrics = RouterMetrics(["default"])
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
-        fleet = FleetOverviews({}, clock=RealClock(), call=None)  # type: ignore[arg-type]
+        fleet = FleetOverviews({}, clock=RealClock(), call=None)
         fleet.overviews["default"] = overview(*replicas)
         self.fleet = fleet
         transport = httpx.MockTransport(self._answer)

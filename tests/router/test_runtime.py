@@ -55,7 +55,7 @@ async def test_room_that_the_last_releases_make_is_granted_before_the_replica_is
     tampered = tools.Tampered(store)
 
     async def slow(*_: Any, **__: Any) -> None:
-        for _ in range(200):
+        for _round in range(200):
             await asyncio.sleep(0)
 
     tampered.before["commit"] = slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -16,10 +15,9 @@ from dualmap.statestore.errors import StoreUnavailableError
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(starting, "LONGEST_PAUSE_S", 0.002)
-    return
 
 
 class Store:

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from dualmap.runtime import open_files
 from dualmap.runtime.open_files import SHORTAGE_LOG_S, ShortageLog, out_of_files, raise_open_files_limit
 
 _LOWERED = """
@@ -29,8 +28,8 @@ def test_a_system_that_refuses_leaves_the_limit_as_it_is(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise ValueError("current limit exceeds maximum limit")
 
-    monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: (256, 1 << 63))
-    monkeypatch.setattr(open_files.resource, "setrlimit", refuse)
+    monkeypatch.setattr("dualmap.runtime.open_files.resource.getrlimit", lambda _: (256, 1 << 63))
+    monkeypatch.setattr("dualmap.runtime.open_files.resource.setrlimit", refuse)
 
     assert raise_open_files_limit() == 256
 

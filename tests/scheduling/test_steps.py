@@ -68,7 +68,7 @@ def nothing() -> Steps[DoublingPort, str]:
 def test_a_step_is_a_frozen_value_of_its_arguments() -> None:
     assert Double(3) == Double(3) != Double(4)
     with pytest.raises(AttributeError):
-        Double(3).number = 4  # type: ignore[misc]
+        Double(3).number = 4
 
 
 async def test_both_drivers_send_each_answer_back_and_return_the_result() -> None:

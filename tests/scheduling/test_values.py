@@ -44,7 +44,7 @@ def test_no_python_code_runs_to_make_a_value() -> None:
 
 def test_a_value_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
-        Tokens(3).count = 4  # type: ignore[misc]
+        Tokens(3).count = 4
 
 
 def test_a_value_takes_no_field_that_it_does_not_declare() -> None:

@@ -136,7 +136,7 @@ def planned_tokens(engine: Engine) -> list[int]:
         tokens.append(step.prefill_tokens + scheduler.batch.size)
         return step
 
-    scheduler.plan_step = noting  # type: ignore[method-assign]
+    scheduler.plan_step = noting
     return tokens
 
 

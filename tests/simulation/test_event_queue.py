@@ -10,7 +10,7 @@ def test_events_come_by_time_then_priority_then_order_of_arrival() -> None:
         (1.0, Priority.ARRIVAL, "second arrival"),
         (1.0, Priority.MEMBERSHIP, "membership"),
     ]:
-        queue.push(time_s, priority, lambda _, name=name: order.append(name))  # type: ignore[misc]
+        queue.push(time_s, priority, lambda _, name=name: order.append(name))
 
     while len(queue):
         time_s, action = queue.pop()

@@ -21,7 +21,7 @@ DIES = EngineFault(at_s=40.0, instance_id="i002", down_for_s=20.0)
 
 def run(trace: object = TRACE, **changes: object) -> Simulation:
     scenario = Scenario(SchedulingSettings(), ENGINE, instances=4)
-    simulation = Simulation(trace, replace(scenario, **changes))  # type: ignore[arg-type]
+    simulation = Simulation(trace, replace(scenario, **changes))
     simulation.run()
     return simulation
 

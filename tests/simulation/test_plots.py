@@ -46,7 +46,7 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
     def refuse(name: str, *arguments: object, **options: Mapping[str, object]) -> object:
         if name.startswith("matplotlib"):
             raise ImportError(name)
-        return real(name, *arguments, **options)  # type: ignore[arg-type]
+        return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)

@@ -28,7 +28,7 @@ def record(*outcomes: RequestOutcome, **changes: object) -> RunRecord:
         skip_requests=0,
         labels={},
     )
-    return replace(made, **changes)  # type: ignore[arg-type]
+    return replace(made, **changes)
 
 
 def test_effective_capacity_counts_refused_requests_as_late() -> None:

@@ -24,7 +24,7 @@ ALL_ARE_SERVED = {
 
 
 def scenario(policy: PolicyName = "dualmap", **changes: object) -> Scenario:
-    return replace(Scenario(SchedulingSettings(policy=policy), ENGINE, instances=4), **changes)  # type: ignore[arg-type]
+    return replace(Scenario(SchedulingSettings(policy=policy), ENGINE, instances=4), **changes)
 
 
 def figures(result: RunResult) -> dict[str, object]:
@@ -132,7 +132,7 @@ def test_a_request_is_judged_and_queued_by_the_slo_that_its_trace_gives_it() -> 
     outcomes = Simulation(trace, one).run().outcomes
 
     assert [outcome.slo_s for outcome in outcomes] == [30.0, 30.0, 5.0]
-    assert outcomes[2].first_token_s < outcomes[1].first_token_s  # type: ignore[operator]
+    assert outcomes[2].first_token_s < outcomes[1].first_token_s
     assert all(outcome.on_time for outcome in outcomes)
 
 

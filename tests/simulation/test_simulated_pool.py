@@ -10,6 +10,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
 from dualmap.scheduling.placing.placement import Placement, PlaceStatus
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -58,7 +59,7 @@ def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> No
 def test_grants_are_taken_once_and_in_order(pool: SimulatedPool) -> None:
     assert [place(pool, name) for name in ("1", "2", "3")] == [PlaceStatus.DISPATCHED, *[PlaceStatus.HELD] * 2]
     assert [held.request_id for held in pool.held()] == ["2", "3"]
-    queue = pool.first_token("1", "a", "")
+    queue = pool.release(Release("1", "a", seen=True))
     assert queue is not None
 
     at_once(pool.commit(QueuePlan("a", queue.load.version, (PlanStep("3"), PlanStep("2")), 0)))
@@ -75,7 +76,7 @@ def test_what_was_deferred_is_told_where_it_still_waits(pool: SimulatedPool) -> 
     queue = at_once(pool.store.queue_head("a"))
     assert queue is not None
     at_once(pool.commit(QueuePlan("a", queue.load.version, steps, 0)))
-    pool.finish("2")
+    pool.release(Release("2"))
 
     assert pool.take_deferred() == ["3"]
     assert pool.take_deferred() == ()

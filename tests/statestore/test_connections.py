@@ -177,7 +177,11 @@ async def test_a_server_that_takes_no_more_connections_is_away_and_says_what_to_
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
     async with contextlib.AsyncExitStack() as stack:
-        silent = await asyncio.start_server(lambda _, writer: stack.callback(writer.close), "127.0.0.1", 0)
+
+        def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            stack.callback(writer.close)
+
+        silent = await asyncio.start_server(accept, "127.0.0.1", 0)
         pool = connection_pool(("127.0.0.1", silent.sockets[0].getsockname()[1]), {}, 0.1)
         with pytest.raises(StoreUnavailableError, match=r"no answer within 0\.1 s"):
             await pool.make_connection().connect()

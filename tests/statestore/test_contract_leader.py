@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
@@ -136,8 +138,8 @@ async def test_waiting_for_a_wish_can_be_given_up_without_losing_the_next(pool: 
     assert list(await pool.wanted_rebalances(5)) == ["a"]
 
 
-async def _result(awaitable: object) -> object:
-    return await awaitable  # type: ignore[misc]
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 # hotness -----------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
     clock.advance(1000)
     listed = pool.requests_of
 
-    async def then_reserve(replica_id: str) -> list[Request]:
+    async def then_reserve(replica_id: str) -> Sequence[Request]:
         found = await listed(replica_id)
         await place(pool, "late")
         return found

@@ -201,7 +201,7 @@ async def test_another_replicas_request_and_a_newer_attempt_are_left_alone(
     await pool.put_instance(instance("a"))
     await place(pool, "r", replica_id="one", attempt=2)
 
-    assert (await finish(pool, "r", **who)).done is done  # type: ignore[arg-type]
+    assert (await finish(pool, "r", **who)).done is done
     assert ("r" in await pool.records(["r"])) is not done
     await assert_sums_hold(pool)
 

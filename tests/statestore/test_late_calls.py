@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import hiredis
 import pytest
 import redis
 
@@ -172,7 +173,7 @@ async def test_only_scripts_change_what_the_server_has(
 
     def pack(command: tuple[Any, ...]) -> bytes:
         sent.add(str(command[0]))
-        return wire.hiredis.pack_command(command)  # type: ignore[attr-defined, no-any-return]
+        return hiredis.pack_command(command)
 
     with redis.Redis.from_url(server_url) as client:
         monkeypatch.setattr(wire, "pack", pack)

@@ -163,7 +163,8 @@ class Twins:
         return kept | {key: [fields for _, fields in reversed(entries)] for key, entries in streams.items()}
 
     def kept_in_memory(self) -> dict[bytes, Any]:
-        run, kept = self.server.run, {}
+        run = self.server.run
+        kept: dict[bytes, Any] = {}
         for key, content in self.server.contents.items():
             match content:
                 case dict():
@@ -222,7 +223,7 @@ class Traffic:
         self.stall_from_s = scheduling.decode_stall_s
         self.fence = 0
         self.number = 0
-        self.calls: dict[Callable[[], Awaitable[None]], int] = {
+        self.calls: dict[Callable[[], Awaitable[object]], int] = {
             self.arrive: 36,
             self.pass_time: 14,
             self.plan: 18,
@@ -503,9 +504,9 @@ class Traffic:
         removed = _with_all_after(gone) if not stored else ()
         if removed and rng.random() < 0.5:  # an engine knows of no bookings: those behind what it evicts stay
             stamps = self.twins.client.zmscore(self.twins.keys.kv(name), [pack_chain((block,)) for block in removed])
-            removed = [
+            removed = tuple(
                 block for block, stamp in zip(removed, stamps, strict=True) if stamp and stamp >= CONFIRMED_STAMP
-            ]
+            )
         names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
         change = KvChange(rng.randrange(100), rng.random(), stored, removed, names, rng.random() < 0.1)
         booked = await self.twins.both(lambda pool: pool.apply_kv_events(name, fence, change))

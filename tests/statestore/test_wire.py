@@ -74,7 +74,7 @@ async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(co
                 operator.script_flush()
             return reply
 
-        calls.command = forgetful  # type: ignore[method-assign]
+        calls.command = forgetful  # type: ignore[assignment]
         operator.script_flush()
 
         observed = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]

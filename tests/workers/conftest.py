@@ -20,11 +20,9 @@ from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
 from tests.support.manual_clock import ManualClock
 from tests.support.placements import placement
+from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
 from tests.workers.scripted_server import ScriptedServer
-
-AddInstance = Callable[..., Awaitable[None]]
-Reserve = Callable[..., Awaitable[PlaceStatus]]
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from dualmap.scheduling.scaling.scale_job import ActuatorReply
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
+from tests.support.manual_clock import ManualClock
 
 RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")
 ECHO = "import sys; data = sys.stdin.read(); print(data); sys.exit({code})"
@@ -119,7 +120,7 @@ async def until(holds: Callable[[], Awaitable[ActuatorReply | None]]) -> Actuato
     raise AssertionError("no reply")
 
 
-async def test_a_call_runs_beside_the_rounds_and_once_at_a_time(clock) -> None:
+async def test_a_call_runs_beside_the_rounds_and_once_at_a_time(clock: ManualClock) -> None:
     slow = Slow()
     asking = Asking(slow, "default", clock)
     assert await asking.ask(RECORD) is None
@@ -129,7 +130,7 @@ async def test_a_call_runs_beside_the_rounds_and_once_at_a_time(clock) -> None:
     assert (await until(lambda: asking.ask(RECORD))).text == "yes"
 
 
-async def test_a_failed_call_is_repeated_after_a_pause(clock) -> None:
+async def test_a_failed_call_is_repeated_after_a_pause(clock: ManualClock) -> None:
     slow = Slow()
     asking = Asking(slow, "default", clock)
     slow.answers.put_nowait(ActuatorReply(False, "no"))
@@ -142,7 +143,7 @@ async def test_a_failed_call_is_repeated_after_a_pause(clock) -> None:
     await asking.close()
 
 
-async def test_another_decision_gives_the_call_for_the_former_one_up(clock) -> None:
+async def test_another_decision_gives_the_call_for_the_former_one_up(clock: ManualClock) -> None:
     slow = Slow()
     asking = Asking(slow, "default", clock)
     await asking.ask(RECORD)

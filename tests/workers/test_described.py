@@ -9,7 +9,7 @@ from dualmap.workers.probe import EngineFacts, scheduler_limits_of
 
 
 def facts(**reported: int) -> EngineFacts:
-    return EngineFacts("0.32.0", ModelList({"m": ""}), **{"kv_capacity_tokens": None, **reported})  # type: ignore[arg-type]
+    return EngineFacts("0.32.0", ModelList({"m": ""}), **{"kv_capacity_tokens": None, **reported})
 
 
 def test_what_a_server_reports_of_its_cache_replaces_what_was_known() -> None:

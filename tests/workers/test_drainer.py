@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.drainer import Drainer
+from dualmap.workers.metrics import WorkerMetrics
 from tests.statestore.samples import finish
+from tests.workers.doing import AddInstance, Reserve
 
 
 async def test_a_draining_instance_is_done_when_its_last_request_is(
-    pool, fence, metrics, add_instance, reserve, value, caplog
+    pool: PoolStore,
+    fence: int,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     await add_instance("a")
@@ -31,12 +44,14 @@ async def test_a_draining_instance_is_done_when_its_last_request_is(
     assert (await pool.membership()).instances["a"].state is InstanceState.STANDBY
 
 
-async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(pool, fence, metrics, add_instance) -> None:
+async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(
+    pool: PoolStore, fence: int, metrics: WorkerMetrics, add_instance: AddInstance
+) -> None:
     await add_instance("a", InstanceState.DRAINING)
     empty = await pool.loads()
     await pool.set_instance_state("a", InstanceState.READY)
 
-    async def loads_of_a_moment_ago():
+    async def loads_of_a_moment_ago() -> Any:
         return empty
 
     pool.loads = loads_of_a_moment_ago

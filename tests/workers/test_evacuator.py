@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.evacuator import Evacuator
+from dualmap.workers.metrics import WorkerMetrics
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
 
 
 @pytest.fixture
-def evacuator(pool, fence, metrics, order):
+def evacuator(pool: PoolStore, fence: int, metrics: WorkerMetrics, order: QueueOrder) -> Evacuator:
     return Evacuator(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
 
 
 async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(
-    pool, evacuator, add_instance, reserve, value
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve, value: Callable[..., float]
 ) -> None:
     # given held requests with and without a ready other candidate
     for instance_id in "abcd":
@@ -38,7 +46,7 @@ async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_tim
 
 
 async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_is(
-    pool, evacuator, add_instance, reserve
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve
 ) -> None:
     await add_instance("a", dispatch_window_tokens=1000)
     await add_instance("b", InstanceState.STARTING)
@@ -54,7 +62,9 @@ async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_
     assert (await pool.records(["r1"]))["r1"].instance_id == "b"
 
 
-async def test_a_prefill_instance_takes_no_whole_request_in(pool, evacuator, add_instance, reserve) -> None:
+async def test_a_prefill_instance_takes_no_whole_request_in(
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve
+) -> None:
     # given an idle prefill instance besides a mixed one that has work
     await add_instance("a", dispatch_window_tokens=1000)
     await add_instance("prefill", role=Role.PREFILL)
@@ -70,7 +80,7 @@ async def test_a_prefill_instance_takes_no_whole_request_in(pool, evacuator, add
 
 
 async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instance(
-    pool, evacuator, add_instance, reserve, value
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve, value: Callable[..., float]
 ) -> None:
     # given two held requests whose other candidate b has one place, and c, which has more to do
     await add_instance("a", dispatch_window_tokens=1000)
@@ -91,7 +101,12 @@ async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instan
 
 @pytest.mark.parametrize("scheduling", [SchedulingSettings(queue_order="deadline")])
 async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_would_have_to_hold_it(
-    pool, evacuator, add_instance, reserve, clock, value
+    pool: PoolStore,
+    evacuator: Evacuator,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    clock: ManualClock,
+    value: Callable[..., float],
 ) -> None:
     # given b, which has room but holds no request, and c, which has more to do and holds
     await add_instance("a", dispatch_window_tokens=1)
@@ -111,7 +126,7 @@ async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_wo
 
 
 async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stays(
-    pool, evacuator, add_instance, reserve
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve
 ) -> None:
     await add_instance("a", dispatch_window_tokens=1000)
     await add_instance("b")
@@ -126,7 +141,9 @@ async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stay
     assert (await pool.snapshot()).migrations == {"drain": 1}
 
 
-async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuator, add_instance, reserve) -> None:
+async def test_an_instance_that_is_back_in_service_keeps_its_queue(
+    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve
+) -> None:
     # given a look at loads that was over when the evacuator acted
     await add_instance("a", dispatch_window_tokens=1000)
     await add_instance("b")
@@ -139,10 +156,10 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(pool, evacuat
     class Outdated:
         membership = staticmethod(pool.membership)
 
-        async def loads(self):
+        async def loads(self) -> Any:
             return loads_then
 
-    evacuator._reader = Outdated()
+    evacuator._reader = Outdated()  # type: ignore[assignment]
     await evacuator.tick()
 
     assert (await pool.records(["held"]))["held"].instance_id == "a"

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
 from dualmap.workers.health_rules import HealthRecord
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.probe import Health, Prober
 from dualmap.workers.settings import WorkerSettings
 from tests.statestore.samples import finish, first_token
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.scripted_server import ScriptedServer
 
 SETTINGS = WorkerSettings(health_interval_s=1.0, stall_down_s=20.0)
 
@@ -28,7 +36,9 @@ class Steady(random.Random):
 
 
 @pytest.fixture
-async def checker(pool, fence, clock, metrics):
+async def checker(
+    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics
+) -> AsyncIterator[HealthChecker]:
     async with (
         Prober(timeout_s=30, canary_timeout_s=30) as prober,
         HealthChecker(
@@ -38,8 +48,11 @@ async def checker(pool, fence, clock, metrics):
         yield health
 
 
+Check = Callable[..., Awaitable[None]]
+
+
 @pytest.fixture
-def check(checker, clock):
+def check(checker: HealthChecker, clock: ManualClock) -> Check:
     """Let ``rounds`` check intervals pass, each check through to its end."""
 
     async def run(rounds: int = 1) -> None:
@@ -54,8 +67,11 @@ def check(checker, clock):
     return run
 
 
+StateOf = Callable[[str], Awaitable[InstanceState]]
+
+
 @pytest.fixture
-def state_of(pool):
+def state_of(pool: PoolStore) -> StateOf:
     async def read(instance_id: str) -> InstanceState:
         return (await pool.membership()).instances[instance_id].state
 
@@ -63,7 +79,11 @@ def state_of(pool):
 
 
 async def test_a_starting_instance_is_ready_after_its_first_good_check(
-    check, servers, add_instance, state_of, value
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    state_of: StateOf,
+    value: Callable[..., float],
 ) -> None:
     server = await servers()
     server.answers["/health"] = (503, "")
@@ -79,7 +99,13 @@ async def test_a_starting_instance_is_ready_after_its_first_good_check(
 
 
 async def test_a_worker_without_files_leaves_the_states_and_says_so(
-    check, servers, add_instance, state_of, value, no_files_left, caplog
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    state_of: StateOf,
+    value: Callable[..., float],
+    no_files_left: Callable[[], contextlib.AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = await servers()
     await add_instance("up", InstanceState.READY, url=server.url)
@@ -97,7 +123,7 @@ async def test_a_worker_without_files_leaves_the_states_and_says_so(
 
 
 async def test_an_instance_whose_url_nobody_can_ask_is_its_own_failure_alone(
-    check, servers, add_instance, state_of
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, state_of: StateOf
 ) -> None:
     server = await servers()
     await add_instance("a", InstanceState.STARTING, url=server.url)
@@ -109,7 +135,7 @@ async def test_an_instance_whose_url_nobody_can_ask_is_its_own_failure_alone(
 
 
 async def test_a_ready_instance_goes_down_after_three_failed_checks_and_comes_back_after_two_good_ones(
-    check, servers, add_instance, state_of
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, state_of: StateOf
 ) -> None:
     server = await servers()
     await add_instance("a", url=server.url)
@@ -123,7 +149,7 @@ async def test_a_ready_instance_goes_down_after_three_failed_checks_and_comes_ba
 
 
 async def test_what_the_server_says_of_its_cache_is_learned_when_it_becomes_ready(
-    check, servers, pool, add_instance
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], pool: PoolStore, add_instance: AddInstance
 ) -> None:
     server = await servers()
     server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
@@ -135,7 +161,9 @@ async def test_what_the_server_says_of_its_cache_is_learned_when_it_becomes_read
     assert (spec.state, spec.kv_capacity_tokens, spec.max_running_requests) == (InstanceState.READY, 128_000, 77)
 
 
-async def test_learning_keeps_what_an_operator_changed_during_the_check(checker, servers, pool, add_instance) -> None:
+async def test_learning_keeps_what_an_operator_changed_during_the_check(
+    checker: HealthChecker, servers: Callable[[], Awaitable[ScriptedServer]], pool: PoolStore, add_instance: AddInstance
+) -> None:
     server = await servers()
     server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
     await add_instance("a", InstanceState.STARTING, url=server.url)
@@ -148,7 +176,12 @@ async def test_learning_keeps_what_an_operator_changed_during_the_check(checker,
     assert (spec.kv_capacity_tokens, spec.max_queued_requests) == (128_000, 5)
 
 
-async def test_a_server_with_another_model_is_reported(check, servers, add_instance, caplog) -> None:
+async def test_a_server_with_another_model_is_reported(
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = await servers()
     server.answers["/v1/models"] = (200, json.dumps({"data": [{"id": "llama"}]}))
     await add_instance("a", InstanceState.STARTING, url=server.url)
@@ -158,7 +191,13 @@ async def test_a_server_with_another_model_is_reported(check, servers, add_insta
     assert "--served-model-name" in caplog.text
 
 
-async def test_one_hanging_instance_delays_nobody_elses_checks(checker, clock, servers, add_instance, state_of) -> None:
+async def test_one_hanging_instance_delays_nobody_elses_checks(
+    checker: HealthChecker,
+    clock: ManualClock,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    state_of: StateOf,
+) -> None:
     hanging, fine = await servers(), await servers()
     hanging.answers["/health"] = 60.0
     await add_instance("a", InstanceState.STARTING, url=hanging.url)
@@ -172,7 +211,13 @@ async def test_one_hanging_instance_delays_nobody_elses_checks(checker, clock, s
 
 
 async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_until_it_proves_itself(
-    check, servers, pool, add_instance, reserve, state_of, value
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    value: Callable[..., float],
 ) -> None:
     # given an engine that stopped: /health is fine, its counters stand still, no request ends well
     server = await servers()
@@ -199,7 +244,13 @@ async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_
 
 @pytest.mark.parametrize("presumed", [0, 2, 4], ids=["streams", "half", "plain"])
 async def test_an_engine_that_hangs_is_down_whatever_the_share_of_requests_whose_first_token_is_presumed(
-    presumed: int, check, servers, pool, add_instance, reserve, state_of
+    presumed: int,
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
 ) -> None:
     server = await servers()
     server.answers |= {"/metrics": (200, "vllm:generation_tokens_total 100.0\n"), "/v1/completions": None}
@@ -215,7 +266,12 @@ async def test_an_engine_that_hangs_is_down_whatever_the_share_of_requests_whose
 
 
 async def test_an_engine_whose_plain_answers_come_stays_in_service(
-    check, servers, pool, add_instance, reserve, state_of
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
 ) -> None:
     server = await servers()
     server.answers["/metrics"] = (200, "vllm:generation_tokens_total 100.0\n")  # what it tells is out of date
@@ -236,7 +292,12 @@ IDLE = "vllm:generation_tokens_total 100.0\nvllm:num_requests_running 0.0\nvllm:
 
 
 async def test_an_idle_engine_is_not_taken_down_for_requests_that_it_never_got(
-    check, servers, add_instance, reserve, state_of, asked_for
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    asked_for: AskedFor,
 ) -> None:
     server = await servers()
     server.answers |= {"/metrics": (200, IDLE), "/v1/completions": (200, "{}")}
@@ -249,7 +310,13 @@ async def test_an_idle_engine_is_not_taken_down_for_requests_that_it_never_got(
     assert 3 <= asked_for(server, "/v1/completions") <= 6, "once in a while"
 
 
-async def test_an_engine_that_hung_while_it_was_idle_goes_down(check, servers, add_instance, reserve, state_of) -> None:
+async def test_an_engine_that_hung_while_it_was_idle_goes_down(
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+) -> None:
     server = await servers()
     server.answers |= {"/metrics": (200, IDLE), "/v1/completions": None}
     await add_instance("a", url=server.url)
@@ -261,7 +328,11 @@ async def test_an_engine_that_hung_while_it_was_idle_goes_down(check, servers, a
 
 
 async def test_an_engine_that_decodes_for_long_stays_in_service(
-    check, servers, add_instance, reserve, state_of
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
 ) -> None:
     server = await servers()
     await add_instance("a", url=server.url)
@@ -275,7 +346,12 @@ async def test_an_engine_that_decodes_for_long_stays_in_service(
 
 
 async def test_a_busy_engine_that_is_slow_to_tell_its_counters_stays_in_service(
-    check, servers, add_instance, reserve, state_of, value
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    value: Callable[..., float],
 ) -> None:
     server = await servers()
     server.answers["/metrics"] = (503, "")
@@ -290,7 +366,11 @@ async def test_a_busy_engine_that_is_slow_to_tell_its_counters_stays_in_service(
 
 
 async def test_counters_are_read_rarely_unless_an_instance_is_suspect(
-    check, servers, add_instance, reserve, asked_for
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    reserve: Reserve,
+    asked_for: AskedFor,
 ) -> None:
     server = await servers()
     await add_instance("a", url=server.url)
@@ -307,11 +387,14 @@ async def test_counters_are_read_rarely_unless_an_instance_is_suspect(
 METADATA = (1, 2, 3)
 
 
+Caching = Callable[[str], Awaitable[ScriptedServer]]
+
+
 @pytest.fixture
-def caching(servers, add_instance, reserve):
+def caching(servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, reserve: Reserve) -> Caching:
     """Starts a server with these metrics, for instance "a", whose KV metadata are those of request "r1"."""
 
-    async def start(metrics: str):
+    async def start(metrics: str) -> Any:
         server = await servers()
         server.answers["/metrics"] = (200, metrics)
         await add_instance("a", url=server.url)
@@ -324,17 +407,23 @@ def caching(servers, add_instance, reserve):
 """Blocks of the chain that the tests of restarts give to an instance."""
 
 
+BelievedBlocks = Callable[[str], Awaitable[int]]
+
+
 @pytest.fixture
-def believed_blocks(pool):
+def believed_blocks(pool: PoolStore) -> BelievedBlocks:
     async def read(instance_id: str) -> int:
         return (await pool.observe([instance_id], Chain(METADATA, 128, 3 * 128))).loads[instance_id].hit_blocks
 
     return read
 
 
+AskedFor = Callable[[ScriptedServer, str], int]
+
+
 @pytest.fixture
-def asked_for():
-    def count(server, path: str) -> int:
+def asked_for() -> AskedFor:
+    def count(server: Any, path: str) -> int:
         return sum(asked == path for asked, _ in server.requests)
 
     return count
@@ -348,7 +437,15 @@ def asked_for():
     ],
 )
 async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgotten(
-    check, caching, reserve, pool, state_of, believed_blocks, value, before: str, after: str
+    check: Check,
+    caching: Caching,
+    reserve: Reserve,
+    pool: PoolStore,
+    state_of: StateOf,
+    believed_blocks: BelievedBlocks,
+    value: Callable[..., float],
+    before: str,
+    after: str,
 ) -> None:
     server = await caching(before)
     await finish(pool, "r1")
@@ -370,7 +467,7 @@ async def test_a_restart_between_two_checks_is_noticed_and_its_kv_metadata_forgo
 
 
 async def test_a_restart_that_the_store_could_not_be_told_of_is_told_again(
-    check, caching, pool, believed_blocks, monkeypatch
+    check: Check, caching: Caching, pool: PoolStore, believed_blocks: BelievedBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = await caching("process_start_time_seconds 100.0\n")
     await check(2)
@@ -403,7 +500,14 @@ STARTED = "process_start_time_seconds 100.0\nvllm:prompt_tokens_total 900.0\n"
     ids=["the same process", "another process", "an unknown process"],
 )
 async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
-    check, caching, reserve, pool, state_of, believed_blocks, later: str, kept: bool
+    check: Check,
+    caching: Caching,
+    reserve: Reserve,
+    pool: PoolStore,
+    state_of: StateOf,
+    believed_blocks: BelievedBlocks,
+    later: str,
+    kept: bool,
 ) -> None:
     # given an instance whose checks fail for a while, as on a machine that is out of CPU
     server = await caching(STARTED)
@@ -427,7 +531,7 @@ async def test_failed_checks_alone_forget_nothing_that_the_process_still_has(
 
 
 async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
-    check, caching, pool, state_of, believed_blocks
+    check: Check, caching: Caching, pool: PoolStore, state_of: StateOf, believed_blocks: BelievedBlocks
 ) -> None:
     server = await caching(STARTED)
     await finish(pool, "r1")
@@ -440,7 +544,9 @@ async def test_an_engine_that_refuses_connections_is_gone_and_its_cache_too(
     assert await believed_blocks("a") == 0
 
 
-async def test_a_connection_that_was_closed_alone_is_no_restart(check, caching, believed_blocks, asked_for) -> None:
+async def test_a_connection_that_was_closed_alone_is_no_restart(
+    check: Check, caching: Caching, believed_blocks: BelievedBlocks, asked_for: AskedFor
+) -> None:
     server = await caching("process_start_time_seconds 100.0\nvllm:prompt_tokens_total 5.0\n")
     await check(2)
     read = asked_for(server, "/metrics")
@@ -453,7 +559,7 @@ async def test_a_connection_that_was_closed_alone_is_no_restart(check, caching, 
 
 
 async def test_a_restart_behind_a_proxy_that_keeps_its_connection_is_noticed_a_little_later(
-    check, caching, believed_blocks
+    check: Check, caching: Caching, believed_blocks: BelievedBlocks
 ) -> None:
     server = await caching("process_start_time_seconds 100.0\n")
     await check(3)
@@ -464,7 +570,9 @@ async def test_a_restart_behind_a_proxy_that_keeps_its_connection_is_noticed_a_l
     assert await believed_blocks("a") == 0
 
 
-async def test_a_restarted_engine_is_asked_for_its_capacity_again(check, servers, pool, add_instance) -> None:
+async def test_a_restarted_engine_is_asked_for_its_capacity_again(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], pool: PoolStore, add_instance: AddInstance
+) -> None:
     server = await servers()
     page = 'process_start_time_seconds {}\nvllm:cache_config_info{{kv_cache_size_tokens="{}"}} 1.0\n'
     server.answers["/metrics"] = (200, page.format(100, 64_000))
@@ -480,7 +588,11 @@ async def test_a_restarted_engine_is_asked_for_its_capacity_again(check, servers
 
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STANDBY])
 async def test_health_never_puts_back_what_an_operator_took_out(
-    check, servers, add_instance, state_of, state: InstanceState
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    state_of: StateOf,
+    state: InstanceState,
 ) -> None:
     server = await servers()
     await add_instance("a", state, url=server.url)
@@ -495,7 +607,13 @@ async def test_health_never_puts_back_what_an_operator_took_out(
 
 
 async def test_an_instance_that_hangs_while_it_drains_is_parked(
-    check, servers, pool, add_instance, reserve, state_of, value
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    value: Callable[..., float],
 ) -> None:
     # given a request that a draining instance never prefills, though its HTTP side is well
     server = await servers()
@@ -512,7 +630,12 @@ async def test_an_instance_that_hangs_while_it_drains_is_parked(
 
 
 async def test_an_instance_drained_during_its_check_is_not_taken_down(
-    checker, check, servers, pool, add_instance, state_of
+    checker: HealthChecker,
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    state_of: StateOf,
 ) -> None:
     server = await servers()
     server.answers["/health"] = (500, "")
@@ -526,7 +649,14 @@ async def test_an_instance_drained_during_its_check_is_not_taken_down(
     assert await state_of("a") is InstanceState.DRAINING
 
 
-async def test_a_deposed_leader_takes_nobody_down(checker, check, servers, pool, add_instance, state_of) -> None:
+async def test_a_deposed_leader_takes_nobody_down(
+    checker: HealthChecker,
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    add_instance: AddInstance,
+    state_of: StateOf,
+) -> None:
     server = await servers()
     server.answers["/health"] = (500, "")
     await add_instance("a", url=server.url)
@@ -540,7 +670,9 @@ async def test_a_deposed_leader_takes_nobody_down(checker, check, servers, pool,
     assert await state_of("a") is InstanceState.READY
 
 
-async def test_a_deposed_leader_writes_nothing_that_it_learned(check, servers, pool, add_instance) -> None:
+async def test_a_deposed_leader_writes_nothing_that_it_learned(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], pool: PoolStore, add_instance: AddInstance
+) -> None:
     server = await servers()
     server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
     await add_instance("a", InstanceState.STARTING, url=server.url)
@@ -592,7 +724,12 @@ class GatedProber:
 
 
 async def test_no_more_checks_are_open_at_once_than_allowed(
-    pool, fence, clock, metrics, add_instance, eventually
+    pool: PoolStore,
+    fence: int,
+    clock: ManualClock,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    eventually: Callable[..., Awaitable[Any]],
 ) -> None:
     prober = GatedProber()
     for number in range(70):
@@ -611,21 +748,28 @@ async def test_no_more_checks_are_open_at_once_than_allowed(
 
 
 # what it lists, and what is wrong ------------------------------------------------------------------------------------
-def listing(*names: str, **adapters: str):
+def listing(*names: str, **adapters: str) -> tuple[int, str]:
     cards = [{"id": name} for name in names] + [{"id": name, "parent": of} for name, of in adapters.items()]
     return 200, json.dumps({"data": cards})
 
 
+ModelsOf = Callable[[str], Awaitable[Any]]
+
+
 @pytest.fixture
-def models_of(pool):
-    async def read(instance_id: str):
+def models_of(pool: PoolStore) -> ModelsOf:
+    async def read(instance_id: str) -> Any:
         return (await pool.membership()).instances[instance_id].models
 
     return read
 
 
 async def test_what_a_server_lists_is_known_when_it_is_ready_and_followed_while_it_runs(
-    check, servers, add_instance, models_of, asked_for
+    check: Check,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance,
+    models_of: ModelsOf,
+    asked_for: AskedFor,
 ) -> None:
     server = await servers()
     server.answers["/v1/models"] = listing("qwen")
@@ -648,7 +792,7 @@ async def test_what_a_server_lists_is_known_when_it_is_ready_and_followed_while_
 
 
 async def test_a_server_that_took_the_place_of_another_lists_what_it_says_itself(
-    check, servers, add_instance, models_of
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, models_of: ModelsOf
 ) -> None:
     server = await servers()
     await add_instance("a", InstanceState.STARTING, url=server.url, models={"former": ""})
@@ -658,7 +802,9 @@ async def test_a_server_that_took_the_place_of_another_lists_what_it_says_itself
     assert await models_of("a") is None
 
 
-async def test_a_returning_engine_proves_itself_by_a_name_that_it_lists(check, servers, add_instance) -> None:
+async def test_a_returning_engine_proves_itself_by_a_name_that_it_lists(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance
+) -> None:
     server = await servers()
     server.answers |= {"/v1/completions": (200, "{}"), "/v1/models": listing("other", sql="other")}
     await add_instance("a", InstanceState.DOWN, url=server.url)
@@ -668,7 +814,9 @@ async def test_a_returning_engine_proves_itself_by_a_name_that_it_lists(check, s
     assert [json.loads(body)["model"] for path, body in server.requests if path == "/v1/completions"] == ["other"]
 
 
-async def test_why_an_instance_does_not_serve_is_noted_until_it_does(check, servers, pool, add_instance) -> None:
+async def test_why_an_instance_does_not_serve_is_noted_until_it_does(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], pool: PoolStore, add_instance: AddInstance
+) -> None:
     server, gone = await servers(), await servers()
     await gone.stop()
     server.answers["/health"] = (401, "")
@@ -695,12 +843,12 @@ async def test_why_an_instance_does_not_serve_is_noted_until_it_does(check, serv
 
 
 # a checker that is cut off ---------------------------------------------------------------------------------------
-async def beat(pool, **info: str) -> None:
+async def beat(pool: Any, **info: str) -> None:
     await pool.heartbeat("router-1", 600_000, info)
 
 
 @pytest.fixture
-async def unreachable(add_instance, servers):
+async def unreachable(add_instance: AddInstance, servers: Callable[[], Awaitable[ScriptedServer]]) -> None:
     """Three instances in service that the checker cannot reach, while a router is alive."""
     for name in "abc":
         server = await servers()
@@ -709,7 +857,12 @@ async def unreachable(add_instance, servers):
 
 
 async def test_instances_that_one_checker_cannot_reach_stay_in_service(
-    unreachable, pool, check, state_of, value, caplog
+    unreachable: Any,
+    pool: PoolStore,
+    check: Check,
+    state_of: StateOf,
+    value: Callable[..., float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await beat(pool)
 
@@ -722,7 +875,9 @@ async def test_instances_that_one_checker_cannot_reach_stay_in_service(
     assert all("of most instances at once" in notes[name].text for name in "abc")
 
 
-async def test_an_instance_that_a_router_has_lost_too_goes_down(unreachable, pool, check, state_of) -> None:
+async def test_an_instance_that_a_router_has_lost_too_goes_down(
+    unreachable: Any, pool: PoolStore, check: Check, state_of: StateOf
+) -> None:
     await beat(pool, lost="b c")
 
     await check(4)
@@ -730,13 +885,20 @@ async def test_an_instance_that_a_router_has_lost_too_goes_down(unreachable, poo
     assert [await state_of(name) for name in "abc"] == [InstanceState.READY, InstanceState.DOWN, InstanceState.DOWN]
 
 
-async def test_where_no_router_is_alive_the_checks_alone_decide(unreachable, check, state_of) -> None:
+async def test_where_no_router_is_alive_the_checks_alone_decide(
+    unreachable: Any, check: Check, state_of: StateOf
+) -> None:
     await check(4)
     assert [await state_of(name) for name in "abc"] == [InstanceState.DOWN] * 3
 
 
 async def test_instances_that_are_all_down_in_the_end_are_not_said_to_be_well(
-    unreachable, pool, check, state_of, value, caplog
+    unreachable: Any,
+    pool: PoolStore,
+    check: Check,
+    state_of: StateOf,
+    value: Callable[..., float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await beat(pool)
     await check(4)
@@ -750,7 +912,13 @@ async def test_instances_that_are_all_down_in_the_end_are_not_said_to_be_well(
     assert "no instance is in service any more" in caplog.text
 
 
-async def test_one_of_many_goes_down_whatever_routers_say(add_instance, servers, pool, check, state_of) -> None:
+async def test_one_of_many_goes_down_whatever_routers_say(
+    add_instance: AddInstance,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    pool: PoolStore,
+    check: Check,
+    state_of: StateOf,
+) -> None:
     await beat(pool)
     for name in "abc":
         server = await servers()

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import pytest
 
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.hotness_keeper import HotnessJob, scheduled_ready
+from dualmap.workers.metrics import WorkerMetrics
 from tests.statestore.samples import finish
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.flaky_pool import FlakyPool
 
 HOT, COLD_BASE = 0xAAAA, 1_000
 
 
+KeeperOf = Callable[..., HotnessJob]
+
+
 @pytest.fixture
-def keeper_of(fence, clock, metrics):
-    def make(pool, **changes) -> HotnessJob:
+def keeper_of(fence: int, clock: ManualClock, metrics: WorkerMetrics) -> KeeperOf:
+    def make(pool: Any, **changes: Any) -> HotnessJob:
         settings = SchedulingSettings(hotness_window_s=60.0, **changes)
         return HotnessJob(pool, fence, settings, clock=clock, metrics=metrics)
 
@@ -23,12 +34,12 @@ def keeper_of(fence, clock, metrics):
 
 
 @pytest.fixture
-def published(pool, monkeypatch):
+def published(pool: PoolStore, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """The counts of every tree that is published."""
     counts_of = []
     publish = pool.publish_tree
 
-    async def noted(tree, counts, *, fence):
+    async def noted(tree: Any, counts: Any, *, fence: int) -> int:
         counts_of.append(dict(counts))
         return await publish(tree, counts, fence=fence)
 
@@ -36,8 +47,11 @@ def published(pool, monkeypatch):
     return counts_of
 
 
+Traffic = Callable[[int, float], Awaitable[None]]
+
+
 @pytest.fixture
-async def traffic(pool, add_instance, reserve):
+async def traffic(pool: PoolStore, add_instance: AddInstance, reserve: Reserve) -> Traffic:
     """``await traffic(n, hot_share)``: n finished requests, a share of them with one common first block."""
     for number in range(8):
         await add_instance(f"i{number}")
@@ -54,7 +68,9 @@ async def traffic(pool, add_instance, reserve):
     return send
 
 
-async def test_a_popular_prefix_becomes_hot_and_cools_again(pool, keeper_of, traffic, clock, value) -> None:
+async def test_a_popular_prefix_becomes_hot_and_cools_again(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic, clock: ManualClock, value: Callable[..., float]
+) -> None:
     keeper = keeper_of(pool)
 
     await traffic(100, 0.4)  # 2 / n = 0.25
@@ -70,7 +86,9 @@ async def test_a_popular_prefix_becomes_hot_and_cools_again(pool, keeper_of, tra
     assert (await pool.membership()).tree_version > hot.tree_version
 
 
-async def test_the_tree_is_published_only_when_it_changes(pool, keeper_of, traffic, value) -> None:
+async def test_the_tree_is_published_only_when_it_changes(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic, value: Callable[..., float]
+) -> None:
     keeper = keeper_of(pool)
     for _ in range(5):
         await traffic(50, 0.5)
@@ -81,7 +99,12 @@ async def test_the_tree_is_published_only_when_it_changes(pool, keeper_of, traff
 
 
 async def test_counts_of_an_unchanged_tree_are_renewed_now_and_then(
-    pool, keeper_of, traffic, clock, value, published
+    pool: PoolStore,
+    keeper_of: KeeperOf,
+    traffic: Traffic,
+    clock: ManualClock,
+    value: Callable[..., float],
+    published: list[dict[int, int]],
 ) -> None:
     keeper = keeper_of(pool)
 
@@ -100,7 +123,9 @@ async def test_counts_of_an_unchanged_tree_are_renewed_now_and_then(
     assert (await pool.membership()).tree_version == value("dualmap_worker_trees_published_total") == 1
 
 
-async def test_counts_that_stay_the_same_are_not_written_again(flaky, keeper_of, traffic, clock) -> None:
+async def test_counts_that_stay_the_same_are_not_written_again(
+    flaky: FlakyPool, keeper_of: KeeperOf, traffic: Traffic, clock: ManualClock
+) -> None:
     keeper = keeper_of(flaky)
     await traffic(100, 0.5)
     for _ in range(5):
@@ -110,7 +135,9 @@ async def test_counts_that_stay_the_same_are_not_written_again(flaky, keeper_of,
     assert flaky.calls.count("publish_tree") == 1
 
 
-async def test_counts_are_right_again_soon_after_a_change_of_leader(pool, keeper_of, traffic, published) -> None:
+async def test_counts_are_right_again_soon_after_a_change_of_leader(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic, published: list[dict[int, int]]
+) -> None:
     await traffic(60, 0.5)
     await keeper_of(pool).tick()
     await traffic(60, 0.5)
@@ -120,7 +147,9 @@ async def test_counts_are_right_again_soon_after_a_change_of_leader(pool, keeper
     assert published[-1] == {HOT: 60}
 
 
-async def test_in_the_band_between_hot_and_cold_nothing_changes(pool, keeper_of, traffic, clock) -> None:
+async def test_in_the_band_between_hot_and_cold_nothing_changes(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic, clock: ManualClock
+) -> None:
     keeper = keeper_of(pool)
     await traffic(100, 0.2)
     await keeper.tick()
@@ -134,7 +163,9 @@ async def test_in_the_band_between_hot_and_cold_nothing_changes(pool, keeper_of,
     assert dict((await pool.membership()).tree.hot) == {HOT: 1}
 
 
-async def test_a_new_leader_knows_what_the_former_one_knew(pool, keeper_of, traffic) -> None:
+async def test_a_new_leader_knows_what_the_former_one_knew(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic
+) -> None:
     # given traffic that the former leader saw, longer than one read of the log
     await traffic(1100, 0.4)
     await traffic(100, 0.4)
@@ -151,7 +182,7 @@ async def test_a_new_leader_knows_what_the_former_one_knew(pool, keeper_of, traf
     assert dict((await pool.membership()).tree.hot) == {HOT: 1}, "and the same window"
 
 
-async def test_without_enough_traffic_nothing_is_hot(pool, keeper_of, traffic) -> None:
+async def test_without_enough_traffic_nothing_is_hot(pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic) -> None:
     await traffic(15, 1.0)
 
     await keeper_of(pool).tick()
@@ -159,7 +190,9 @@ async def test_without_enough_traffic_nothing_is_hot(pool, keeper_of, traffic) -
     assert (await pool.membership()).tree_version == 0
 
 
-async def test_a_deposed_keeper_publishes_nothing(pool, keeper_of, traffic, clock) -> None:
+async def test_a_deposed_keeper_publishes_nothing(
+    pool: PoolStore, keeper_of: KeeperOf, traffic: Traffic, clock: ManualClock
+) -> None:
     await traffic(100, 0.5)
     keeper = keeper_of(pool)
     clock.jump(20_000.0)
@@ -170,7 +203,7 @@ async def test_a_deposed_keeper_publishes_nothing(pool, keeper_of, traffic, cloc
     assert (await pool.membership()).tree_version == 0
 
 
-async def test_only_ready_scheduled_instances_count(pool, add_instance) -> None:
+async def test_only_ready_scheduled_instances_count(pool: PoolStore, add_instance: AddInstance) -> None:
     await add_instance("a")
     await add_instance("b", role=Role.PREFILL)
     await add_instance("c", role=Role.DECODE)

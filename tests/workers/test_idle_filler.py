@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.idle_filler import IdleFiller
+from dualmap.workers.metrics import WorkerMetrics
+from tests.workers.doing import AddInstance, Reserve
 
 
 @pytest.fixture
@@ -17,12 +24,12 @@ def scheduling() -> SchedulingSettings:
 
 
 @pytest.fixture
-def filler(pool, fence, order, metrics) -> IdleFiller:
+def filler(pool: PoolStore, fence: int, order: QueueOrder, metrics: WorkerMetrics) -> IdleFiller:
     return IdleFiller(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
 
 
 @pytest.fixture
-async def busy(add_instance, reserve):
+async def busy(add_instance: AddInstance, reserve: Reserve) -> None:
     """Instance a with 8 s of work under an SLO of 5 s, all but the first request held."""
     await add_instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
     for number in range(4):
@@ -30,7 +37,7 @@ async def busy(add_instance, reserve):
 
 
 async def test_an_instance_that_joined_takes_what_would_be_late_and_is_sent_it(
-    pool, filler, busy, add_instance, value
+    pool: PoolStore, filler: IdleFiller, busy: Any, add_instance: AddInstance, value: Callable[..., float]
 ) -> None:
     await add_instance("b", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
 
@@ -44,7 +51,9 @@ async def test_an_instance_that_joined_takes_what_would_be_late_and_is_sent_it(
 
 
 @pytest.mark.parametrize("figures", [{"role": Role.PREFILL}, {"prefill_tokens_per_s": 100.0}])
-async def test_nothing_goes_where_it_is_not_served_or_late_as_well(pool, filler, busy, add_instance, figures) -> None:
+async def test_nothing_goes_where_it_is_not_served_or_late_as_well(
+    pool: PoolStore, filler: IdleFiller, busy: Any, add_instance: AddInstance, figures: Any
+) -> None:
     await add_instance("b", **figures)
 
     await filler.tick()
@@ -52,7 +61,9 @@ async def test_nothing_goes_where_it_is_not_served_or_late_as_well(pool, filler,
     assert {request.instance_id for request in (await pool.snapshot()).requests} == {"a"}
 
 
-async def test_a_deposed_leader_moves_nothing(pool, filler, busy, add_instance) -> None:
+async def test_a_deposed_leader_moves_nothing(
+    pool: PoolStore, filler: IdleFiller, busy: Any, add_instance: AddInstance
+) -> None:
     await add_instance("b", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
     await pool.release_lease((await pool.snapshot()).leader)
     assert await pool.acquire_lease("another", 10_000) is not None

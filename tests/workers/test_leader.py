@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
 from dualmap.statestore.leases import Lease
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.leader import Election, Step, Term, plan_tick
+from dualmap.workers.metrics import WorkerMetrics
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance
+from tests.workers.flaky_pool import FlakyPool
 
 LEASE_S = 3.0
 
@@ -36,12 +43,15 @@ class Office:
             self.active -= 1
 
 
+Campaign = Callable[..., tuple[Election, Office, asyncio.Task[None]]]
+
+
 @pytest.fixture
-async def campaign(clock, metrics):
+async def campaign(clock: ManualClock, metrics: WorkerMetrics) -> AsyncIterator[Campaign]:
     """Start an election campaign: ``election, office, task = campaign(pool, "w1")``."""
     tasks = []
 
-    def start(pool, owner, lead=None):
+    def start(pool: Any, owner: str, lead: Any = None) -> Any:
         office = Office()
         election = Election(
             pool,
@@ -77,7 +87,9 @@ def test_a_term_is_renewed_from_a_third_of_its_lease_and_over_at_its_end(age_s: 
     assert plan_tick(Term(Lease("w1", 1, 0), renewed_s=50.0), 50.0 + age_s, LEASE_S) is step
 
 
-async def test_of_two_campaigners_one_leads_and_goes_on_leading(clock, pool, campaign) -> None:
+async def test_of_two_campaigners_one_leads_and_goes_on_leading(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign
+) -> None:
     first, first_office, _ = campaign(pool, "w1")
     second, second_office, _ = campaign(pool, "w2")
 
@@ -88,7 +100,9 @@ async def test_of_two_campaigners_one_leads_and_goes_on_leading(clock, pool, cam
     assert len(first_office.fences) == 1, "one unbroken term"
 
 
-async def test_a_leader_that_vanishes_is_replaced_within_its_lease(clock, pool, campaign) -> None:
+async def test_a_leader_that_vanishes_is_replaced_within_its_lease(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign
+) -> None:
     # given a leader that died without a word
     assert await pool.acquire_lease("dead", int(LEASE_S * 1000)) is not None
     _, office, _ = campaign(pool, "w2")
@@ -99,7 +113,9 @@ async def test_a_leader_that_vanishes_is_replaced_within_its_lease(clock, pool, 
     assert office.active == 1
 
 
-async def test_cancelling_stops_the_jobs_and_gives_the_lease_back_at_once(clock, pool, campaign) -> None:
+async def test_cancelling_stops_the_jobs_and_gives_the_lease_back_at_once(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign
+) -> None:
     _, first_office, first_task = campaign(pool, "w1")
     _, second_office, _ = campaign(pool, "w2")
     await clock.advance(0.1)
@@ -112,7 +128,7 @@ async def test_cancelling_stops_the_jobs_and_gives_the_lease_back_at_once(clock,
 
 
 async def test_a_leader_whose_store_is_away_steps_down_after_its_lease_by_its_own_clock(
-    clock, flaky, campaign, value
+    clock: ManualClock, flaky: FlakyPool, campaign: Campaign, value: Callable[..., float]
 ) -> None:
     election, office, _ = campaign(flaky, "w1")
     await clock.advance(0.1)
@@ -128,7 +144,7 @@ async def test_a_leader_whose_store_is_away_steps_down_after_its_lease_by_its_ow
     assert value("dualmap_worker_terms_total", event="expired") == 1
 
 
-async def test_a_short_outage_does_not_end_a_term(clock, flaky, campaign) -> None:
+async def test_a_short_outage_does_not_end_a_term(clock: ManualClock, flaky: FlakyPool, campaign: Campaign) -> None:
     _, office, _ = campaign(flaky, "w1")
     await clock.advance(0.1)
 
@@ -141,7 +157,9 @@ async def test_a_short_outage_does_not_end_a_term(clock, flaky, campaign) -> Non
     assert len(office.fences) == 1
 
 
-async def test_a_worker_leads_again_when_the_store_comes_back(clock, flaky, campaign) -> None:
+async def test_a_worker_leads_again_when_the_store_comes_back(
+    clock: ManualClock, flaky: FlakyPool, campaign: Campaign
+) -> None:
     _, office, _ = campaign(flaky, "w1")
     await clock.advance(0.1)
     flaky.away = True
@@ -156,7 +174,9 @@ async def test_a_worker_leads_again_when_the_store_comes_back(clock, flaky, camp
 
 
 @pytest.mark.parametrize("error", [StoreConfigurationError("NOAUTH"), StoreError("no such command")], ids=repr)
-async def test_a_store_that_refuses_its_calls_ends_a_term_and_no_campaign(clock, flaky, campaign, error) -> None:
+async def test_a_store_that_refuses_its_calls_ends_a_term_and_no_campaign(
+    clock: ManualClock, flaky: FlakyPool, campaign: Campaign, error: Any
+) -> None:
     # given a leader and a campaigner whose calls a new master refuses
     flaky.error = error
     _, first_office, first_task = campaign(flaky, "w1")
@@ -173,7 +193,9 @@ async def test_a_store_that_refuses_its_calls_ends_a_term_and_no_campaign(clock,
     assert first_office.active + second_office.active == 1
 
 
-async def test_a_lease_that_cannot_be_released_does_not_keep_a_worker_from_stopping(clock, flaky, campaign) -> None:
+async def test_a_lease_that_cannot_be_released_does_not_keep_a_worker_from_stopping(
+    clock: ManualClock, flaky: FlakyPool, campaign: Campaign
+) -> None:
     flaky.error = StoreConfigurationError("NOPERM")
     _, office, task = campaign(flaky, "w1")
     await clock.advance(0.1)
@@ -187,7 +209,9 @@ async def test_a_lease_that_cannot_be_released_does_not_keep_a_worker_from_stopp
     assert flaky.calls[-1] == "release_lease"
 
 
-async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(clock, pool, campaign, add_instance) -> None:
+async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign, add_instance: AddInstance
+) -> None:
     # given a leader that is suspended for longer than its lease, and a successor
     await add_instance("a")
     first, first_office, _ = campaign(pool, "w1")
@@ -209,7 +233,9 @@ async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(clock, 
     assert (await pool.membership()).instances["a"].state is InstanceState.READY
 
 
-async def test_a_refused_write_of_a_job_ends_the_term(clock, pool, campaign, value) -> None:
+async def test_a_refused_write_of_a_job_ends_the_term(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign, value: Callable[..., float]
+) -> None:
     office = Office()
     office.failure = LeaseLostError("refused")
     campaign(pool, "w1", office.lead)
@@ -220,7 +246,9 @@ async def test_a_refused_write_of_a_job_ends_the_term(clock, pool, campaign, val
     assert office.active == 1, "it campaigned again"
 
 
-async def test_failing_work_gives_the_leadership_to_somebody_else(clock, pool, campaign, value) -> None:
+async def test_failing_work_gives_the_leadership_to_somebody_else(
+    clock: ManualClock, pool: PoolStore, campaign: Campaign, value: Callable[..., float]
+) -> None:
     broken = Office()
     broken.failure = RuntimeError("defect")
     campaign(pool, "w1", broken.lead)
@@ -230,7 +258,9 @@ async def test_failing_work_gives_the_leadership_to_somebody_else(clock, pool, c
     assert await pool.acquire_lease("w2", 1000) is not None
 
 
-async def test_jobs_that_do_not_stop_hold_the_election_no_longer_than_the_bound(clock, flaky, campaign) -> None:
+async def test_jobs_that_do_not_stop_hold_the_election_no_longer_than_the_bound(
+    clock: ManualClock, flaky: FlakyPool, campaign: Campaign
+) -> None:
     # given a job that ignores being cancelled
     freed = asyncio.Event()
 

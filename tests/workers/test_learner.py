@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import orjson
 import pytest
 
@@ -9,23 +12,34 @@ from dualmap.scheduling.estimates.learning import RATIO_MIN_TOKENS, features_to_
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.learner import Learner
+from dualmap.workers.metrics import WorkerMetrics
 from tests.statestore.samples import finish, first_token
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.flaky_pool import FlakyPool
 
 RATE = 2000.0
 """What the engines of these tests really prefill, tokens per second; they are entered with half of that."""
 
 
+LearnerOf = Callable[[Any], Learner]
+
+
 @pytest.fixture
-def learner_of(fence, metrics):
-    def make(pool) -> Learner:
+def learner_of(fence: int, metrics: WorkerMetrics) -> LearnerOf:
+    def make(pool: Any) -> Learner:
         return Learner(pool, fence, pool, metrics=metrics)
 
     return make
 
 
+Prefills = Callable[..., Awaitable[None]]
+
+
 @pytest.fixture
-def prefills(pool, add_instance, reserve, clock):
+def prefills(pool: PoolStore, add_instance: AddInstance, reserve: Reserve, clock: ManualClock) -> Prefills:
     """``await prefills(n)``: n requests on a, one after the other, each with a first token after its prefill."""
     count = 0
 
@@ -45,8 +59,11 @@ def prefills(pool, add_instance, reserve, clock):
     return run
 
 
+RateOfA = Callable[[], Awaitable[float]]
+
+
 @pytest.fixture
-def rate_of_a(pool):
+def rate_of_a(pool: PoolStore) -> RateOfA:
     async def read() -> float:
         return (await pool.loads())["a"].prefill_tokens_per_s
 
@@ -54,7 +71,7 @@ def rate_of_a(pool):
 
 
 async def test_the_prefill_rate_of_an_instance_follows_its_first_tokens(
-    pool, learner_of, prefills, rate_of_a, value
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills, rate_of_a: RateOfA, value: Callable[..., float]
 ) -> None:
     learner = learner_of(pool)
 
@@ -65,7 +82,9 @@ async def test_the_prefill_rate_of_an_instance_follows_its_first_tokens(
     assert value("dualmap_worker_samples_total") == 400
 
 
-async def test_the_bytes_per_token_are_learned_once_enough_was_seen(pool, learner_of, prefills) -> None:
+async def test_the_bytes_per_token_are_learned_once_enough_was_seen(
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills
+) -> None:
     learner = learner_of(pool)
     await prefills(1)
     await learner.tick()
@@ -77,7 +96,9 @@ async def test_the_bytes_per_token_are_learned_once_enough_was_seen(pool, learne
     assert (await pool.membership()).learned.bytes_per_token == pytest.approx(2.0)
 
 
-async def test_the_expected_ttft_moves_towards_what_was_measured(pool, learner_of, prefills) -> None:
+async def test_the_expected_ttft_moves_towards_what_was_measured(
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills
+) -> None:
     learner, features = learner_of(pool), Form(constant=1.0, compute_s=1.0)
     before = (await pool.membership()).learned.ttft.of(features)
 
@@ -89,7 +110,9 @@ async def test_the_expected_ttft_moves_towards_what_was_measured(pool, learner_o
     assert abs(after - measured_s) < abs(before - measured_s) / 2
 
 
-async def test_without_samples_nothing_is_published(flaky, learner_of, prefills) -> None:
+async def test_without_samples_nothing_is_published(
+    flaky: FlakyPool, learner_of: LearnerOf, prefills: Prefills
+) -> None:
     learner = learner_of(flaky)
     await prefills(1)
     await learner.tick()
@@ -99,7 +122,12 @@ async def test_without_samples_nothing_is_published(flaky, learner_of, prefills)
 
 
 async def test_what_could_not_be_published_is_with_the_next_samples(
-    pool, flaky, learner_of, prefills, rate_of_a, monkeypatch
+    pool: PoolStore,
+    flaky: FlakyPool,
+    learner_of: LearnerOf,
+    prefills: Prefills,
+    rate_of_a: RateOfA,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     learner = learner_of(pool)
     await prefills(200)
@@ -118,7 +146,9 @@ async def test_what_could_not_be_published_is_with_the_next_samples(
     assert await rate_of_a() == pytest.approx(RATE, rel=0.1)
 
 
-async def test_a_new_leader_goes_on_from_what_was_published(pool, learner_of, prefills, rate_of_a) -> None:
+async def test_a_new_leader_goes_on_from_what_was_published(
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills, rate_of_a: RateOfA
+) -> None:
     await prefills(200)
     await learner_of(pool).tick()
     published = (await pool.membership()).learned
@@ -131,7 +161,9 @@ async def test_a_new_leader_goes_on_from_what_was_published(pool, learner_of, pr
     assert (await pool.membership()).learned.bytes_per_token == published.bytes_per_token
 
 
-async def test_an_instance_that_left_teaches_nothing(pool, learner_of, prefills) -> None:
+async def test_an_instance_that_left_teaches_nothing(
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills
+) -> None:
     learner = learner_of(pool)
     await prefills(2)
     await pool.remove_instance("a")
@@ -142,7 +174,7 @@ async def test_an_instance_that_left_teaches_nothing(pool, learner_of, prefills)
 
 
 async def test_an_instance_that_came_back_under_its_id_is_learned_afresh(
-    pool, learner_of, prefills, rate_of_a, add_instance
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills, rate_of_a: RateOfA, add_instance: AddInstance
 ) -> None:
     """It may be another engine on another machine."""
     learner = learner_of(pool)
@@ -158,7 +190,9 @@ async def test_an_instance_that_came_back_under_its_id_is_learned_afresh(
     assert await rate_of_a() < RATE / 2
 
 
-async def test_a_deposed_learner_publishes_nothing(pool, learner_of, prefills, rate_of_a, clock) -> None:
+async def test_a_deposed_learner_publishes_nothing(
+    pool: PoolStore, learner_of: LearnerOf, prefills: Prefills, rate_of_a: RateOfA, clock: ManualClock
+) -> None:
     await prefills(200)
     clock.jump(20_000.0)
 

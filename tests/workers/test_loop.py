@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
-from dualmap.workers.loop import run_job
+from dualmap.workers.loop import LoopContext, run_job
+from tests.support.manual_clock import ManualClock
 
 
 class ScriptedJob:
@@ -27,11 +30,14 @@ class ScriptedJob:
             raise self.failures.pop(0)
 
 
+Run = Callable[..., asyncio.Task[None]]
+
+
 @pytest.fixture
-async def run(context):
+async def run(context: LoopContext) -> AsyncIterator[Run]:
     tasks = []
 
-    def start(job, given=None):
+    def start(job: Any, given: Any = None) -> Any:
         task = asyncio.create_task(run_job(job, given or context))
         tasks.append(task)
         return task
@@ -42,7 +48,7 @@ async def run(context):
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_healthy_job_ticks_at_its_interval(clock, run, value) -> None:
+async def test_a_healthy_job_ticks_at_its_interval(clock: ManualClock, run: Run, value: Callable[..., float]) -> None:
     job = ScriptedJob()
     run(job)
 
@@ -52,7 +58,9 @@ async def test_a_healthy_job_ticks_at_its_interval(clock, run, value) -> None:
     assert value("dualmap_worker_ticks_total", job="scripted", outcome="ok") == 11
 
 
-async def test_an_outage_of_the_store_slows_the_job_down_and_never_ends_it(clock, run, value) -> None:
+async def test_an_outage_of_the_store_slows_the_job_down_and_never_ends_it(
+    clock: ManualClock, run: Run, value: Callable[..., float]
+) -> None:
     job = ScriptedJob(*[StoreUnavailableError("away")] * 8)
     run(job)
 
@@ -64,7 +72,9 @@ async def test_an_outage_of_the_store_slows_the_job_down_and_never_ends_it(clock
     assert max(clock.naps_s) <= 2.0 * 1.25
 
 
-async def test_a_defect_in_one_round_does_not_end_the_job(clock, run, value, caplog) -> None:
+async def test_a_defect_in_one_round_does_not_end_the_job(
+    clock: ManualClock, run: Run, value: Callable[..., float], caplog: pytest.LogCaptureFixture
+) -> None:
     job = ScriptedJob(ZeroDivisionError("defect"))
     run(job)
 
@@ -75,7 +85,7 @@ async def test_a_defect_in_one_round_does_not_end_the_job(clock, run, value, cap
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_lost_lease_ends_the_job(clock, run) -> None:
+async def test_a_lost_lease_ends_the_job(clock: ManualClock, run: Run) -> None:
     task = run(ScriptedJob(LeaseLostError("deposed")))
 
     await clock.advance(0)
@@ -83,7 +93,9 @@ async def test_a_lost_lease_ends_the_job(clock, run) -> None:
     assert isinstance(task.exception(), LeaseLostError)
 
 
-async def test_a_round_that_hangs_is_cut_off(clock, run, context, value) -> None:
+async def test_a_round_that_hangs_is_cut_off(
+    clock: ManualClock, run: Run, context: LoopContext, value: Callable[..., float]
+) -> None:
     class HangsOnce(ScriptedJob):
         async def tick(self) -> None:
             await super().tick()

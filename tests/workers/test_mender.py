@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Change
 from dualmap.workers.mender import Mender
+from dualmap.workers.metrics import WorkerMetrics
+from tests.workers.doing import AddInstance
 
 
-async def test_unreadable_state_is_mended_and_counted_once(pool, fence, metrics, add_instance, value) -> None:
+async def test_unreadable_state_is_mended_and_counted_once(
+    pool: PoolStore, fence: int, metrics: WorkerMetrics, add_instance: AddInstance, value: Callable[..., float]
+) -> None:
     await add_instance("a")
     await pool._make(Change([("HSET", pool._keys.names, "adapter", b"\xff")]))
     mender = Mender(pool, fence, metrics=metrics)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.led import LedPool
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers import evacuator, idle_filler, rebalancer
 from dualmap.workers.evacuator import Evacuator
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.moves import count_moves
 from tests.statestore.samples import finish
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.flaky_pool import FlakyPool
 
 PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "reference" / "redis-keys.md"
 
 
 @pytest.fixture
-async def queue_of_100(pool, add_instance, reserve) -> None:
+async def queue_of_100(pool: PoolStore, add_instance: AddInstance, reserve: Reserve) -> None:
     """For a, which went down; b takes them."""
     await add_instance("a", dispatch_window_tokens=1)
     await add_instance("b", dispatch_window_tokens=1, max_queued_requests=1000)
@@ -31,10 +38,15 @@ async def queue_of_100(pool, add_instance, reserve) -> None:
 
 
 async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
-    pool, fence, metrics, order, queue_of_100, value
+    pool: PoolStore,
+    fence: int,
+    metrics: WorkerMetrics,
+    order: QueueOrder,
+    queue_of_100: None,
+    value: Callable[..., float],
 ) -> None:
     class LeavesMeanwhile(LedPool):
-        async def queue(self, instance_id):
+        async def queue(self, instance_id: str) -> Any:
             read = await pool.queue(instance_id)
             await finish(pool, "r7")
             return read
@@ -50,11 +62,11 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
 
 
 async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_for(
-    flaky, pool, fence, metrics, order, queue_of_100
+    flaky: FlakyPool, pool: PoolStore, fence: int, metrics: WorkerMetrics, order: QueueOrder, queue_of_100: None
 ) -> None:
     original, answered = pool.migrate, 0
 
-    async def migrate(*arguments, **named):
+    async def migrate(*arguments: Any, **named: Any) -> Any:
         nonlocal answered
         answered += 1
         flaky.away = answered >= 40

@@ -8,10 +8,13 @@ import pytest
 
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.workers.pool_reader import CachedPoolReader
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance
+from tests.workers.flaky_pool import FlakyPool
 
 
 async def test_looks_within_the_bound_share_one_read_and_later_ones_see_what_changed(
-    clock, flaky, add_instance
+    clock: ManualClock, flaky: FlakyPool, add_instance: AddInstance
 ) -> None:
     reader = CachedPoolReader(flaky, clock, 0.4)
     await add_instance("a")
@@ -24,7 +27,9 @@ async def test_looks_within_the_bound_share_one_read_and_later_ones_see_what_cha
     assert set(await reader.loads()) == set((await reader.membership()).instances) == {"a", "b"}
 
 
-async def test_an_outage_is_told_to_everybody_and_the_next_look_tries_again(clock, flaky, add_instance) -> None:
+async def test_an_outage_is_told_to_everybody_and_the_next_look_tries_again(
+    clock: ManualClock, flaky: FlakyPool, add_instance: AddInstance
+) -> None:
     reader = CachedPoolReader(flaky, clock, 0.4)
     await add_instance("a")
     await reader.loads()

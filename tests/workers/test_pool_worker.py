@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_worker import PoolWorker, run_together
 from dualmap.workers.settings import WorkerSettings
 from tests.support.placements import placement
+from tests.workers.scripted_server import ScriptedServer
 
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
 JOBS = {
@@ -62,11 +64,14 @@ class Runner:
         await self.store.close()
 
 
+StartRunner = Callable[..., Runner]
+
+
 @pytest.fixture
-async def runner():
+async def runner() -> AsyncIterator[StartRunner]:
     runners = []
 
-    def make(*arguments, **named) -> Runner:
+    def make(*arguments: Any, **named: Any) -> Runner:
         runners.append(Runner(*arguments, **named))
         return runners[-1]
 
@@ -80,7 +85,9 @@ def ticked(metrics: WorkerMetrics) -> set[str]:
     return {sample.labels["job"] for sample in samples if sample.labels.get("outcome") == "ok"}
 
 
-async def test_the_leader_does_every_job_and_the_other_only_registers(runner, eventually) -> None:
+async def test_the_leader_does_every_job_and_the_other_only_registers(
+    runner: StartRunner, eventually: Callable[..., Awaitable[Any]]
+) -> None:
     fleet = runner()
     leader, leading, _ = fleet.start("w1")
     await eventually(lambda: leader.lease)
@@ -90,13 +97,17 @@ async def test_the_leader_does_every_job_and_the_other_only_registers(runner, ev
     assert ticked(following) <= {"registrar"}
 
 
-async def test_a_policy_that_does_not_rebalance_has_no_rebalancer(runner, eventually) -> None:
+async def test_a_policy_that_does_not_rebalance_has_no_rebalancer(
+    runner: StartRunner, eventually: Callable[..., Awaitable[Any]]
+) -> None:
     _, metrics, _ = runner(policy="round-robin").start("w1")
 
     await eventually(lambda: ticked(metrics) == (JOBS | {"registrar"}) - {"rebalancer"})
 
 
-async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(runner, eventually) -> None:
+async def test_a_stopped_leader_hands_over_and_leaves_nothing_running(
+    runner: StartRunner, eventually: Callable[..., Awaitable[Any]]
+) -> None:
     fleet = runner()
     first, _, task = fleet.start("w1")
     await eventually(lambda: first.lease)
@@ -114,7 +125,9 @@ def states(pool: PoolStore) -> dict[str, InstanceState]:
     return {name: spec.state for name, spec in at_once(pool.membership()).instances.items()}
 
 
-async def test_a_configured_instance_is_registered_checked_and_served(runner, servers, eventually) -> None:
+async def test_a_configured_instance_is_registered_checked_and_served(
+    runner: StartRunner, servers: Callable[[], Awaitable[ScriptedServer]], eventually: Callable[..., Awaitable[Any]]
+) -> None:
     server = await servers()
     fleet = runner((InstanceSettings(id="a", url=server.url),))
     fleet.start("w1")
@@ -122,7 +135,9 @@ async def test_a_configured_instance_is_registered_checked_and_served(runner, se
     await eventually(lambda: states(fleet.pool) == {"a": InstanceState.READY})
 
 
-async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers, eventually) -> None:
+async def test_a_dead_instances_held_requests_move_by_themselves(
+    runner: StartRunner, servers: Callable[[], Awaitable[ScriptedServer]], eventually: Callable[..., Awaitable[Any]]
+) -> None:
     # given a fleet of two with a request held on a
     first, second = await servers(), await servers()
     fleet = runner(
@@ -144,7 +159,7 @@ async def test_a_dead_instances_held_requests_move_by_themselves(runner, servers
     assert states(fleet.pool)["a"] is InstanceState.DOWN
 
 
-async def test_when_one_job_loses_the_lease_all_jobs_end(metrics) -> None:
+async def test_when_one_job_loses_the_lease_all_jobs_end(metrics: WorkerMetrics) -> None:
     running = 0
 
     class Endless:

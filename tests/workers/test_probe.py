@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
 from tests.statestore.tls_front import Authority
+from tests.workers.scripted_server import ScriptedServer
 
 METRICS = """\
 # TYPE vllm:prompt_tokens_total counter
@@ -22,13 +25,13 @@ process_start_time_seconds 1.5e+09
 
 
 @pytest.fixture
-async def prober():
+async def prober() -> AsyncIterator[Prober]:
     async with Prober(timeout_s=30, canary_timeout_s=30) as asking:
         yield asking
 
 
 @pytest.fixture
-async def impatient():
+async def impatient() -> AsyncIterator[Prober]:
     async with Prober(timeout_s=0.3, canary_timeout_s=0.3) as asking:
         yield asking
 
@@ -38,13 +41,17 @@ def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
     assert version_of(body) is None
 
 
-async def test_a_healthy_server_has_no_complaint(prober, servers) -> None:
+async def test_a_healthy_server_has_no_complaint(
+    prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]]
+) -> None:
     server = await servers()
 
     assert await prober.health(server.url) == Health(None, connected=True)
 
 
-async def test_a_connection_that_stays_open_shows_that_the_process_is_the_same(prober, servers) -> None:
+async def test_a_connection_that_stays_open_shows_that_the_process_is_the_same(
+    prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]]
+) -> None:
     server = await servers()
 
     seen = [(await prober.health(server.url)).connected for _ in range(3)]
@@ -58,14 +65,21 @@ async def test_a_connection_that_stays_open_shows_that_the_process_is_the_same(p
     ("answer", "complaint"),
     [((503, ""), "status 503"), ((302, ""), "status 302"), (None, "no HTTP from 127.0.0.1:")],
 )
-async def test_every_kind_of_failure_is_a_complaint(prober, servers, answer, complaint: str) -> None:
+async def test_every_kind_of_failure_is_a_complaint(
+    prober: Prober,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    answer: tuple[int, str] | float | None,
+    complaint: str,
+) -> None:
     server = await servers()
     server.answers["/health"] = answer
 
     assert complaint in str((await prober.health(server.url)).complaint)
 
 
-async def test_a_server_that_hangs_is_cut_off(impatient, servers) -> None:
+async def test_a_server_that_hangs_is_cut_off(
+    impatient: Prober, servers: Callable[[], Awaitable[ScriptedServer]]
+) -> None:
     server = await servers()
     server.answers |= {"/health": 60.0, "/v1/completions": 60.0}
 
@@ -73,14 +87,14 @@ async def test_a_server_that_hangs_is_cut_off(impatient, servers) -> None:
     assert await impatient.canary(server.url, "qwen") == "no answer within 0.3 s"
 
 
-async def test_a_closed_port_is_a_complaint(prober, servers) -> None:
+async def test_a_closed_port_is_a_complaint(prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]]) -> None:
     server = await servers()
     await server.stop()
 
     assert "connection refused by 127.0.0.1:" in str((await prober.health(server.url)).complaint)
 
 
-async def test_why_a_server_cannot_be_asked_is_said_in_words(prober, tmp_path) -> None:
+async def test_why_a_server_cannot_be_asked_is_said_in_words(prober: Prober, tmp_path: Path) -> None:
     async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -99,7 +113,9 @@ async def test_why_a_server_cannot_be_asked_is_said_in_words(prober, tmp_path) -
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "worker.upstream_api_key"), (302, "the URL of the server itself")])
-async def test_a_status_that_settings_mend_names_them(prober, servers, status: int, words: str) -> None:
+async def test_a_status_that_settings_mend_names_them(
+    prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]], status: int, words: str
+) -> None:
     server = await servers()
     server.answers["/health"] = (status, "")
 
@@ -107,11 +123,11 @@ async def test_a_status_that_settings_mend_names_them(prober, servers, status: i
 
 
 @pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:99999", f"http://{'x' * 300}:1", "http://h ost:1"])
-async def test_a_nonsense_url_is_a_complaint(prober, url: str) -> None:
+async def test_a_nonsense_url_is_a_complaint(prober: Prober, url: str) -> None:
     assert (await prober.health(url)).complaint is not None
 
 
-async def test_a_server_that_trickles_its_answer_is_cut_off(impatient) -> None:
+async def test_a_server_that_trickles_its_answer_is_cut_off(impatient: Prober) -> None:
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError), contextlib.closing(writer):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
@@ -126,7 +142,11 @@ async def test_a_server_that_trickles_its_answer_is_cut_off(impatient) -> None:
         assert (await impatient.health(f"http://127.0.0.1:{port}")).complaint == "no answer within 0.3 s"
 
 
-async def test_without_files_nothing_is_asked_and_no_server_blamed(prober, servers, no_files_left) -> None:
+async def test_without_files_nothing_is_asked_and_no_server_blamed(
+    prober: Prober,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    no_files_left: Callable[[], contextlib.AbstractContextManager[None]],
+) -> None:
     server = await servers()
 
     with no_files_left():
@@ -139,7 +159,7 @@ async def test_without_files_nothing_is_asked_and_no_server_blamed(prober, serve
     assert (await prober.health(server.url)).complaint is None
 
 
-async def test_facts_are_what_the_server_says(prober, servers) -> None:
+async def test_facts_are_what_the_server_says(prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]]) -> None:
     server = await servers()
     server.answers |= {
         "/version": (200, json.dumps({"version": "0.32.0"})),
@@ -153,7 +173,9 @@ async def test_facts_are_what_the_server_says(prober, servers) -> None:
     assert await prober.run(server.url) == ServerRun(1.5e9, 1200.0)
 
 
-async def test_facts_of_a_server_that_says_nothing_are_unknown(prober, servers) -> None:
+async def test_facts_of_a_server_that_says_nothing_are_unknown(
+    prober: Prober, servers: Callable[[], Awaitable[ScriptedServer]]
+) -> None:
     server = await servers()
 
     assert await prober.facts(server.url) == EngineFacts(None, ModelList(None, 404), None)
@@ -163,7 +185,12 @@ async def test_facts_of_a_server_that_says_nothing_are_unknown(prober, servers) 
 @pytest.mark.parametrize(
     ("answer", "passes"), [((200, "{}"), True), ((404, ""), True), ((401, ""), True), ((500, ""), False)]
 )
-async def test_a_canary_fails_only_where_the_engine_does(prober, servers, answer, passes: bool) -> None:
+async def test_a_canary_fails_only_where_the_engine_does(
+    prober: Prober,
+    servers: Callable[[], Awaitable[ScriptedServer]],
+    answer: tuple[int, str] | float | None,
+    passes: bool,
+) -> None:
     server = await servers()
     server.answers["/v1/completions"] = answer
 
@@ -172,7 +199,7 @@ async def test_a_canary_fails_only_where_the_engine_does(prober, servers, answer
     assert (path, json.loads(body)["model"], json.loads(body)["max_tokens"]) == ("/v1/completions", "qwen", 1)
 
 
-async def test_the_key_that_instances_ask_for_is_sent(servers) -> None:
+async def test_the_key_that_instances_ask_for_is_sent(servers: Callable[[], Awaitable[ScriptedServer]]) -> None:
     server = await servers()
     async with Prober(timeout_s=30, canary_timeout_s=30, api_key="k-1") as prober:
         await prober.health(server.url)

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.reaper import Reaper
 from dualmap.workers.sweeper import Sweeper
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.flaky_pool import FlakyPool
+
+ReaperOf = Callable[..., Reaper]
 
 
 @pytest.fixture
-def reaper_of(fence, clock, metrics):
-    def make(pool, grace_s: float = 0.0) -> Reaper:
+def reaper_of(fence: int, clock: ManualClock, metrics: WorkerMetrics) -> ReaperOf:
+    def make(pool: Any, grace_s: float = 0.0) -> Reaper:
         return Reaper(pool, fence, grace_s=grace_s, clock=clock, metrics=metrics)
 
     return make
 
 
 async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
-    clock, pool, reaper_of, add_instance, reserve, value, fence, order, metrics
+    clock: ManualClock,
+    pool: PoolStore,
+    reaper_of: ReaperOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
+    fence: int,
+    order: QueueOrder,
+    metrics: WorkerMetrics,
 ) -> None:
     # given two replicas with requests on one instance, held and dispatched, and one of them dies
     await add_instance("a", dispatch_window_tokens=1500)
@@ -42,7 +61,12 @@ async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
 
 
 async def test_a_replica_that_retired_is_cleared_away_without_alarm(
-    pool, reaper_of, add_instance, reserve, value, caplog
+    pool: PoolStore,
+    reaper_of: ReaperOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     await add_instance("a")
     await pool.heartbeat("router-1", 60_000, {})
@@ -58,7 +82,7 @@ async def test_a_replica_that_retired_is_cleared_away_without_alarm(
 
 
 async def test_after_taking_over_nobody_is_reaped_before_the_grace_is_over(
-    clock, pool, reaper_of, add_instance, reserve
+    clock: ManualClock, pool: PoolStore, reaper_of: ReaperOf, add_instance: AddInstance, reserve: Reserve
 ) -> None:
     await add_instance("a")
     await pool.heartbeat("router-1", 1000, {})
@@ -74,7 +98,14 @@ async def test_after_taking_over_nobody_is_reaped_before_the_grace_is_over(
     assert not await pool.records(["r1"])
 
 
-async def test_a_store_outage_starts_the_grace_again(clock, flaky, pool, reaper_of, add_instance, reserve) -> None:
+async def test_a_store_outage_starts_the_grace_again(
+    clock: ManualClock,
+    flaky: FlakyPool,
+    pool: PoolStore,
+    reaper_of: ReaperOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+) -> None:
     # given a replica that beats every second, and an outage in which it could not
     await add_instance("a")
     await pool.heartbeat("router-1", 1000, {})
@@ -95,7 +126,9 @@ async def test_a_store_outage_starts_the_grace_again(clock, flaky, pool, reaper_
     assert await pool.records(["r1"]), "its request goes on"
 
 
-async def test_a_deposed_reaper_reaps_nothing(clock, pool, reaper_of, add_instance, reserve) -> None:
+async def test_a_deposed_reaper_reaps_nothing(
+    clock: ManualClock, pool: PoolStore, reaper_of: ReaperOf, add_instance: AddInstance, reserve: Reserve
+) -> None:
     await add_instance("a")
     await pool.heartbeat("dead", 1000, {})
     await reserve("r1", "a", replica_id="dead")

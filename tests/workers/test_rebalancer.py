@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.rebalancer import Rebalancer, TickPlan, plan_tick
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
+from tests.workers.flaky_pool import FlakyPool
+
+RebalancerOf = Callable[..., Rebalancer]
 
 
 @pytest.fixture
-def rebalancer_of(fence, clock, metrics, order):
-    def make(pool, **changes) -> Rebalancer:
+def rebalancer_of(fence: int, clock: ManualClock, metrics: WorkerMetrics, order: QueueOrder) -> RebalancerOf:
+    def make(pool: Any, **changes: Any) -> Rebalancer:
         return Rebalancer(pool, fence, pool, order, decode_stall_s=3.0, clock=clock, metrics=metrics, **changes)
 
     return make
 
 
 @pytest.fixture
-async def hotspot(add_instance, reserve):
+async def hotspot(add_instance: AddInstance, reserve: Reserve) -> None:
     """Instance a with 8 s of work, most of it held; b and c idle; every request's other candidate is b."""
     for instance_id in "abc":
         await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
@@ -25,7 +36,9 @@ async def hotspot(add_instance, reserve):
         await reserve(f"r{number}", "a", 1000, other="b")
 
 
-async def test_a_sweep_moves_requests_until_the_rest_is_on_time(pool, rebalancer_of, hotspot, value) -> None:
+async def test_a_sweep_moves_requests_until_the_rest_is_on_time(
+    pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any, value: Callable[..., float]
+) -> None:
     await rebalancer_of(pool).tick()
 
     loads = await pool.loads()
@@ -37,7 +50,7 @@ async def test_a_sweep_moves_requests_until_the_rest_is_on_time(pool, rebalancer
     assert (await pool.snapshot()).migrations == {"rebalance": moved}
 
 
-async def test_a_second_round_finds_nothing_to_do(pool, rebalancer_of, hotspot) -> None:
+async def test_a_second_round_finds_nothing_to_do(pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any) -> None:
     await rebalancer_of(pool).tick()
     before = await pool.loads()
 
@@ -47,7 +60,12 @@ async def test_a_second_round_finds_nothing_to_do(pool, rebalancer_of, hotspot) 
 
 
 async def test_between_sweeps_a_trigger_is_answered_at_once(
-    pool, rebalancer_of, clock, add_instance, reserve, value
+    pool: PoolStore,
+    rebalancer_of: RebalancerOf,
+    clock: ManualClock,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
 ) -> None:
     # given a sweep that is long from being due again
     for instance_id in "ab":
@@ -64,7 +82,9 @@ async def test_between_sweeps_a_trigger_is_answered_at_once(
     assert value("dualmap_worker_rebalances_total", cause="triggered") == 2
 
 
-async def test_nobody_moves_while_everybody_is_on_time(pool, rebalancer_of, add_instance, reserve) -> None:
+async def test_nobody_moves_while_everybody_is_on_time(
+    pool: PoolStore, rebalancer_of: RebalancerOf, add_instance: AddInstance, reserve: Reserve
+) -> None:
     for instance_id in "ab":
         await add_instance(instance_id, prefill_tokens_per_s=1000.0, dispatch_window_tokens=1000)
     for number in range(4):
@@ -76,7 +96,12 @@ async def test_nobody_moves_while_everybody_is_on_time(pool, rebalancer_of, add_
 
 
 async def test_an_instance_that_stopped_finishing_prefills_loses_its_queue(
-    pool, rebalancer_of, add_instance, reserve, clock, fence
+    pool: PoolStore,
+    rebalancer_of: RebalancerOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    clock: ManualClock,
+    fence: int,
 ) -> None:
     # given 3 s of work on a, which would be on time, and an engine that decodes and prefills nothing
     for instance_id in "ab":
@@ -92,13 +117,15 @@ async def test_an_instance_that_stopped_finishing_prefills_loses_its_queue(
     assert (await pool.loads())["b"].pending_tokens > 0
 
 
-async def test_one_round_moves_no_more_than_its_bound(pool, rebalancer_of, hotspot) -> None:
+async def test_one_round_moves_no_more_than_its_bound(
+    pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any
+) -> None:
     await rebalancer_of(pool, max_moves=2).tick()
 
     assert (await pool.loads())["b"].pending_tokens == 2000
 
 
-async def test_a_deposed_rebalancer_moves_nothing(pool, rebalancer_of, hotspot) -> None:
+async def test_a_deposed_rebalancer_moves_nothing(pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any) -> None:
     rebalancer = rebalancer_of(pool)
     await pool.release_lease((await pool.snapshot()).leader)
     assert await pool.acquire_lease("another", 1000) is not None
@@ -116,7 +143,12 @@ def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
 
 
 async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
-    pool, flaky, rebalancer_of, add_instance, reserve, clock
+    pool: PoolStore,
+    flaky: FlakyPool,
+    rebalancer_of: RebalancerOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    clock: ManualClock,
 ) -> None:
     # given an instance whose late requests have nowhere to go
     await add_instance("a", prefill_tokens_per_s=1000.0, dispatch_window_tokens=1000)
@@ -138,14 +170,16 @@ async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
     assert flaky.calls.count("queue") == 3, "and after it the first trigger counts again"
 
 
-async def test_after_an_expensive_round_the_pause_is_as_long(pool, rebalancer_of, hotspot, clock) -> None:
+async def test_after_an_expensive_round_the_pause_is_as_long(
+    pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any, clock: ManualClock
+) -> None:
     original = pool.queue
 
-    async def slow_queue(instance_id):
+    async def slow_queue(instance_id: str) -> Any:
         clock.jump(0.3)
         return await original(instance_id)
 
-    pool.queue = slow_queue
+    pool.queue = slow_queue  # type: ignore[assignment]
     rebalancer = rebalancer_of(pool)
     await rebalancer.tick()
 

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
+from tests.support.manual_clock import ManualClock
+from tests.workers.flaky_pool import FlakyPool
 
 A = InstanceSettings(id="a", url="http://a:8000")
 B = InstanceSettings(id="b", url="http://b:8000", kv_capacity_tokens=500_000, max_running_requests=64)
 CONFIGURED = PoolSettings(instances=(A, B))
 
 
+RegistrarOf = Callable[..., Registrar]
+
+
 @pytest.fixture
-def registrar_of(metrics):
-    def make(pool, settings: PoolSettings = CONFIGURED) -> Registrar:
+def registrar_of(metrics: WorkerMetrics) -> RegistrarOf:
+    def make(pool: Any, settings: PoolSettings = CONFIGURED) -> Registrar:
         return Registrar(pool, settings, metrics=metrics)
 
     return make
@@ -41,7 +51,9 @@ def test_ranks_of_one_server_are_instances_of_their_own() -> None:
     assert shared_urls([*ranks, ranks[1].model_copy(update={"id": "twin"})]) == {A.url: ["a.1", "twin"]}
 
 
-async def test_configured_instances_enter_as_starting_with_all_their_figures(pool, registrar_of, value) -> None:
+async def test_configured_instances_enter_as_starting_with_all_their_figures(
+    pool: PoolStore, registrar_of: RegistrarOf, value: Callable[..., float]
+) -> None:
     await registrar_of(pool).tick()
 
     stored = (await pool.membership()).instances
@@ -52,7 +64,7 @@ async def test_configured_instances_enter_as_starting_with_all_their_figures(poo
     assert value("dualmap_worker_registrations_total", cause="start") == 2
 
 
-async def test_registering_twice_changes_nothing(pool, registrar_of) -> None:
+async def test_registering_twice_changes_nothing(pool: PoolStore, registrar_of: RegistrarOf) -> None:
     first, second = registrar_of(pool), registrar_of(pool)
     await first.tick()
     await pool.set_instance_state("a", InstanceState.READY)
@@ -64,7 +76,9 @@ async def test_registering_twice_changes_nothing(pool, registrar_of) -> None:
     assert await pool.membership() == before
 
 
-async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(pool, registrar_of) -> None:
+async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(
+    pool: PoolStore, registrar_of: RegistrarOf
+) -> None:
     registrar = registrar_of(pool)
     await registrar.tick()
 
@@ -78,7 +92,7 @@ async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(pool
 
 
 async def test_a_configured_instance_whose_server_was_added_under_another_id_is_left_out_and_named(
-    pool, registrar_of, caplog
+    pool: PoolStore, registrar_of: RegistrarOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     await registrar_of(pool).tick()
     await pool.remove_instance("a")
@@ -127,7 +141,7 @@ async def test_limits_that_are_not_configured_are_kept_as_the_instance_reported_
 
 
 async def test_a_capacity_that_is_configured_again_is_kept_as_reported_and_the_log_says_so(
-    pool, registrar_of, caplog
+    pool: PoolStore, registrar_of: RegistrarOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     await registrar_of(pool).tick()
     await pool.put_instance(replace(A.spec(), kv_capacity_tokens=123_456))
@@ -143,7 +157,9 @@ async def test_a_capacity_that_is_configured_again_is_kept_as_reported_and_the_l
     )
 
 
-async def test_instances_that_are_configured_with_one_url_are_warned_of(pool, registrar_of, caplog) -> None:
+async def test_instances_that_are_configured_with_one_url_are_warned_of(
+    pool: PoolStore, registrar_of: RegistrarOf, caplog: pytest.LogCaptureFixture
+) -> None:
     twin = A.model_copy(update={"id": "twin"})
 
     await registrar_of(pool, PoolSettings(instances=(A, B, twin))).tick()
@@ -153,7 +169,11 @@ async def test_instances_that_are_configured_with_one_url_are_warned_of(pool, re
 
 
 async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
-    pool, clock, scheduling, registrar_of, value
+    pool: PoolStore,
+    clock: ManualClock,
+    scheduling: SchedulingSettings,
+    registrar_of: RegistrarOf,
+    value: Callable[..., float],
 ) -> None:
     # given a fleet with one instance added at run time, one draining and one removed
     registrar = registrar_of(pool)
@@ -185,7 +205,7 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
 
 
 async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
-    flaky, pool, clock, scheduling, registrar_of
+    flaky: FlakyPool, pool: PoolStore, clock: ManualClock, scheduling: SchedulingSettings, registrar_of: RegistrarOf
 ) -> None:
     registrar = registrar_of(flaky)
     await registrar.tick()

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.repairer import Repairer
 from tests.statestore.samples import drift
+from tests.workers.doing import AddInstance, Reserve
 
 
-async def test_drift_is_repaired_and_counted_once(pool, fence, metrics, add_instance, reserve, value) -> None:
+async def test_drift_is_repaired_and_counted_once(
+    pool: PoolStore,
+    fence: int,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
+) -> None:
     await add_instance("a")
     await reserve("r1", "a", 1200)
     await drift(pool, "a", "pending_tokens", 777)
@@ -19,7 +31,14 @@ async def test_drift_is_repaired_and_counted_once(pool, fence, metrics, add_inst
     assert value("dualmap_worker_drift_repaired_total") == 1
 
 
-async def test_sums_that_are_right_stay(pool, fence, metrics, add_instance, reserve, value) -> None:
+async def test_sums_that_are_right_stay(
+    pool: PoolStore,
+    fence: int,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    value: Callable[..., float],
+) -> None:
     await add_instance("a")
     await reserve("r1", "a", 1200)
 

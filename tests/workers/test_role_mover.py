@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from dualmap.scheduling.scaling.role_plan import HOLDS_MS, PAUSE_MS
@@ -7,12 +10,16 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.role_mover import RoleMover
 from tests.statestore.samples import placement
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance
 
 
 @pytest.fixture
-async def starving(pool, add_instance) -> None:
+async def starving(pool: PoolStore, add_instance: AddInstance) -> None:
     """Two prefill instances with more queued than they serve within the SLO, and two idle decode instances."""
     for number in range(2):
         await add_instance(f"p{number}", role=Role.PREFILL, prefill_tokens_per_s=100.0)
@@ -20,12 +27,12 @@ async def starving(pool, add_instance) -> None:
         await pool.place(placement(f"r{number}", f"p{number}", tokens=5000, leg=Leg.PREFILL))
 
 
-async def roles(pool) -> list[str]:
+async def roles(pool: Any) -> list[str]:
     return [spec.role.value for _, spec in sorted((await pool.membership()).instances.items())]
 
 
 async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
-    pool, fence, clock, metrics, starving, value
+    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, starving: None, value: Callable[..., float]
 ) -> None:
     mover = RoleMover(pool, fence, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
     for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
@@ -36,7 +43,9 @@ async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
     assert value("dualmap_worker_role_changes_total", role="prefill") == 1
 
 
-async def test_a_deposed_leader_changes_no_role(pool, fence, clock, metrics, starving) -> None:
+async def test_a_deposed_leader_changes_no_role(
+    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, starving: None
+) -> None:
     mover = RoleMover(pool, fence - 1, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
 
     with pytest.raises(LeaseLostError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
@@ -10,7 +13,11 @@ from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.scaler import Scaler
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance
 
 
 def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSettings:
@@ -19,19 +26,24 @@ def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSetti
     return PoolSettings(autoscale=autoscale, instances=(spare,))
 
 
-def scaler(pool, fence, clock, metrics, settings: PoolSettings) -> Scaler:
+def scaler(pool: Any, fence: int, clock: ManualClock, metrics: WorkerMetrics, settings: PoolSettings) -> Scaler:
     return Scaler(
         pool, fence, settings, SchedulingSettings(), pool,
         worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics,
     )  # fmt: skip
 
 
-async def state_of(pool, name: str) -> InstanceState:
+async def state_of(pool: Any, name: str) -> InstanceState:
     return (await pool.membership()).instances[name].state
 
 
 async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
-    pool, fence, clock, metrics, add_instance, value
+    pool: PoolStore,
+    fence: int,
+    clock: ManualClock,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    value: Callable[..., float],
 ) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
@@ -45,7 +57,12 @@ async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
 
 
 async def test_without_an_actuator_only_the_number_is_published(
-    pool, fence, clock, metrics, add_instance, value
+    pool: PoolStore,
+    fence: int,
+    clock: ManualClock,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    value: Callable[..., float],
 ) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
@@ -54,7 +71,9 @@ async def test_without_an_actuator_only_the_number_is_published(
     assert value("dualmap_worker_wanted_instances") == 2
 
 
-async def test_a_former_leader_changes_nothing(pool, fence, clock, metrics, add_instance) -> None:
+async def test_a_former_leader_changes_nothing(
+    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, add_instance: AddInstance
+) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
     with pytest.raises(LeaseLostError):
@@ -63,20 +82,22 @@ async def test_a_former_leader_changes_nothing(pool, fence, clock, metrics, add_
     assert (await pool.scaling()).decision_id == 0
 
 
-async def test_without_the_store_there_is_no_decision(pool, fence, clock, metrics, add_instance) -> None:
+async def test_without_the_store_there_is_no_decision(
+    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, add_instance: AddInstance
+) -> None:
     await add_instance("a")
     made = scaler(pool, fence, clock, metrics, pool_settings(2, 4))
 
-    async def away():
+    async def away() -> None:
         raise StoreUnavailableError("away")
 
-    pool.loads = away
+    pool.loads = away  # type: ignore[assignment]
     with pytest.raises(StoreUnavailableError):
         await made.tick()
     assert (await pool.scaling()).decision_id == 0
 
 
-def test_a_former_leader_publishes_no_number(metrics, value) -> None:
+def test_a_former_leader_publishes_no_number(metrics: WorkerMetrics, value: Callable[..., float]) -> None:
     metrics.wanted_instances.labels("default").set(4)
     metrics.end_term("default")
     metrics.end_term("default")

@@ -31,6 +31,7 @@ from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
 from tests.support.placements import placement
+from tests.workers.scripted_server import ScriptedServer
 
 _ROOT = Path(__file__).parents[2]
 _WORKER = """
@@ -113,7 +114,7 @@ def leader_of(pool: PoolStore, *, but: str = "") -> Callable[[], Awaitable[Lease
 
 
 async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
-    valkey_url, fleet, start_worker, eventually
+    valkey_url: str, fleet: PoolStore, start_worker: StartWorker, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     # given two workers of which one leads a pool with an instance
     instances = (InstanceSettings(id="a", url="http://127.0.0.1:9"),)
@@ -141,7 +142,7 @@ async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
 
 
 async def test_sigterm_hands_the_leadership_over_long_before_the_lease_ends(
-    valkey_url, fleet, start_worker, eventually
+    valkey_url: str, fleet: PoolStore, start_worker: StartWorker, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     first = await start_worker("w1", valkey_url, lease_ms=60_000)
     await eventually(leader_of(fleet))
@@ -155,7 +156,7 @@ async def test_sigterm_hands_the_leadership_over_long_before_the_lease_ends(
 
 
 async def test_a_suspended_leader_finds_itself_deposed_when_it_wakes(
-    valkey_url, fleet, start_worker, eventually
+    valkey_url: str, fleet: PoolStore, start_worker: StartWorker, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     workers = {name: await start_worker(name, valkey_url) for name in ("w1", "w2")}
     first = await eventually(leader_of(fleet))
@@ -172,7 +173,11 @@ async def test_a_suspended_leader_finds_itself_deposed_when_it_wakes(
 
 
 async def test_the_leader_brings_instances_up_and_moves_requests_off_a_dead_one(
-    valkey_url, fleet, start_worker, eventually, servers
+    valkey_url: str,
+    fleet: PoolStore,
+    start_worker: StartWorker,
+    eventually: Callable[..., Awaitable[Any]],
+    servers: Callable[[], Awaitable[ScriptedServer]],
 ) -> None:
     first, second = await servers(), await servers()
     instances = (
@@ -203,7 +208,11 @@ async def test_the_leader_brings_instances_up_and_moves_requests_off_a_dead_one(
 
 
 async def test_the_leader_rebalances_an_overload_and_reaps_the_replica_that_caused_it(
-    valkey_url, fleet, start_worker, eventually, servers
+    valkey_url: str,
+    fleet: PoolStore,
+    start_worker: StartWorker,
+    eventually: Callable[..., Awaitable[Any]],
+    servers: Callable[[], Awaitable[ScriptedServer]],
 ) -> None:
     # given a hotspot, put there by a replica that then dies
     urls = [(await servers()).url, (await servers()).url]
@@ -236,7 +245,10 @@ async def test_the_leader_rebalances_an_overload_and_reaps_the_replica_that_caus
 
 
 async def test_workers_survive_a_store_that_vanishes_and_comes_back_empty(
-    tmp_path, start_worker, eventually, servers
+    tmp_path: Path,
+    start_worker: StartWorker,
+    eventually: Callable[..., Awaitable[Any]],
+    servers: Callable[[], Awaitable[ScriptedServer]],
 ) -> None:
     # given a worker that leads a fleet of one
     socket = tmp_path / "store.sock"
@@ -272,7 +284,9 @@ async def test_workers_survive_a_store_that_vanishes_and_comes_back_empty(
         await asyncio.to_thread(server.stop)
 
 
-async def test_a_worker_waits_for_a_store_that_is_not_there_yet(tmp_path, start_worker, eventually) -> None:
+async def test_a_worker_waits_for_a_store_that_is_not_there_yet(
+    tmp_path: Path, start_worker: StartWorker, eventually: Callable[..., Awaitable[Any]]
+) -> None:
     socket = tmp_path / "late.sock"
     server = EmbeddedValkey(unix_socket=socket)
     server.start()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import pytest
 
+from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.sweeper import Sweeper
 from tests.statestore.samples import first_token
+from tests.support.manual_clock import ManualClock
+from tests.workers.doing import AddInstance, Reserve
 
 
 @pytest.fixture
@@ -16,28 +24,36 @@ def scheduling() -> SchedulingSettings:
 
 
 @pytest.fixture
-def sweeper(pool, fence, order, metrics) -> Sweeper:
+def sweeper(pool: PoolStore, fence: int, order: QueueOrder, metrics: WorkerMetrics) -> Sweeper:
     return Sweeper(pool, fence, pool, order, metrics=metrics)
 
 
+StateOf = Callable[[str], Awaitable[RequestState]]
+
+
 @pytest.fixture
-def state_of(pool):
+def state_of(pool: PoolStore) -> StateOf:
     async def read(request_id: str) -> RequestState:
         return (await pool.records([request_id]))[request_id].state
 
     return read
 
 
-async def told(pool, replica_id: str, act) -> list:
+async def told(pool: Any, replica_id: str, act: Any) -> list[Any]:
     """The grants of a replica while ``act`` runs."""
-    grants: list = []
+    grants: list[Any] = []
     pool.on_grant(replica_id, grants.append)
     await act()
     return grants
 
 
 async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
-    pool, sweeper, add_instance, reserve, state_of, value
+    pool: PoolStore,
+    sweeper: Sweeper,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    value: Callable[..., float],
 ) -> None:
     # given a replica that was told of the room it made, and died before it planned
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
@@ -53,7 +69,14 @@ async def test_a_grant_that_a_dead_planner_owed_is_made_by_the_sweep(
     assert value("dualmap_worker_swept_granted_total") == 1
 
 
-async def test_a_queue_without_room_is_left_alone(pool, sweeper, add_instance, reserve, state_of, value) -> None:
+async def test_a_queue_without_room_is_left_alone(
+    pool: PoolStore,
+    sweeper: Sweeper,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    value: Callable[..., float],
+) -> None:
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
     await reserve("first", "a")
     await reserve("held", "a")
@@ -65,7 +88,7 @@ async def test_a_queue_without_room_is_left_alone(pool, sweeper, add_instance, r
 
 
 async def test_requests_whose_deadlines_passed_are_deferred_though_nothing_happens_on_their_instance(
-    pool, sweeper, add_instance, reserve, clock
+    pool: PoolStore, sweeper: Sweeper, add_instance: AddInstance, reserve: Reserve, clock: ManualClock
 ) -> None:
     await add_instance("a", dispatch_window_tokens=1, prefill_tokens_per_s=1000.0)
     await reserve("running", "a", 1000)
@@ -80,7 +103,12 @@ async def test_requests_whose_deadlines_passed_are_deferred_though_nothing_happe
 
 
 async def test_a_deferred_request_goes_when_the_engine_has_nothing_else(
-    pool, sweeper, add_instance, reserve, clock, state_of
+    pool: PoolStore,
+    sweeper: Sweeper,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    clock: ManualClock,
+    state_of: StateOf,
 ) -> None:
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=1000.0)
     await reserve("first", "a", 1000)
@@ -94,7 +122,14 @@ async def test_a_deferred_request_goes_when_the_engine_has_nothing_else(
 
 
 async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once(
-    pool, sweeper, add_instance, reserve, state_of, fence, order, metrics
+    pool: PoolStore,
+    sweeper: Sweeper,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    state_of: StateOf,
+    fence: int,
+    order: QueueOrder,
+    metrics: WorkerMetrics,
 ) -> None:
     # given a replica that commits its plan between the leader's look and the leader's commit
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)
@@ -102,9 +137,10 @@ async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once
     for number in range(3):
         await reserve(f"held-{number}", "a", 600)
     await first_token(pool, "first", "a")
-    commit, raced = pool.commit, []
+    commit = pool.commit
+    raced: list[Any] = []
 
-    async def overtaken(plan, *, replica_id=""):
+    async def overtaken(plan: Any, *, replica_id: str = "") -> Any:
         if not raced:
             raced.append(await commit(plan))
         return await commit(plan, replica_id=replica_id)

@@ -54,8 +54,10 @@ def outcome(seeds: tuple[int, ...] = (1, 2)) -> SuiteResult:
     )
 
 
-CROSSED = ("a deadline=dualmap-least-cost,queue_order=deadline", "a fifo=dualmap-least-cost,queue_order=fifo")
-CROSSED += ("b deadline=preble,queue_order=deadline", "b fifo=preble,queue_order=fifo", "c fifo=llm-d,queue_order=fifo")
+CROSSED = (
+    "a deadline=dualmap-least-cost,queue_order=deadline", "a fifo=dualmap-least-cost,queue_order=fifo",
+    "b deadline=preble,queue_order=deadline", "b fifo=preble,queue_order=fifo", "c fifo=llm-d,queue_order=fifo",
+)  # fmt: skip
 CROSSED_VARIANTS = tuple(parse_variant(text, SchedulingSettings()) for text in CROSSED)
 CROSSED_GOODPUT = {
     "a deadline": (12.0, 12.0), "a fifo": (9.0, 9.0),

@@ -69,7 +69,7 @@ async def start_router() -> AsyncIterator[StartRouter]:
             **settings: Any,
         ) -> Router:
             plane = build_data_plane(RouterSettings(**settings), lifecycle, draining=draining)
-            config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)  # type: ignore[arg-type]
+            config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()
             state = ServerState()
             server = await asyncio.get_running_loop().create_server(

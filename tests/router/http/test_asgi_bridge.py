@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from fastapi import FastAPI, Request
@@ -11,13 +13,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from dualmap.router.errors import ConflictError
 from dualmap.router.http.client import BUFFER_BYTES
 from tests.router.http import kit
+from tests.router.http.kit import Client, Router, StartRouter
+
+Serve = Callable[..., Awaitable[tuple[Router, Client]]]
 
 
 @pytest.fixture
-def serve(start_router):
+def serve(start_router: StartRouter) -> Serve:
     """A router over an ASGI application, and a connected client."""
 
-    async def start(app, **settings):
+    async def start(app: Any, **settings: Any) -> Any:
         router = await start_router(kit.Lifecycle([]), app=app, **settings)
         return router, await router.connect()
 
@@ -37,7 +42,7 @@ def fastapi_app() -> FastAPI:
 
     @app.get("/ui/stream")
     async def stream() -> StreamingResponse:
-        async def pieces():
+        async def pieces() -> AsyncIterator[Any]:
             for n in range(3):
                 yield f"piece {n}\n"
 
@@ -46,7 +51,7 @@ def fastapi_app() -> FastAPI:
     return app
 
 
-async def test_a_fastapi_application_works_on_the_same_port(serve) -> None:
+async def test_a_fastapi_application_works_on_the_same_port(serve: Serve) -> None:
     _, client = await serve(fastapi_app())
     client.request("/health", method="GET")
     assert (await client.answer()).json() == {"status": "ok"}
@@ -61,8 +66,8 @@ async def test_a_fastapi_application_works_on_the_same_port(serve) -> None:
     assert (await client.answer()).status == 404
 
 
-async def test_head_announces_and_sends_nothing(serve) -> None:
-    async def app(scope, receive, send):
+async def test_head_announces_and_sends_nothing(serve: Serve) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"5")]})
         await send({"type": "http.response.body", "body": b"hello"})
 
@@ -74,7 +79,7 @@ async def test_head_announces_and_sends_nothing(serve) -> None:
     assert (await client.answer()).body == b"hello"
 
 
-async def test_head_is_answered_where_an_application_knows_get_alone(serve) -> None:
+async def test_head_is_answered_where_an_application_knows_get_alone(serve: Serve) -> None:
     _, client = await serve(fastapi_app())
     for path in ("/health", "/ui/stream"):
         client.request(path, method="HEAD")
@@ -83,8 +88,8 @@ async def test_head_is_answered_where_an_application_knows_get_alone(serve) -> N
     assert (await client.answer()).json() == {"status": "ok"}, "no byte was sent behind the heads"
 
 
-async def test_an_application_cannot_meddle_with_the_framing(serve) -> None:
-    async def app(scope, receive, send):
+async def test_an_application_cannot_meddle_with_the_framing(serve: Serve) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"Connection", b"upgrade"), (b"Transfer-Encoding", b"gzip"), (b"X-A", b"b")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"a", "more_body": True})
@@ -98,7 +103,7 @@ async def test_an_application_cannot_meddle_with_the_framing(serve) -> None:
     assert "connection" not in answer.headers and answer.headers["x-a"] == "b"
 
 
-async def test_an_http_10_client_gets_a_stream_that_ends_with_the_connection(serve) -> None:
+async def test_an_http_10_client_gets_a_stream_that_ends_with_the_connection(serve: Serve) -> None:
     _, client = await serve(fastapi_app())
     client.send(b"GET /ui/stream HTTP/1.0\r\n\r\n")
     answer = await client.answer()
@@ -106,8 +111,10 @@ async def test_an_http_10_client_gets_a_stream_that_ends_with_the_connection(ser
 
 
 @pytest.mark.parametrize(("error", "status"), [(RuntimeError("secret"), 500), (ConflictError("the id is taken"), 409)])
-async def test_an_exception_of_the_application_is_an_openai_style_answer(serve, error: Exception, status: int) -> None:
-    async def app(scope, receive, send):
+async def test_an_exception_of_the_application_is_an_openai_style_answer(
+    serve: Serve, error: Exception, status: int
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         raise error
 
     _, client = await serve(app)
@@ -118,8 +125,8 @@ async def test_an_exception_of_the_application_is_an_openai_style_answer(serve, 
     assert (await client.answer()).status == status
 
 
-async def test_an_application_that_fails_in_its_answer_breaks_the_connection(serve) -> None:
-    async def app(scope, receive, send):
+async def test_an_application_that_fails_in_its_answer_breaks_the_connection(serve: Serve) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"10")]})
         await send({"type": "http.response.body", "body": b"half", "more_body": True})
         raise RuntimeError("no more")
@@ -130,7 +137,7 @@ async def test_an_application_that_fails_in_its_answer_breaks_the_connection(ser
 
 
 async def test_an_application_that_fails_behind_a_whole_answer_is_logged_and_the_next_request_answered(
-    serve, caplog
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = FastAPI()
 
@@ -152,8 +159,8 @@ async def test_an_application_that_fails_behind_a_whole_answer_is_logged_and_the
     assert caplog.text.count("GET /ui/broken failed") == 2
 
 
-async def test_an_application_that_never_answers_is_an_error(serve) -> None:
-    async def app(scope, receive, send):
+async def test_an_application_that_never_answers_is_an_error(serve: Serve) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         return
 
     _, client = await serve(app)
@@ -161,11 +168,11 @@ async def test_an_application_that_never_answers_is_an_error(serve) -> None:
     assert (await client.answer()).status == 500
 
 
-async def test_an_application_hears_that_its_client_left(serve) -> None:
+async def test_an_application_hears_that_its_client_left(serve: Serve) -> None:
     heard: list[str] = []
     waiting = asyncio.Event()
 
-    async def app(scope, receive, send):
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         heard.append((await receive())["type"])
         waiting.set()
         heard.append((await receive())["type"])
@@ -181,10 +188,10 @@ async def test_an_application_hears_that_its_client_left(serve) -> None:
     assert heard == ["http.request", "http.disconnect", "refused"]
 
 
-async def test_an_application_waits_for_a_slow_client(serve) -> None:
+async def test_an_application_waits_for_a_slow_client(serve: Serve) -> None:
     sent, total, unsent_bytes = 0, 20_000_000, 0
 
-    async def app(scope, receive, send):
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         nonlocal sent, unsent_bytes
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while sent < total:
@@ -195,16 +202,16 @@ async def test_an_application_waits_for_a_slow_client(serve) -> None:
         await send({"type": "http.response.body", "body": b""})
 
     router, client = await serve(app)
-    client.writer.transport.pause_reading()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.request("/ui/x", method="GET")
     await kit.eventually(lambda: any(not connection._writable for connection in router.state.connections))
     assert 0 < sent < total
-    client.writer.transport.resume_reading()
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
     assert len((await client.answer()).body) == total
     assert unsent_bytes <= BUFFER_BYTES, "the application went on while the client did not take what it had"
 
 
-async def test_models_need_a_key_and_health_does_not(serve) -> None:
+async def test_models_need_a_key_and_health_does_not(serve: Serve) -> None:
     _, client = await serve(fastapi_app(), api_keys=("k",))
     client.request("/v1/models", method="GET")
     assert (await client.answer()).status == 401
@@ -214,10 +221,10 @@ async def test_models_need_a_key_and_health_does_not(serve) -> None:
     assert (await client.answer()).status == 404, "let through: this application just has no such path"
 
 
-async def test_the_application_gets_addresses_and_state(serve) -> None:
+async def test_the_application_gets_addresses_and_state(serve: Serve) -> None:
     seen = {}
 
-    async def app(scope, receive, send):
+    async def app(scope: Any, receive: Any, send: Any) -> None:
         seen.update(scope)
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body"})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -15,19 +17,25 @@ from dualmap.router.http.heads import HTTP2_GOAWAY
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router.http import kit
+from tests.router.http.kit import Instance, Router, Script, StartInstance, StartRouter, Talk
 
 ENDING = ShuttingDownError("this replica shuts down; try again", retry_after_s=1.0)
 
 
-async def echo(talk):
+async def echo(talk: Talk) -> None:
     await talk.answer({"echo": orjson.loads(talk.body)["messages"][0]["content"]})
 
 
+StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, Instance, Router]]]
+
+
 @pytest.fixture
-def fleet(start_instance, start_router):
+def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFleet:
     """A router in front of one scripted instance."""
 
-    async def start(script=echo, *, gate=None, draining=lambda: False, **settings):
+    async def start(
+        script: Script = echo, *, gate: asyncio.Event | None = None, draining: Any = lambda: False, **settings: Any
+    ) -> Any:
         instance = await start_instance(script)
         lifecycle = kit.Lifecycle([instance.url], gate=gate)
         return lifecycle, instance, await start_router(lifecycle, draining=draining, **settings)
@@ -40,7 +48,7 @@ def chat(text: str) -> dict[str, object]:
 
 
 # several requests ----------------------------------------------------------------------------------------------
-async def test_one_connection_mixes_inference_and_everything_else(fleet) -> None:
+async def test_one_connection_mixes_inference_and_everything_else(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     for n in range(3):
@@ -51,7 +59,7 @@ async def test_one_connection_mixes_inference_and_everything_else(fleet) -> None
     assert router.state.total_requests == 6
 
 
-async def test_pipelined_requests_are_answered_in_order(fleet) -> None:
+async def test_pipelined_requests_are_answered_in_order(fleet: StartFleet) -> None:
     lifecycle, _, router = await fleet()
     client = await router.connect()
     for n in range(5):
@@ -63,7 +71,7 @@ async def test_pipelined_requests_are_answered_in_order(fleet) -> None:
     assert len(lifecycle.requests) == 5
 
 
-async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_closed(fleet) -> None:
+async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_closed(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.send(b"GET /x HTTP/1.1\r\nhost: h\r\n\r\n" * 500)
@@ -77,7 +85,7 @@ async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_close
     assert await client.closed()
 
 
-async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet) -> None:
+async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet: StartFleet) -> None:
     gate = asyncio.Event()
     _, _, router = await fleet(gate=gate)
     client = await router.connect()
@@ -95,7 +103,7 @@ async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet) -> Non
     assert await client.closed()
 
 
-async def test_bodies_sent_ahead_are_bounded(fleet) -> None:
+async def test_bodies_sent_ahead_are_bounded(fleet: StartFleet) -> None:
     gate = asyncio.Event()
     lifecycle, _, router = await fleet(gate=gate, max_body_bytes=400_000)
     client = await router.connect()
@@ -111,7 +119,7 @@ async def test_bodies_sent_ahead_are_bounded(fleet) -> None:
     assert await client.closed()
 
 
-async def test_all_bodies_together_are_bounded(fleet) -> None:
+async def test_all_bodies_together_are_bounded(fleet: StartFleet) -> None:
     gate = asyncio.Event()
     lifecycle, _, router = await fleet(gate=gate, max_body_bytes=2048, max_buffered_body_bytes=4096)
     held, half_read, refused, later = [await router.connect() for _ in range(4)]
@@ -136,11 +144,13 @@ async def test_all_bodies_together_are_bounded(fleet) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/x"])
-async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_for_it(fleet, path: str) -> None:
+async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_for_it(
+    fleet: StartFleet, path: str
+) -> None:
     """Every other test here checks at its end that no body is left."""
     arrived = asyncio.Event()
 
-    async def hang(talk):
+    async def hang(talk: Talk) -> None:
         arrived.set()
         await talk.until_closed()
 
@@ -159,7 +169,7 @@ async def test_a_body_is_released_when_its_answer_begins_fails_or_nobody_waits_f
     assert router.plane.bodies.held_bytes == 0
 
 
-async def test_connection_close_is_obeyed(fleet) -> None:
+async def test_connection_close_is_obeyed(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     for path, method, value in ((kit.CHAT, "POST", chat("q")), ("/x", "GET", None), (kit.CHAT, "OPTIONS", None)):
         client = await router.connect()
@@ -170,7 +180,9 @@ async def test_connection_close_is_obeyed(fleet) -> None:
 
 # methods -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "TRACE"])
-async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_ones(fleet, method: str) -> None:
+async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_ones(
+    fleet: StartFleet, method: str
+) -> None:
     lifecycle, _, router = await fleet()
     client = await router.connect()
     client.request(kit.CHAT, method=method)
@@ -183,7 +195,7 @@ async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_o
     assert len(lifecycle.requests) == 1
 
 
-async def test_options_tells_what_is_allowed(fleet) -> None:
+async def test_options_tells_what_is_allowed(fleet: StartFleet) -> None:
     _, _, router = await fleet(api_keys=("k",))
     client = await router.connect()
     client.request(kit.CHAT, method="OPTIONS")
@@ -191,7 +203,7 @@ async def test_options_tells_what_is_allowed(fleet) -> None:
     assert answer.status == 204 and answer.headers["allow"] == "POST, OPTIONS"
 
 
-async def test_connect_is_refused(fleet) -> None:
+async def test_connect_is_refused(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.send(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org\r\n\r\n")
@@ -215,7 +227,7 @@ async def test_connect_is_refused(fleet) -> None:
          + 20 * (b"1000\r\n" + b"z" * 4096 + b"\r\n"), 413),
     ],
 )  # fmt: skip
-async def test_bad_input_gets_its_error_and_the_connection_closes(fleet, wire: bytes, status: int) -> None:
+async def test_bad_input_gets_its_error_and_the_connection_closes(fleet: StartFleet, wire: bytes, status: int) -> None:
     lifecycle, _, router = await fleet(max_body_bytes=65536)
     client = await router.connect()
     client.send(wire)
@@ -226,7 +238,7 @@ async def test_bad_input_gets_its_error_and_the_connection_closes(fleet, wire: b
     assert not lifecycle.requests
 
 
-async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet) -> None:
+async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet: StartFleet) -> None:
     """Closing with unread input would reset the connection, and the answer would be lost with it."""
     _, _, router = await fleet(max_body_bytes=1024)
     client = await router.connect()
@@ -239,14 +251,14 @@ async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet) -> 
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_an_http2_preface_is_told_to_speak_http1(fleet) -> None:
+async def test_an_http2_preface_is_told_to_speak_http1(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
     assert await asyncio.wait_for(client.reader.read(), 5) == HTTP2_GOAWAY
 
 
-async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet) -> None:
+async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     router.state.default_headers = [(b"date", b"Thu, 01 Jan 1970 00:00:00 GMT")]
     client = await router.connect()
@@ -255,7 +267,7 @@ async def test_the_routers_own_answers_are_dated_as_the_apps_are(fleet) -> None:
         assert (await client.answer()).headers["date"] == "Thu, 01 Jan 1970 00:00:00 GMT", (path, method)
 
 
-async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet) -> None:
+async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     client.request(kit.CHAT, chat("q"), headers="connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\n")
@@ -265,7 +277,7 @@ async def test_an_offered_h2c_upgrade_is_answered_in_http1(fleet) -> None:
 
 
 # bodies --------------------------------------------------------------------------------------------------------
-async def test_expect_100_continue_is_answered_before_the_body(fleet) -> None:
+async def test_expect_100_continue_is_answered_before_the_body(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     client = await router.connect()
     body = orjson.dumps(chat("late"))
@@ -277,7 +289,7 @@ async def test_expect_100_continue_is_answered_before_the_body(fleet) -> None:
         assert (await client.answer()).json() == {"echo": "late"}
 
 
-async def test_a_refused_expectation_gets_the_refusal_instead(fleet) -> None:
+async def test_a_refused_expectation_gets_the_refusal_instead(fleet: StartFleet) -> None:
     lifecycle, _, router = await fleet(api_keys=("k",))
     client = await router.connect()
     client.send(b"POST %b HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n" % kit.CHAT.encode())
@@ -286,7 +298,7 @@ async def test_a_refused_expectation_gets_the_refusal_instead(fleet) -> None:
     assert not lifecycle.requests
 
 
-async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet) -> None:
+async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet: StartFleet) -> None:
     _, instance, router = await fleet()
     client = await router.connect()
     body = orjson.dumps(chat("chunked"))
@@ -303,7 +315,7 @@ async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet) -> Non
 @pytest.mark.parametrize(
     "start", [b"POST /v1", b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{"]
 )
-async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet, start: bytes) -> None:
+async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet: StartFleet, start: bytes) -> None:
     lifecycle, _, router = await fleet(client_timeout_s=0.2)
     client = await router.connect()
     client.send(start)
@@ -314,7 +326,7 @@ async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet, start: byt
     assert not lifecycle.requests
 
 
-async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet) -> None:
+async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet: StartFleet) -> None:
     _, _, router = await fleet(client_timeout_s=0.3)
     client = await router.connect()
     client.send(b"GET /x HTTP/1.1\r\nhost: h\r\nx: ")
@@ -326,7 +338,7 @@ async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet) -> Non
     assert (await client.answer()).status == 408
 
 
-async def test_an_idle_connection_is_closed_without_a_word(fleet) -> None:
+async def test_an_idle_connection_is_closed_without_a_word(fleet: StartFleet) -> None:
     _, _, router = await fleet(keep_alive_s=0.2)
     silent, used = await router.connect(), await router.connect()
     used.request(kit.CHAT, chat("q"))
@@ -335,8 +347,8 @@ async def test_an_idle_connection_is_closed_without_a_word(fleet) -> None:
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet) -> None:
-    async def slow(talk):
+async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet: StartFleet) -> None:
+    async def slow(talk: Talk) -> None:
         [connection] = router.state.connections
         connection.sweep(asyncio.get_running_loop().time() + 3600)
         await talk.answer({"ok": 1})
@@ -352,21 +364,23 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
 
 
 # ends ----------------------------------------------------------------------------------------------------------
-async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(fleet, monkeypatch) -> None:
-    async def huge(talk):
+async def test_a_last_answer_that_nobody_reads_does_not_keep_its_connection(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def huge(talk: Talk) -> None:
         await talk.answer({"choices": ["x" * 8_000_000]})
 
     monkeypatch.setattr(client_module, "BUFFER_BYTES", 64 << 20)
     _, _, router = await fleet(huge, chunk_timeout_s=0.3)
     client = await router.connect()
-    client.writer.transport.pause_reading()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.request(kit.CHAT, chat("q"), headers="connection: close\r\n")
     await kit.eventually(lambda: router.state.total_requests == 1)
     assert router.state.connections
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_draining_closes_connections_behind_their_answers(fleet) -> None:
+async def test_draining_closes_connections_behind_their_answers(fleet: StartFleet) -> None:
     draining = False
     _, _, router = await fleet(draining=lambda: draining)
     first, second = await router.connect(), await router.connect()
@@ -381,10 +395,10 @@ async def test_draining_closes_connections_behind_their_answers(fleet) -> None:
         assert await client.closed()
 
 
-async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet) -> None:
+async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet: StartFleet) -> None:
     go = asyncio.Event()
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await go.wait()
@@ -405,7 +419,7 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet) -> None:
     assert lifecycle.placed_request.outcome is Outcome.COMPLETED
 
 
-async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet) -> None:
+async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     before, client = asyncio.all_tasks(), await router.connect()
     for n in range(2):
@@ -421,11 +435,11 @@ async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(f
     await kit.eventually(lambda: not router.state.connections)
 
 
-async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet) -> None:
+async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fleet: StartFleet) -> None:
     """uvicorn cancels what is left when the time for a graceful shutdown is over."""
     arrived = asyncio.Event()
 
-    async def hang(talk):
+    async def hang(talk: Talk) -> None:
         arrived.set()
         await talk.until_closed()
 
@@ -440,10 +454,10 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
     assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
-async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet) -> None:
+async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet: StartFleet) -> None:
     arrived = asyncio.Event()
 
-    async def hang(talk):
+    async def hang(talk: Talk) -> None:
         arrived.set()
         await talk.until_closed()
 
@@ -464,7 +478,7 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
     assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
-async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet) -> None:
+async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet: StartFleet) -> None:
     lifecycle, _, router = await fleet(gate=asyncio.Event())
     client = await router.connect()
     client.chat(stream=True)
@@ -476,8 +490,8 @@ async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet) 
     assert lifecycle.ended == [Outcome.CUT_OFF]
 
 
-async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet) -> None:
-    async def script(talk):
+async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.until_closed()
@@ -497,8 +511,8 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet) -> None:
     assert lifecycle.placed_request.outcome is Outcome.CUT_OFF
 
 
-async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet) -> None:
-    async def script(talk):
+async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.chunk(b'event: message_start\ndata: {"type":"message_start"}\n\n')
         await talk.until_closed()
@@ -528,7 +542,7 @@ async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet) -> N
     assert error == {"type": "error", "error": {"type": "overloaded_error", "message": ENDING.message}}
 
 
-async def test_connections_over_the_limit_are_refused(fleet) -> None:
+async def test_connections_over_the_limit_are_refused(fleet: StartFleet) -> None:
     _, _, router = await fleet(max_connections=1)
     first, second = await router.connect(), await router.connect()
     first.request(kit.CHAT, chat("q"))
@@ -544,7 +558,7 @@ async def test_connections_over_the_limit_are_refused(fleet) -> None:
     assert (await third.answer()).status == 200
 
 
-async def test_closed_connections_leave_nothing_behind(fleet) -> None:
+async def test_closed_connections_leave_nothing_behind(fleet: StartFleet) -> None:
     _, _, router = await fleet()
     clients = [await router.connect() for _ in range(20)]
     for n, client in enumerate(clients):

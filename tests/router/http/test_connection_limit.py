@@ -30,7 +30,7 @@ class Transport:
 def test_a_connection_counts_where_it_came_in(ops_port: int | None, sockname: Any, limit: int) -> None:
     find = connection_limit_finder(7, ops_port)
 
-    found = find(Transport(sockname))  # type: ignore[arg-type]
+    found = find(Transport(sockname))
 
     assert found.max_connections == limit
-    assert find(Transport(sockname)) is found, "one count for all connections"  # type: ignore[arg-type]
+    assert find(Transport(sockname)) is found, "one count for all connections"

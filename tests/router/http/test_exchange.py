@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from dualmap.router.http.exchange import MAX_HELD_BYTES
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
+from tests.router.http.kit import Client, Instance, Script, StartInstance, StartRouter, Talk
 
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -20,11 +23,14 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": the engine is busy\n\n"
 
 
+StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, list[Instance], Client]]]
+
+
 @pytest.fixture
-def fleet(start_instance, start_router):
+def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFleet:
     """A router in front of scripted instances, and a connected client."""
 
-    async def start(*scripts, **settings):
+    async def start(*scripts: Script, **settings: Any) -> Any:
         instances = [await start_instance(script) for script in scripts]
         lifecycle = kit.Lifecycle([instance.url for instance in instances])
         router = await start_router(lifecycle, **settings)
@@ -33,10 +39,10 @@ def fleet(start_instance, start_router):
     return start
 
 
-def streaming(*chunks: bytes, ends: bool = True):
+def streaming(*chunks: bytes, ends: bool = True) -> Script:
     """A script that sends these chunks, and then ends its answer or breaks it."""
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         for chunk in chunks:
             await talk.chunk(chunk)
@@ -60,7 +66,9 @@ def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
 # what is too long to be held -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("asks_usage", [True, False])
 @pytest.mark.parametrize("cut", [1 << 10, 1 << 20])
-async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, asks_usage, cut: int) -> None:
+async def test_a_first_event_of_any_length_passes_and_is_the_first_token(
+    fleet: StartFleet, asks_usage: bool, cut: int
+) -> None:
     """vLLM sends such for return_token_ids, and for echo with log probabilities."""
     ids = orjson.dumps([*range(60_000)])
     event = b'data: {"choices":[{"index":0,"text":"a","prompt_token_ids":%b}]}\n\n' % ids
@@ -74,11 +82,11 @@ async def test_a_first_event_of_any_length_passes_and_is_the_first_token(fleet, 
     assert lifecycle.placed_request.first_tokens == 1 and lifecycle.placed_request.failures == []
 
 
-async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet) -> None:
+async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet: StartFleet) -> None:
     go = asyncio.Event()
     long = b"data: " + b"x" * MAX_HELD_BYTES
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.chunk(long)
         await go.wait()
@@ -92,7 +100,7 @@ async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet) -> No
     go.set()
 
 
-async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(fleet) -> None:
+async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(streaming(b'{"choices":[]}\n'))
     client.chat(stream=True, asks_usage=True)
     answer = await client.answer()
@@ -106,11 +114,11 @@ COMPRESSED = gzip.compress(ROLE + TOKEN + USAGE + DONE)
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
 async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_could_not_be_removed(
-    fleet, content_type: str
+    fleet: StartFleet, content_type: str
 ) -> None:
     bodies = []
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         bodies.append(talk.body)
         await talk.send(
             f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-encoding: gzip\r\n"
@@ -129,11 +137,13 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_c
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/x-ndjson", ""])
 @pytest.mark.parametrize("cut", [1, 1 << 20])
-async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, content_type: str, cut: int) -> None:
+async def test_an_event_stream_under_another_type_passes_as_it_comes(
+    fleet: StartFleet, content_type: str, cut: int
+) -> None:
     go = asyncio.Event()
     field = f"content-type: {content_type}\r\n" if content_type else ""
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.send(f"HTTP/1.1 200 OK\r\n{field}transfer-encoding: chunked\r\n\r\n".encode())
         for at in range(0, len(TOKEN), cut):
             await talk.chunk(TOKEN[at : at + cut])
@@ -173,11 +183,11 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(fleet, cont
 )
 @pytest.mark.parametrize("cut", [1, 7, 1 << 20])
 async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_are(
-    fleet, path: bytes, last: bytes, cut: int
+    fleet: StartFleet, path: bytes, last: bytes, cut: int
 ) -> None:
     stream = TOKEN + last + b": bye\n\n" * 40
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         for at in range(0, len(stream), cut):
             await talk.chunk(stream[at : at + cut])
@@ -194,7 +204,9 @@ async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_ar
 
 # line ends -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_it_is_cut(fleet, seed) -> None:
+async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_it_is_cut(
+    fleet: StartFleet, seed: Any
+) -> None:
     rng = random.Random(seed)
     ends = [[b"\n"], [b"\r\n"], [b"\r"], [b"\n", b"\r\n", b"\r"]]
     streams = []
@@ -203,7 +215,7 @@ async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_
         first, second = rng.choice(choice), rng.choice(choice)
         return event.strip() + first + (b"\r\n" if (first, second) == (b"\r", b"\n") else second)
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         choice = rng.choice(ends)
         events = [written(event, choice) for event in [COMMENT, ROLE, COMMENT, TOKEN, TOKEN, COMMENT, DONE]]
         asked = b"include_usage" in talk.body
@@ -225,10 +237,12 @@ async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\r\r\n", b"\n\r", b"\r\n\r"])
-async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_ends(fleet, end: bytes) -> None:
+async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_ends(
+    fleet: StartFleet, end: bytes
+) -> None:
     go = asyncio.Event()
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.chunk(ROLE.strip() + end)
         await go.wait()
@@ -249,11 +263,11 @@ async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_end
 @pytest.mark.parametrize("comment", [b":\n\n", b": ping\n", b": ping\r\n\r\n", b"\xef\xbb\xbf: ping\n\n", b"\n"])
 @pytest.mark.parametrize("asks_usage", [True, False])
 async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_token(
-    fleet, comment: bytes, asks_usage: bool
+    fleet: StartFleet, comment: bytes, asks_usage: bool
 ) -> None:
     go = asyncio.Event()
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.chunk(comment)
         await go.wait()
@@ -270,7 +284,7 @@ async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_t
     await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
 
 
-async def begin_and_fail(talk):
+async def begin_and_fail(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.chunk(COMMENT)
     await talk.event({"error": {"message": "engine dead", "code": 500}})
@@ -289,7 +303,7 @@ async def begin_and_fail(talk):
     ],
 )
 async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_come(
-    fleet, script, kind: FailureKind, asks_usage: bool, version: str
+    fleet: StartFleet, script: Script, kind: FailureKind, asks_usage: bool, version: str
 ) -> None:
     lifecycle, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
     options = {"stream_options": {"include_usage": True}} if asks_usage else {}
@@ -306,7 +320,7 @@ async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_
     assert [failure.kind for failure in placed.failures] == [kind] and placed.first_tokens == 1
 
 
-async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet) -> None:
+async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(streaming(COMMENT, ends=False), streaming(COMMENT, ends=False))
     client.chat(stream=True)
     answer = await client.answer()
@@ -315,8 +329,8 @@ async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_inst
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED)
 
 
-async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet) -> None:
-    async def hung(talk):
+async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet: StartFleet) -> None:
+    async def hung(talk: Talk) -> None:
         await talk.begin_stream()
         while True:
             await talk.chunk(COMMENT)

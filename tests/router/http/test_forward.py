@@ -7,6 +7,8 @@ import math
 import socket
 import struct
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import quote, unquote
 
 import orjson
@@ -21,16 +23,17 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router.http import kit
+from tests.router.http.kit import Client, Instance, Script, StartInstance, StartRouter, Talk
 
 DEEP = b"[" * 900 + b"]" * 900
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
-async def whole_answer(talk):
+async def whole_answer(talk: Talk) -> None:
     await talk.answer({"object": "chat.completion", "usage": USAGE})
 
 
-async def whole_stream(talk):
+async def whole_stream(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.role()
     await talk.token("a")
@@ -39,11 +42,14 @@ async def whole_stream(talk):
     await talk.end_stream()
 
 
+StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, list[Instance], Client]]]
+
+
 @pytest.fixture
-def fleet(start_instance, start_router):
+def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFleet:
     """A router in front of scripted instances, and a connected client."""
 
-    async def start(*scripts, settings=None, must_be_asked=False, **lifecycle):
+    async def start(*scripts: Script, settings: Any = None, must_be_asked: Any = False, **lifecycle: Any) -> Any:
         """``must_be_asked``: the instances are known to send usage on request alone."""
         instances = [await start_instance(script) for script in scripts]
         placed = kit.Lifecycle([instance.url for instance in instances], **lifecycle)
@@ -55,7 +61,7 @@ def fleet(start_instance, start_router):
     return start
 
 
-async def test_a_rank_is_asked_for_by_its_number_and_clients_choose_none(fleet) -> None:
+async def test_a_rank_is_asked_for_by_its_number_and_clients_choose_none(fleet: StartFleet) -> None:
     _, [rank], client = await fleet(whole_answer, rank=3)
     client.chat(headers="x-data-parallel-rank: 1\r\n")
     await client.answer()
@@ -68,7 +74,7 @@ async def test_a_rank_is_asked_for_by_its_number_and_clients_choose_none(fleet) 
 
 
 # answers that pass ---------------------------------------------------------------------------------------------
-async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
+async def test_an_answer_passes_with_the_fleets_fields(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     client.chat(headers="x-request-id: mine\r\ntraceparent: 00-aa-bb-01\r\nauthorization: Bearer own\r\n")
     answer = await client.answer()
@@ -86,7 +92,9 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet) -> None:
     assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
-async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_as_its_parent(fleet) -> None:
+async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_as_its_parent(
+    fleet: StartFleet,
+) -> None:
     tracing = {"tracing_url": "http://127.0.0.1:9/v1/traces", "tracing_share": 0.0}
     lifecycle, [instance], client = await fleet(whole_answer, settings=tracing)
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -105,7 +113,7 @@ async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_
     assert lifecycle.requests[0].trace.to_header().decode() == continued["traceparent"]
 
 
-async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet) -> None:
+async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     client.chat()
     answer = await client.answer()
@@ -114,7 +122,7 @@ async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_o
     assert lifecycle.requests[0].request_id == answer.headers["x-request-id"]
 
 
-async def test_a_body_reaches_the_instance_byte_for_byte(fleet) -> None:
+async def test_a_body_reaches_the_instance_byte_for_byte(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(whole_answer)
     body = b'{ "messages":[{"role":"user","content":"\\u00e9 "}],\n"model" : "m","seed":123456789012345678901 }'
     client.request(kit.CHAT, body)
@@ -122,7 +130,7 @@ async def test_a_body_reaches_the_instance_byte_for_byte(fleet) -> None:
     assert instance.talks[0].body == body
 
 
-async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(fleet) -> None:
+async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(whole_answer, model="real-name")
     body = b'{"model": "%%b", "messages": [{"role": "user"}], "seed": 18446744073709551616, "deep": %b}' % DEEP
     client.request(kit.CHAT, body % b"alias")
@@ -130,7 +138,7 @@ async def test_an_alias_is_resolved_in_the_body_and_nothing_else_is_touched(flee
     assert instance.talks[0].body == body % b"real-name"
 
 
-async def test_an_alias_is_resolved_in_a_form(fleet) -> None:
+async def test_an_alias_is_resolved_in_a_form(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(whole_answer, model="real-name")
     form = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b--\r\n'
     headers = "content-type: multipart/form-data; boundary=b\r\n"
@@ -139,10 +147,10 @@ async def test_an_alias_is_resolved_in_a_form(fleet) -> None:
     assert instance.talks[0].body == form % b"real-name"
 
 
-async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet) -> None:
+async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet: StartFleet) -> None:
     go = asyncio.Event()
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.role()
         await go.wait()
@@ -167,8 +175,8 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet)
 
 
 @pytest.mark.parametrize("asks_usage", [True, False])
-async def test_a_stream_cut_anywhere_passes_unchanged(fleet, asks_usage: bool) -> None:
-    async def script(talk):
+async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, asks_usage: bool) -> None:
+    async def script(talk: Talk) -> None:
         wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         for text in ("a", "b"):
             event = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text.encode()
@@ -197,8 +205,8 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet, asks_usage: bool) -
 USAGE_EVENT = {"id": "c", "choices": [], "usage": USAGE}
 
 
-async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_ask(fleet) -> None:
-    async def script(talk):
+async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_ask(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.event(USAGE_EVENT)
@@ -215,11 +223,11 @@ async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_
 
 
 @pytest.mark.parametrize("cut", [1, 7, 50, 1000])
-async def test_usage_is_taken_out_however_its_event_is_cut(fleet, cut: int) -> None:
+async def test_usage_is_taken_out_however_its_event_is_cut(fleet: StartFleet, cut: int) -> None:
     tokens = [b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % text for text in (b"a", b'\\"usage\\":', b"c")]
     events = [*tokens, b"data: " + orjson.dumps(USAGE_EVENT) + b"\n\n", b"data: [DONE]\n\n"]
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         wire += b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n"
         for start in range(0, len(wire), cut):
@@ -233,10 +241,10 @@ async def test_usage_is_taken_out_however_its_event_is_cut(fleet, cut: int) -> N
         assert answer.whole and answer.body == b"".join([*tokens, events[-1]])
 
 
-def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = None):
+def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = None) -> Any:
     """Streams as vLLM does: with usage where it is asked for or ``forced``, and the fingerprint in the last event."""
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         asked = orjson.loads(talk.body).get("stream_options", {}).get("include_usage", False)
         sends, beside = asked or forced, {"usage": {"prompt_tokens": 9}} if continuous and forced else {}
         last = {} if fingerprint is None else {"system_fingerprint": fingerprint}
@@ -252,7 +260,7 @@ def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = 
 
 
 @pytest.mark.parametrize("continuous", [True, False])
-async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, continuous: bool) -> None:
+async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet: StartFleet, continuous: bool) -> None:
     lifecycle, [instance], client = await fleet(engine(forced=True, continuous=continuous))
     for _ in range(3):
         client.chat(stream=True)
@@ -263,7 +271,7 @@ async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet, contin
     assert lifecycle.placed_requests[-1].finished[0][1] == Usage(prompt_tokens=9, cached_tokens=4)
 
 
-async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet) -> None:
+async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(engine(forced=False))
     bodies = []
     for _ in range(3):
@@ -273,7 +281,7 @@ async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_mu
     assert len(set(bodies)) == 1 and b"usage" not in bodies[0]
 
 
-async def test_an_instance_that_counts_beside_its_choices_does_so_unasked_and_loses_no_byte(fleet) -> None:
+async def test_an_instance_that_counts_beside_its_choices_does_so_unasked_and_loses_no_byte(fleet: StartFleet) -> None:
     """vLLM whose operator forces usage after it was known as one that is asked."""
     _, [instance], client = await fleet(engine(forced=True, continuous=True), must_be_asked=True)
     for _ in range(2):
@@ -282,8 +290,8 @@ async def test_an_instance_that_counts_beside_its_choices_does_so_unasked_and_lo
     assert [b"stream_options" in talk.body for talk in instance.talks] == [True, False]
 
 
-async def test_an_instance_whose_connection_broke_may_have_been_restarted_with_other_options(fleet) -> None:
-    async def script(talk):
+async def test_an_instance_whose_connection_broke_may_have_been_restarted_with_other_options(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         if len(instance.talks) == 1:
             talk.reset()
         else:
@@ -296,7 +304,7 @@ async def test_an_instance_whose_connection_broke_may_have_been_restarted_with_o
     assert orjson.dumps(USAGE_EVENT) in (await client.answer()).body
 
 
-async def test_asking_for_usage_takes_no_fingerprint_from_the_client(fleet) -> None:
+async def test_asking_for_usage_takes_no_fingerprint_from_the_client(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(engine(forced=False, fingerprint="vllm-0.32-tp1"))
     bodies = []
     for _ in range(2):
@@ -307,7 +315,7 @@ async def test_asking_for_usage_takes_no_fingerprint_from_the_client(fleet) -> N
 
 
 @pytest.mark.parametrize("options", [{"include_usage": True}, {"include_usage": False}, {}, None])
-async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet, options) -> None:
+async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet: StartFleet, options: Any) -> None:
     _, [instance], client = await fleet(whole_stream)
     message = {"role": "user", "content": "hi"}
     body = orjson.dumps({"model": "m", "stream": True, "messages": [message], "stream_options": options})
@@ -317,15 +325,15 @@ async def test_what_a_client_says_of_usage_itself_is_left_as_it_is(fleet, option
     assert orjson.dumps({"choices": [], "usage": USAGE}) in answer.body
 
 
-async def test_usage_is_not_asked_for_where_the_settings_say_so(fleet) -> None:
+async def test_usage_is_not_asked_for_where_the_settings_say_so(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(whole_stream, settings={"ask_usage": False})
     client.chat(stream=True)
     answer = await client.answer()
     assert b"stream_options" not in instance.talks[0].body and b"usage" in answer.body
 
 
-async def test_a_stream_that_breaks_inside_of_an_event_still_ends_in_an_error_event(fleet) -> None:
-    async def die(talk):
+async def test_a_stream_that_breaks_inside_of_an_event_still_ends_in_an_error_event(fleet: StartFleet) -> None:
+    async def die(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.send(b'40\r\ndata: {"choi')
@@ -339,10 +347,10 @@ async def test_a_stream_that_breaks_inside_of_an_event_still_ends_in_an_error_ev
     assert [orjson.loads(event[6:]).keys() for event in answer.body.split(b"\n\n")[:-1]] == [{"choices"}, {"error"}]
 
 
-async def test_a_stream_of_announced_length_keeps_all_of_its_bytes(fleet) -> None:
+async def test_a_stream_of_announced_length_keeps_all_of_its_bytes(fleet: StartFleet) -> None:
     events = b"data: " + orjson.dumps(USAGE_EVENT) + b"\n\n" + b"data: [DONE]\n\n"
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
         await talk.send(head % len(events) + events)
 
@@ -352,8 +360,8 @@ async def test_a_stream_of_announced_length_keeps_all_of_its_bytes(fleet) -> Non
 
 
 # answers that are the client's fault ---------------------------------------------------------------------------
-async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(fleet) -> None:
-    async def script(talk):
+async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.answer({"error": {"message": "prompt too long", "code": 400}}, status=400)
 
     lifecycle, [_, other], client = await fleet(script, whole_answer)
@@ -363,10 +371,10 @@ async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(
     assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
-async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet) -> None:
+async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet: StartFleet) -> None:
     """vLLM checks sampling parameters when the stream has begun."""
 
-    async def refuse_late(talk):
+    async def refuse_late(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.event({"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}})
         await talk.end_stream()
@@ -380,8 +388,8 @@ async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet) -> None:
 
 
 @pytest.mark.parametrize("status", [501, 505])
-async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet, status: int) -> None:
-    async def script(talk):
+async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet: StartFleet, status: int) -> None:
+    async def script(talk: Talk) -> None:
         await talk.answer({"error": {"message": "best_of is not supported", "code": status}}, status=status)
 
     lifecycle, [_, other], client = await fleet(script, whole_answer)
@@ -391,8 +399,8 @@ async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet, status: int
     assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
-async def test_informational_answers_are_skipped(fleet) -> None:
-    async def script(talk):
+async def test_informational_answers_are_skipped(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.send(b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n")
         await talk.answer({"ok": 1})
 
@@ -402,8 +410,8 @@ async def test_informational_answers_are_skipped(fleet) -> None:
     assert answer.json() == {"ok": 1} and "link" not in answer.headers
 
 
-async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(fleet) -> None:
-    async def script(talk):
+async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.send(b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n")
         await talk.send(b'{"a":')
         await talk.send(b"1}")
@@ -417,7 +425,7 @@ async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(
     assert {placed.outcome for placed in lifecycle.placed_requests} == {Outcome.COMPLETED}
 
 
-async def test_an_http_10_client_gets_a_stream_without_chunks(fleet) -> None:
+async def test_an_http_10_client_gets_a_stream_without_chunks(fleet: StartFleet) -> None:
     _, _, client = await fleet(whole_stream)
     body = orjson.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]})
     client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n%b" % (kit.CHAT.encode(), len(body), body))
@@ -426,7 +434,7 @@ async def test_an_http_10_client_gets_a_stream_without_chunks(fleet) -> None:
     assert answer.body.startswith(b"data: {") and answer.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet) -> None:
+async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     client.request("/v1/embeddings?x=y", {"model": "m", "input": "hi"})
     assert (await client.answer()).status == 200
@@ -434,7 +442,7 @@ async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet
     assert lifecycle.requests[0].path == "/v1/embeddings"
 
 
-async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
+async def test_connections_to_an_instance_are_kept_and_reused(fleet: StartFleet) -> None:
     _, [instance], client = await fleet(whole_stream)
     for _ in range(5):
         client.chat(stream=True)
@@ -442,10 +450,10 @@ async def test_connections_to_an_instance_are_kept_and_reused(fleet) -> None:
     assert instance.connections == 1
 
 
-async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(fleet) -> None:
+async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(fleet: StartFleet) -> None:
     prompt_bytes, go = 8 << 20, asyncio.Event()
 
-    async def script(talk):
+    async def script(talk: Talk) -> None:
         talk.body = b""
         await talk.begin_stream()
         await talk.token("a")
@@ -468,73 +476,73 @@ async def test_an_answer_that_has_begun_keeps_nothing_of_its_request_in_memory(f
 
 
 # failures before the first byte --------------------------------------------------------------------------------
-async def close_silently(talk):
+async def close_silently(talk: Talk) -> None:
     talk.writer.close()
 
 
-async def reset(talk):
+async def reset(talk: Talk) -> None:
     talk.reset()
 
 
-async def die_after_head(talk):
+async def die_after_head(talk: Talk) -> None:
     await talk.begin_stream()
     talk.reset()
 
 
-async def die_in_first_event(talk):
+async def die_in_first_event(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.send(b'40\r\ndata: {"choices"')
     talk.reset()
 
 
-async def unavailable(talk):
+async def unavailable(talk: Talk) -> None:
     await talk.answer({"error": {"message": "busy"}}, status=503)
 
 
-async def internal_error(talk):
+async def internal_error(talk: Talk) -> None:
     await talk.answer({"error": {"message": "engine dead"}}, status=500)
 
 
-async def too_many(talk):
+async def too_many(talk: Talk) -> None:
     await talk.answer({"error": {"message": "later"}}, status=429, extra="retry-after: 7\r\n")
 
 
-async def error_event_first(talk):
+async def error_event_first(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.event({"error": {"message": "engine dead", "type": "InternalServerError", "code": 500}})
     await talk.end_stream()
 
 
-async def not_http(talk):
+async def not_http(talk: Talk) -> None:
     await talk.send(b"SSH-2.0-OpenSSH_9.6\r\n")
 
 
-async def endless_head(talk):
+async def endless_head(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\n" + b"".join(b"x-%d: %b\r\n" % (n, b"y" * 1000) for n in range(80)))
 
 
-async def smuggled_head(talk):
+async def smuggled_head(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\nabc")
 
 
-async def unknown_coding(talk):
+async def unknown_coding(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n")
 
 
-async def status_below_100(talk):
+async def status_below_100(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 099 X\r\n\r\n")
 
 
-async def status_over_599(talk):
+async def status_over_599(talk: Talk) -> None:
     await talk.answer(status=600)
 
 
-async def empty_stream(talk):
+async def empty_stream(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.send(b"0\r\n\r\n")
 
 
-async def unavailable_and_stuck(talk):
+async def unavailable_and_stuck(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")
     talk.writer.close()
 
@@ -561,7 +569,7 @@ async def unavailable_and_stuck(talk):
     ],
 )
 async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_nothing(
-    fleet, script, kind: FailureKind
+    fleet: StartFleet, script: Script, kind: FailureKind
 ) -> None:
     lifecycle, [bad, good], client = await fleet(script, whole_stream)
     client.chat(stream=True)
@@ -578,7 +586,9 @@ async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_not
         await kit.eventually(lambda: bad.open == 0)
 
 
-async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(fleet, monkeypatch) -> None:
+async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lifecycle, instances, client = await fleet(whole_answer, whole_answer)
 
     async def no_descriptor_left(*_: object, **__: object) -> None:
@@ -593,7 +603,9 @@ async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(flee
     assert [instance.connections for instance in instances] == [0, 0]
 
 
-async def test_a_port_where_nobody_listens_is_a_connect_failure(start_instance, start_router) -> None:
+async def test_a_port_where_nobody_listens_is_a_connect_failure(
+    start_instance: StartInstance, start_router: StartRouter
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         dead_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -605,7 +617,7 @@ async def test_a_port_where_nobody_listens_is_a_connect_failure(start_instance, 
     assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT
 
 
-async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(fleet) -> None:
+async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(reset, too_many)
     client.chat()
     answer = await client.answer()
@@ -616,7 +628,7 @@ async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(f
     assert (await client.answer()).status == 429, "the connection is still good"
 
 
-async def test_an_error_event_that_nobody_could_avoid_becomes_an_error_answer(fleet) -> None:
+async def test_an_error_event_that_nobody_could_avoid_becomes_an_error_answer(fleet: StartFleet) -> None:
     _, _, client = await fleet(error_event_first)
     client.chat(stream=True)
     answer = await client.answer()
@@ -624,7 +636,7 @@ async def test_an_error_event_that_nobody_could_avoid_becomes_an_error_answer(fl
     assert answer.headers["content-type"] == "application/json"
 
 
-async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(fleet) -> None:
+async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(reset, close_silently)
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
@@ -633,7 +645,7 @@ async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(f
     assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
 
 
-async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet_gave_it(fleet) -> None:
+async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet_gave_it(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(reset, renamed="r1-2")
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
@@ -646,12 +658,12 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
 
 
 @pytest.fixture
-def died_unseen(start_instance, start_router, monkeypatch):
+def died_unseen(start_instance: StartInstance, start_router: StartRouter, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A router with a kept connection that its instance has reset, which it does not see before it writes again; and
     the instance, which goes on listening or does not."""
     monkeypatch.setattr("dualmap.router.http.sending.IDLE_DEATH_S", math.inf)  # however slow this machine is
 
-    async def start(*, listens: bool):
+    async def start(*, listens: bool) -> Any:
         instance = await start_instance(whole_answer)
         lifecycle = kit.Lifecycle([instance.url])
         router = await start_router(lifecycle)
@@ -671,7 +683,7 @@ def died_unseen(start_instance, start_router, monkeypatch):
     return start
 
 
-async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(died_unseen) -> None:
+async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(died_unseen: Any) -> None:
     lifecycle, instance, client = await died_unseen(listens=True)
     client.chat()
     assert (await client.answer()).status == 200
@@ -679,7 +691,7 @@ async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(di
     assert [placed.failures for placed in lifecycle.placed_requests] == [[], []]
 
 
-async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carried_work(died_unseen) -> None:
+async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carried_work(died_unseen: Any) -> None:
     lifecycle, _, client = await died_unseen(listens=False)
     client.chat()
     assert (await client.answer()).status == 502
@@ -688,11 +700,11 @@ async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carr
 
 
 async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_the_same_instance_again(
-    fleet, monkeypatch
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dualmap.router.http.sending.IDLE_DEATH_S", 0.0)  # however soon it broke, it was not at once
 
-    async def answer_once_per_connection(talk):
+    async def answer_once_per_connection(talk: Talk) -> None:
         await talk.answer({"ok": 1})
         await talk.reader.readuntil(b"\r\n\r\n")  # the next request came and is being computed
         talk.reset()
@@ -706,8 +718,8 @@ async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_t
 
 
 @pytest.mark.parametrize("listens", [True, False])
-async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet, listens: bool) -> None:
-    async def close(talk):
+async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet: StartFleet, listens: bool) -> None:
+    async def close(talk: Talk) -> None:
         if not listens:
             instances[0].close_port()
         talk.reset()
@@ -720,8 +732,8 @@ async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet, li
     assert failure.engine_died is not listens
 
 
-async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet) -> None:
-    async def hang(talk):
+async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet: StartFleet) -> None:
+    async def hang(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.until_closed()
 
@@ -732,8 +744,8 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet) ->
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_timeout(fleet) -> None:
-    async def compute(talk):
+async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_timeout(fleet: StartFleet) -> None:
+    async def compute(talk: Talk) -> None:
         await talk.until_closed()
 
     lifecycle, [stuck, other], client = await fleet(compute, whole_answer, settings={"first_byte_timeout_s": 0.2})
@@ -746,7 +758,7 @@ async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_ti
 
 
 @pytest.fixture
-def down_view():
+def down_view() -> Any:
     """The view in which the first instance was taken down and another one is ready."""
     states = {"i0": InstanceState.DOWN, "i1": InstanceState.READY}
     instances = {name: InstanceSpec(name, f"http://{name}", state=state) for name, state in states.items()}
@@ -754,8 +766,10 @@ def down_view():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, down_view, stream: bool) -> None:
-    async def hang(talk):
+async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(
+    fleet: StartFleet, down_view: Any, stream: bool
+) -> None:
+    async def hang(talk: Talk) -> None:
         if stream:
             await talk.begin_stream()
         await talk.until_closed()
@@ -773,10 +787,12 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(fleet, do
     assert not lifecycle.loss_notifier._listeners
 
 
-async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(fleet, down_view) -> None:
+async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(
+    fleet: StartFleet, down_view: Any
+) -> None:
     resumed = asyncio.Event()
 
-    async def pause(talk):
+    async def pause(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.role()
         await resumed.wait()
@@ -797,14 +813,14 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
 
 
 @pytest.fixture
-def begun_stream(fleet, monkeypatch):
+def begun_stream(fleet: StartFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stream whose client has its first event, and that says no more until told; short times."""
     monkeypatch.setattr("dualmap.router.http.exchange.SILENT_S", 0.2)
 
-    async def start():
+    async def start() -> Any:
         resumed = asyncio.Event()
 
-        async def pause(talk):
+        async def pause(talk: Talk) -> None:
             await talk.begin_stream()
             await talk.role()
             await resumed.wait()
@@ -821,7 +837,7 @@ def begun_stream(fleet, monkeypatch):
     return start
 
 
-async def until_error_event(client, tick=lambda: None) -> dict[str, object]:
+async def until_error_event(client: Any, tick: Any = lambda: None) -> dict[str, object]:
     reading = asyncio.ensure_future(client.chunk())
     while not reading.done():
         tick()
@@ -832,7 +848,9 @@ async def until_error_event(client, tick=lambda: None) -> dict[str, object]:
     return error
 
 
-async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(begun_stream, down_view) -> None:
+async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(
+    begun_stream: Any, down_view: Any
+) -> None:
     lifecycle, stuck, client, resumed = await begun_stream()
 
     error = await until_error_event(client, tick=lambda: lifecycle.loss_notifier.check(down_view))
@@ -843,7 +861,7 @@ async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream) -> None:
+async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream: Any) -> None:
     lifecycle, stuck, client, resumed = await begun_stream()
     stuck.close_port()
 
@@ -855,7 +873,7 @@ async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(
     await kit.eventually(lambda: stuck.open == 0)
 
 
-async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_stream) -> None:
+async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_stream: Any) -> None:
     _, instance, client, resumed = await begun_stream()
     await kit.eventually(lambda: instance.connections > 2)  # its port was asked, again and again
 
@@ -864,10 +882,12 @@ async def test_a_silent_stream_of_an_instance_that_listens_is_waited_for(begun_s
     assert b"[DONE]" in await client.chunk()
 
 
-async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypatch) -> None:
+async def test_an_error_answer_that_never_ends_is_not_waited_for(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dualmap.router.http.exchange.ERROR_BODY_S", 0.1)
 
-    async def half_an_error(talk):
+    async def half_an_error(talk: Talk) -> None:
         await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")
         await talk.until_closed()
 
@@ -880,8 +900,8 @@ async def test_an_error_answer_that_never_ends_is_not_waited_for(fleet, monkeypa
     )
 
 
-async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
-    async def hang(talk):
+async def test_the_time_for_the_whole_request_ends_all_tries(fleet: StartFleet) -> None:
+    async def hang(talk: Talk) -> None:
         await talk.until_closed()
 
     lifecycle, [_, other], client = await fleet(hang, whole_answer, settings={"total_timeout_s": 0.2})
@@ -893,55 +913,55 @@ async def test_the_time_for_the_whole_request_ends_all_tries(fleet) -> None:
 
 
 # instances that lie --------------------------------------------------------------------------------------------
-async def redirects(talk):
+async def redirects(talk: Talk) -> None:
     await talk.answer({}, status=302, extra="location: http://elsewhere/\r\n")
 
 
-async def wants_a_key(talk):
+async def wants_a_key(talk: Talk) -> None:
     await talk.answer({"error": {"message": "unauthorized", "code": 401}}, status=401)
 
 
-async def knows_no_such_path(talk):
+async def knows_no_such_path(talk: Talk) -> None:
     await talk.answer({"detail": "Not Found"}, status=404)
 
 
-async def nothing(talk):
+async def nothing(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 0\r\n\r\n")
 
 
-async def nothing_in_chunks(talk):
+async def nothing_in_chunks(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n")
 
 
-async def no_content(talk):
+async def no_content(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 204 No Content\r\n\r\n")
 
 
-async def a_page(talk):
+async def a_page(talk: Talk) -> None:
     page = b"<html><body>It works!</body></html>"
     await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: %d\r\n\r\n%b" % (len(page), page))
 
 
-async def an_error_under_200(talk):
+async def an_error_under_200(talk: Talk) -> None:
     await talk.answer({"error": {"message": "out of memory", "code": 500}})
 
 
-async def aborts(talk):
+async def aborts(talk: Talk) -> None:
     await talk.answer({"object": "chat.completion", "choices": [{"message": {}, "finish_reason": "abort"}]})
 
 
-async def aborts_at_once(talk):
+async def aborts_at_once(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
     await talk.end_stream()
 
 
-async def a_stream_of_nothing(talk):
+async def a_stream_of_nothing(talk: Talk) -> None:
     await talk.begin_stream()
     await talk.send(b"0\r\n\r\n")
 
 
-async def half_a_body(talk):
+async def half_a_body(talk: Talk) -> None:
     await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
     talk.writer.close()
 
@@ -963,7 +983,9 @@ BEFORE_THE_FIRST_BYTE = [
 
 
 @pytest.mark.parametrize(("lie", "kind"), BEFORE_THE_FIRST_BYTE)
-async def test_where_an_instance_lies_before_the_first_byte_another_one_answers(fleet, lie, kind: FailureKind) -> None:
+async def test_where_an_instance_lies_before_the_first_byte_another_one_answers(
+    fleet: StartFleet, lie: Any, kind: FailureKind
+) -> None:
     lifecycle, _, client = await fleet(lie, whole_answer)
     client.chat()
     answer = await client.answer()
@@ -975,7 +997,9 @@ async def test_where_an_instance_lies_before_the_first_byte_another_one_answers(
 @pytest.mark.parametrize(
     ("refusal", "status"), [(redirects, 302), (wants_a_key, 401), (knows_no_such_path, 404), (a_page, 200)]
 )
-async def test_what_all_instances_say_reaches_the_client_as_it_came(fleet, refusal, status: int) -> None:
+async def test_what_all_instances_say_reaches_the_client_as_it_came(
+    fleet: StartFleet, refusal: Any, status: int
+) -> None:
     _, instances, client = await fleet(refusal, refusal, refusal)
     client.chat()
     answer = await client.answer()
@@ -987,7 +1011,7 @@ async def test_what_all_instances_say_reaches_the_client_as_it_came(fleet, refus
     assert [len(instance.talks) for instance in instances] == [1, 1, 1]
 
 
-async def test_a_refusal_says_more_than_a_connection_that_is_refused_after_it(fleet) -> None:
+async def test_a_refusal_says_more_than_a_connection_that_is_refused_after_it(fleet: StartFleet) -> None:
     _, [_, dead], client = await fleet(knows_no_such_path, whole_answer)
     await dead.stop()
     client.chat()
@@ -996,8 +1020,8 @@ async def test_a_refusal_says_more_than_a_connection_that_is_refused_after_it(fl
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-async def test_the_clients_own_error_is_asked_once(fleet, status: int) -> None:
-    async def refuse(talk):
+async def test_the_clients_own_error_is_asked_once(fleet: StartFleet, status: int) -> None:
+    async def refuse(talk: Talk) -> None:
         await talk.answer({"error": {"message": "bad", "code": status}}, status=status)
 
     lifecycle, [_, other], client = await fleet(refuse, whole_answer)
@@ -1006,8 +1030,8 @@ async def test_the_clients_own_error_is_asked_once(fleet, status: int) -> None:
     assert not other.talks and lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
 
 
-async def test_an_answer_that_is_bytes_is_no_lie(fleet) -> None:
-    async def embed(talk):
+async def test_an_answer_that_is_bytes_is_no_lie(fleet: StartFleet) -> None:
+    async def embed(talk: Talk) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: 3\r\n\r\n"
         await talk.send(head + b"\x00<h")
 
@@ -1016,8 +1040,8 @@ async def test_an_answer_that_is_bytes_is_no_lie(fleet) -> None:
     assert (await client.answer()).body == b"\x00<h" and not other.talks
 
 
-async def test_a_pause_that_an_instance_asks_for_is_read(fleet) -> None:
-    async def busy(talk):
+async def test_a_pause_that_an_instance_asks_for_is_read(fleet: StartFleet) -> None:
+    async def busy(talk: Talk) -> None:
         await talk.answer({"error": {"code": 429}}, status=429, extra="retry-after: 17\r\n")
 
     lifecycle, _, client = await fleet(busy, whole_answer)
@@ -1026,8 +1050,8 @@ async def test_a_pause_that_an_instance_asks_for_is_read(fleet) -> None:
     assert [failure.pause_s for failure in lifecycle.placed_request.failures] == [17.0]
 
 
-async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_instance(fleet) -> None:
-    async def stop_short(talk):
+async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_instance(fleet: StartFleet) -> None:
+    async def stop_short(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await asyncio.sleep(0.02)
@@ -1041,8 +1065,8 @@ async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_insta
     assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED and not other.talks
 
 
-async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet) -> None:
-    async def abort(talk):
+async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet: StartFleet) -> None:
+    async def abort(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await asyncio.sleep(0.02)
@@ -1057,8 +1081,8 @@ async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet) -> No
 
 
 # failures behind the first byte --------------------------------------------------------------------------------
-async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet) -> None:
-    async def die(talk):
+async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet: StartFleet) -> None:
+    async def die(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await asyncio.sleep(0.02)  # let the token out: a reset overtakes it
@@ -1075,9 +1099,9 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
     assert not other.talks
 
 
-async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it(fleet) -> None:
-    def ending_with(message: str):
-        async def script(talk):
+async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it(fleet: StartFleet) -> None:
+    def ending_with(message: str) -> Any:
+        async def script(talk: Talk) -> None:
             await talk.begin_stream()
             await talk.token("a")
             await talk.event({"error": {"message": message, "type": "InternalServerError", "code": 500}})
@@ -1094,8 +1118,8 @@ async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it
         assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
-async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_too(fleet) -> None:
-    async def die(talk):
+async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_too(fleet: StartFleet) -> None:
+    async def die(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.send(b'40\r\ndata: {"choi')
@@ -1109,10 +1133,12 @@ async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_t
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte(fleet, version: str) -> None:
+async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte(
+    fleet: StartFleet, version: str
+) -> None:
     event = b'data: {"choices":[{"delta":{"content":"a"}}]}\r\n\r\n'
 
-    async def die(talk):
+    async def die(talk: Talk) -> None:
         await talk.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 100\r\n\r\n" + event)
         await asyncio.sleep(0.02)
         talk.reset()
@@ -1125,10 +1151,10 @@ async def test_a_stream_of_announced_length_that_breaks_off_gets_no_further_byte
     assert not answer.whole and answer.body == event
 
 
-async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet) -> None:
+async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet: StartFleet) -> None:
     seen = asyncio.Event()
 
-    async def abort(talk):
+    async def abort(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         for event in ({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}, {"usage": USAGE}, b"[DONE]"):
@@ -1150,8 +1176,8 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet) -
 
 @pytest.mark.parametrize("size", [5, MAX_HELD_BYTES + 5])
 @pytest.mark.parametrize("framing", ["content-length: 1000000", "transfer-encoding: chunked"])
-async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet, framing: str, size: int) -> None:
-    async def die(talk):
+async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet: StartFleet, framing: str, size: int) -> None:
+    async def die(talk: Talk) -> None:
         await talk.send(f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{framing}\r\n\r\n".encode())
         chunk_size = f"{size:x}\r\n" if "chunked" in framing else ""
         await talk.send(f"{chunk_size}{{{' ' * (size - 1)}\r\n".encode())
@@ -1169,8 +1195,8 @@ async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet, framing: str
         assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.CLOSED]
 
 
-async def test_a_gap_in_a_stream_ends_it(fleet) -> None:
-    async def stall(talk):
+async def test_a_gap_in_a_stream_ends_it(fleet: StartFleet) -> None:
+    async def stall(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.until_closed()
@@ -1183,8 +1209,8 @@ async def test_a_gap_in_a_stream_ends_it(fleet) -> None:
     await kit.eventually(lambda: instance.open == 0)
 
 
-async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet) -> None:
-    async def give_up(talk):
+async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet: StartFleet) -> None:
+    async def give_up(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.event({"error": {"message": "EngineCore died", "code": 500}})
@@ -1197,8 +1223,8 @@ async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet) -> None:
     assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
-async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> None:
-    async def two_answers(talk):
+async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet: StartFleet) -> None:
+    async def two_answers(talk: Talk) -> None:
         await talk.send(
             b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
         )
@@ -1210,8 +1236,8 @@ async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet) -> 
     assert lifecycle.placed_request.failures[0].kind is FailureKind.PROTOCOL
 
 
-async def test_line_ends_behind_an_answer_never_reach_a_client(fleet) -> None:
-    async def sloppy(talk):
+async def test_line_ends_behind_an_answer_never_reach_a_client(fleet: StartFleet) -> None:
+    async def sloppy(talk: Talk) -> None:
         body = b"2\r\n{}\r\n0\r\n\r\n"
         await talk.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"\r\n" * 1000)
 
@@ -1222,8 +1248,8 @@ async def test_line_ends_behind_an_answer_never_reach_a_client(fleet) -> None:
     assert instance.connections == 2, "a connection out of step is used again"
 
 
-async def test_line_ends_before_an_answer_never_reach_a_client(fleet) -> None:
-    async def sloppy(talk):
+async def test_line_ends_before_an_answer_never_reach_a_client(fleet: StartFleet) -> None:
+    async def sloppy(talk: Talk) -> None:
         await talk.send(b"\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n\r\n\r\n")
         await talk.answer({"ok": 1})
 
@@ -1234,10 +1260,10 @@ async def test_line_ends_before_an_answer_never_reach_a_client(fleet) -> None:
 
 # clients that leave --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("leave", ["close", "reset"])
-async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, leave: str) -> None:
+async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet: StartFleet, leave: str) -> None:
     gone = asyncio.Event()
 
-    async def endless(talk):
+    async def endless(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.until_closed()
@@ -1253,10 +1279,10 @@ async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet, leave: st
     await kit.eventually(lambda: instance.open == 0)
 
 
-async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fleet) -> None:
+async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fleet: StartFleet) -> None:
     arrived, gone = asyncio.Event(), asyncio.Event()
 
-    async def slow(talk):
+    async def slow(talk: Talk) -> None:
         arrived.set()
         await talk.until_closed()
         gone.set()
@@ -1269,7 +1295,7 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fle
     assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
 
 
-async def test_a_client_that_leaves_while_held_is_forgotten(fleet) -> None:
+async def test_a_client_that_leaves_while_held_is_forgotten(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
     client.chat()
     await kit.eventually(lambda: bool(lifecycle.requests))
@@ -1279,9 +1305,9 @@ async def test_a_client_that_leaves_while_held_is_forgotten(fleet) -> None:
 
 
 async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
-    start_instance, start_router, caplog
+    start_instance: StartInstance, start_router: StartRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def flood(talk):
+    async def flood(talk: Talk) -> None:
         await talk.begin_stream()
         while True:
             for _ in range(5):
@@ -1307,10 +1333,12 @@ async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_th
 # clients that close their half -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("script", [whole_answer, whole_stream])
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, script, begun: bool) -> None:
+async def test_a_client_that_closed_its_half_gets_its_whole_answer(
+    fleet: StartFleet, script: Script, begun: bool
+) -> None:
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(talk):
+    async def slow(talk: Talk) -> None:
         if begun:
             await talk.begin_stream()
             await talk.token("a")
@@ -1338,7 +1366,7 @@ async def test_a_client_that_closed_its_half_gets_its_whole_answer(fleet, script
     assert lifecycle.placed_request.outcome is Outcome.COMPLETED
 
 
-async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answered(fleet) -> None:
+async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answered(fleet: StartFleet) -> None:
     _, _, client = await fleet(whole_answer)
     for _ in range(3):
         client.chat()
@@ -1347,7 +1375,7 @@ async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answer
     assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b"connection: close") == 1
 
 
-async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(fleet) -> None:
+async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(fleet: StartFleet) -> None:
     _, _, client = await fleet(whole_answer)
     client.chat()
     client.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
@@ -1356,7 +1384,7 @@ async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(
     assert raw.count(b"HTTP/1.1 200 OK") == 1
 
 
-async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet) -> None:
+async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet: StartFleet) -> None:
     """It cannot be asked whether it is there."""
     lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
@@ -1368,10 +1396,10 @@ async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet) ->
 
 
 # back-pressure -------------------------------------------------------------------------------------------------
-async def test_a_slow_client_slows_the_instance_down(start_instance, start_router) -> None:
+async def test_a_slow_client_slows_the_instance_down(start_instance: StartInstance, start_router: StartRouter) -> None:
     sent, total = 0, 10_000_000
 
-    async def flood(talk):
+    async def flood(talk: Talk) -> None:
         nonlocal sent
         talk.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
         await talk.begin_stream()
@@ -1390,11 +1418,11 @@ async def test_a_slow_client_slows_the_instance_down(start_instance, start_route
     router = await start_router(lifecycle)
     client = await router.connect()
     client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
-    client.writer.transport.pause_reading()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.chat(stream=True)
     await kit.eventually(is_held_back)
     assert sent < total, "the router took all of it"
-    client.writer.transport.resume_reading()
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
     got, tail = 0, b""
     while not tail.endswith(b"\r\n0\r\n\r\n"):
         data = await asyncio.wait_for(client.reader.read(1 << 20), 60)
@@ -1403,10 +1431,10 @@ async def test_a_slow_client_slows_the_instance_down(start_instance, start_route
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
 
 
-async def test_a_client_that_stops_reading_for_good_is_dropped(fleet) -> None:
+async def test_a_client_that_stops_reading_for_good_is_dropped(fleet: StartFleet) -> None:
     gone = asyncio.Event()
 
-    async def flood(talk):
+    async def flood(talk: Talk) -> None:
         await talk.begin_stream()
         try:
             while True:
@@ -1415,7 +1443,7 @@ async def test_a_client_that_stops_reading_for_good_is_dropped(fleet) -> None:
             gone.set()
 
     lifecycle, _, client = await fleet(flood, settings={"chunk_timeout_s": 0.3})
-    client.writer.transport.pause_reading()
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.chat(stream=True)
     await asyncio.wait_for(gone.wait(), 60)
     await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
@@ -1423,7 +1451,7 @@ async def test_a_client_that_stops_reading_for_good_is_dropped(fleet) -> None:
 
 
 # refusals ------------------------------------------------------------------------------------------------------
-async def test_a_refused_placement_is_the_answer(fleet) -> None:
+async def test_a_refused_placement_is_the_answer(fleet: StartFleet) -> None:
     lifecycle, _, client = await fleet(whole_answer, refusal=QueueFullError("all full", retry_after_s=3))
     client.chat(headers="x-request-id: r9\r\n")
     answer = await client.answer()
@@ -1434,7 +1462,9 @@ async def test_a_refused_placement_is_the_answer(fleet) -> None:
     assert (await client.answer()).status == 503
 
 
-async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothing(fleet, caplog) -> None:
+async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothing(
+    fleet: StartFleet, caplog: pytest.LogCaptureFixture
+) -> None:
     lifecycle, _, client = await fleet(whole_answer, refusal=StoreUnavailableError("redis://secret"))
     client.chat()
     answer = await client.answer()
@@ -1449,8 +1479,8 @@ async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothi
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"model":1,"messages":[]}', b'{"model":"m","messages":"x"}']
 )
-async def test_what_the_router_cannot_read_the_instance_judges(fleet, body: bytes) -> None:
-    async def judge(talk):
+async def test_what_the_router_cannot_read_the_instance_judges(fleet: StartFleet, body: bytes) -> None:
+    async def judge(talk: Talk) -> None:
         await talk.answer({"error": {"message": "as the engine says"}}, status=400)
 
     lifecycle, [instance], client = await fleet(judge)
@@ -1461,7 +1491,7 @@ async def test_what_the_router_cannot_read_the_instance_judges(fleet, body: byte
     assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
 
 
-async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet) -> None:
+async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer)
     for fields, request_id in [
         ("x-request-id: a1, b2\r\n", "a1"),
@@ -1479,7 +1509,7 @@ async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1//chat///completions", "/v1/chat/completion%73"])
-async def test_a_path_is_served_as_the_one_that_is_meant(fleet, path: str) -> None:
+async def test_a_path_is_served_as_the_one_that_is_meant(fleet: StartFleet, path: str) -> None:
     _, [instance], client = await fleet(whole_answer)
     client.request(path, {"model": "m", "messages": [{"role": "user", "content": "q"}]})
     assert (await client.answer()).status == 200
@@ -1489,8 +1519,10 @@ async def test_a_path_is_served_as_the_one_that_is_meant(fleet, path: str) -> No
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE"])
-async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_is_refused(fleet, method: str) -> None:
-    async def nothing_there(talk):
+async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_is_refused(
+    fleet: StartFleet, method: str
+) -> None:
+    async def nothing_there(talk: Talk) -> None:
         await talk.answer({"detail": "Not Found"}, status=404)
 
     lifecycle, [instance], client = await fleet(nothing_there)
@@ -1504,7 +1536,7 @@ async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_i
 
 
 # keys ----------------------------------------------------------------------------------------------------------
-async def test_keys_of_the_router_stay_with_the_router(fleet) -> None:
+async def test_keys_of_the_router_stay_with_the_router(fleet: StartFleet) -> None:
     settings = {"api_keys": ("k1", "k2"), "upstream_api_key": "theirs"}
     lifecycle, [instance], client = await fleet(whole_answer, settings=settings)
     client.chat()
@@ -1518,8 +1550,8 @@ async def test_keys_of_the_router_stay_with_the_router(fleet) -> None:
     assert len(lifecycle.requests) == 1
 
 
-async def test_a_response_gets_an_id_that_names_its_instance(fleet) -> None:
-    async def script(talk):
+async def test_a_response_gets_an_id_that_names_its_instance(fleet: StartFleet) -> None:
+    async def script(talk: Talk) -> None:
         await talk.answer({"object": "response"})
 
     _lifecycle, [instance], client = await fleet(script)
@@ -1531,8 +1563,10 @@ async def test_a_response_gets_an_id_that_names_its_instance(fleet) -> None:
 
 
 @pytest.mark.parametrize("sent_id", ["team/42", "a@b", "x=y+z", "1:2"])
-async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_responses_id(fleet, sent_id) -> None:
-    async def script(talk):
+async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_responses_id(
+    fleet: StartFleet, sent_id: str
+) -> None:
+    async def script(talk: Talk) -> None:
         await talk.answer({"object": "response"})
 
     lifecycle, [instance], client = await fleet(script)
@@ -1546,7 +1580,7 @@ async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_re
     assert lifecycle.requests[-1].pinned_to == "i0"
 
 
-async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet) -> None:
+async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet: StartFleet) -> None:
     lifecycle, [instance], client = await fleet(whole_answer, settings={"api_keys": ("k1",)})
     key = "authorization: Bearer k1\r\n"
     for method, path in (
@@ -1569,13 +1603,13 @@ async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_meth
 
 
 async def test_an_answer_that_breaks_in_the_middle_is_no_death_while_the_port_accepts(
-    start_instance, start_router
+    start_instance: StartInstance, start_router: StartRouter
 ) -> None:
-    async def broken(talk):
+    async def broken(talk: Talk) -> None:
         await talk.send(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 90\r\n\r\n{"choices":')
         talk.writer.close()
 
-    async def whole(talk):
+    async def whole(talk: Talk) -> None:
         await talk.answer({"choices": []})
 
     instances = [await start_instance(broken), await start_instance(whole)]

@@ -9,6 +9,7 @@ import pytest
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.request_reader import Request, RequestReader
 from tests.router.http import kit
+from tests.router.http.kit import StartInstance, StartRouter, Talk
 
 REQUESTS = [
     b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 11\r\n\r\n" + b'{"a": "bc"}',
@@ -74,10 +75,12 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_an_instance_sends_every_request_ends_once(start_instance, start_router, seed: int) -> None:
+async def test_whatever_an_instance_sends_every_request_ends_once(
+    start_instance: StartInstance, start_router: StartRouter, seed: int
+) -> None:
     rng = random.Random(seed)
 
-    async def babble(talk):
+    async def babble(talk: Talk) -> None:
         wire = mutated(rng, rng.choice(ANSWERS))
         cut = rng.randrange(len(wire) + 1)
         await talk.send(wire[:cut])
@@ -104,10 +107,12 @@ async def test_whatever_an_instance_sends_every_request_ends_once(start_instance
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_a_client_sends_nothing_of_it_stays(start_instance, start_router, seed: int) -> None:
+async def test_whatever_a_client_sends_nothing_of_it_stays(
+    start_instance: StartInstance, start_router: StartRouter, seed: int
+) -> None:
     rng = random.Random(seed)
 
-    async def answer(talk):
+    async def answer(talk: Talk) -> None:
         await talk.answer({"ok": 1})
 
     instance = await start_instance(answer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from dualmap.router.http import half_closed
 from dualmap.router.http.half_closed import PROBE_DELAYS_S, DepartureProbes
 from tests.router.http import kit
 
 
-async def test_a_client_is_asked_a_few_times_and_not_for_ever(monkeypatch) -> None:
+async def test_a_client_is_asked_a_few_times_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(half_closed, "PROBE_DELAYS_S", (0.0, 0.001, 0.002))
     asked: list[int] = []
     DepartureProbes(asyncio.get_running_loop(), lambda: asked.append(1))

@@ -52,7 +52,7 @@ def event(text: str = "", **fields: Any) -> bytes:
 def exchange(kind: bytes) -> tuple[Exchange, Client, Connection]:
     connection, answer = Connection(), Client()
     made = Exchange(
-        connection,  # type: ignore[arg-type]
+        connection,
         answer,
         FOREVER,
         on_commit=list,
@@ -163,7 +163,7 @@ async def test_a_plain_answer_that_is_too_long_to_be_held_is_given_back_too(befo
 
 def prefill_exchange(status: int = 200, kind: bytes = b"application/json") -> PrefillExchange:
     made = PrefillExchange(
-        Connection(),  # type: ignore[arg-type]
+        Connection(),
         NO_CLIENT,
         FOREVER,
         on_commit=list,

@@ -15,6 +15,7 @@ from dualmap.router.http.request_reader import Request
 from dualmap.router.inference_request import InferenceRequest
 from dualmap.router.prompt import sent_prompt
 from tests.router.http import kit
+from tests.router.http.kit import StartInstance, StartRouter, Talk
 
 CHAT = "/v1/chat/completions"
 LONG = "a wörd and \n a \U0001f600 " * 8000
@@ -130,9 +131,9 @@ async def test_a_client_that_leaves_lets_the_next_one_be_read(reader: LongBodies
 
 
 async def test_a_long_body_reaches_the_instance_under_the_models_own_name_and_is_else_unchanged(
-    start_instance, start_router
+    start_instance: StartInstance, start_router: StartRouter
 ) -> None:
-    async def answer(talk):
+    async def answer(talk: Talk) -> None:
         await talk.answer()
 
     instance = await start_instance(answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def refuse(request: Request) -> int:
     raise InvalidApiKeyError("no key")
 
 
-def reader(check_head=accept) -> RequestReader:
+def reader(check_head: Any = accept) -> RequestReader:
     return RequestReader(check_head, max_header_bytes=2000, max_headers=10, bodies=BodyBudget(1 << 30))
 
 

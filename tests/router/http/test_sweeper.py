@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from dualmap.router.http.sweeper import Sweeper
 from tests.router.http import kit
 
@@ -15,7 +17,7 @@ class Counting:
             raise self.error
 
 
-async def test_everything_registered_is_swept_and_one_error_stops_nobody(caplog) -> None:
+async def test_everything_registered_is_swept_and_one_error_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     sweeper, items = Sweeper(0.01), [Counting(RuntimeError("broken")), Counting()]
     for item in items:
         sweeper.add(item)

@@ -10,6 +10,7 @@ import pytest
 
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
+from tests.router.http.kit import StartInstance, StartRouter, Talk
 
 # Self-signed for localhost, made for these tests alone and valid for a hundred years.
 CERTIFICATE = Path(__file__).parent / "tls" / "cert.pem"
@@ -28,7 +29,7 @@ def client_tls() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(CERTIFICATE))
 
 
-async def stream(talk):
+async def stream(talk: Talk) -> None:
     await talk.begin_stream()
     for n in range(50):
         await talk.token(f"t{n} " * 200)
@@ -36,7 +37,10 @@ async def stream(talk):
 
 
 async def test_an_instance_behind_https_is_verified_and_served(
-    start_instance, start_router, server_tls, monkeypatch
+    start_instance: StartInstance,
+    start_router: StartRouter,
+    server_tls: ssl.SSLContext,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     instance = await start_instance(stream, tls=server_tls)
@@ -50,7 +54,7 @@ async def test_an_instance_behind_https_is_verified_and_served(
 
 
 async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to(
-    start_instance, start_router, server_tls
+    start_instance: StartInstance, start_router: StartRouter, server_tls: ssl.SSLContext
 ) -> None:
     instance = await start_instance(stream, tls=server_tls)
     lifecycle = kit.Lifecycle([instance.url])
@@ -60,10 +64,12 @@ async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to
     assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT and not instance.talks
 
 
-async def test_clients_may_come_by_https(start_instance, start_router, server_tls, client_tls) -> None:
+async def test_clients_may_come_by_https(
+    start_instance: StartInstance, start_router: StartRouter, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
+) -> None:
     gone = asyncio.Event()
 
-    async def endless(talk):
+    async def endless(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.until_closed()

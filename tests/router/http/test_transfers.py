@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 import pytest
@@ -19,6 +20,7 @@ from dualmap.router.http.transfers import Transfers, Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import UpstreamPool
 from tests.router.http import kit
+from tests.router.http.kit import StartInstance, Talk
 
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
 STAGED = {"choices": [], "kv_transfer_params": {"remote_block_ids": [1, 2]}}
@@ -32,7 +34,7 @@ async def upstreams() -> AsyncIterator[UpstreamPool]:
 
 
 @pytest.fixture
-async def transfers(upstreams) -> AsyncIterator[Transfers]:
+async def transfers(upstreams: UpstreamPool) -> AsyncIterator[Transfers]:
     made = Transfers(upstreams)
     yield made
     made.close()
@@ -62,7 +64,7 @@ class Decoders:
         self.url = url
         self.told: list[bytes] = []
 
-    def staged(self, body: bytes):
+    def staged(self, body: bytes) -> Any:
         self.told.append(body)
         try:
             return None if transfer_params(body) is None else self.tries
@@ -76,10 +78,12 @@ class Decoders:
         return [REQUEST]
 
 
-async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(transfers, upstreams, start_instance) -> None:
+async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance
+) -> None:
     answer = asyncio.Event()
 
-    async def prefill(talk) -> None:
+    async def prefill(talk: Talk) -> None:
         await answer.wait()
         await talk.answer(STAGED)
 
@@ -95,10 +99,12 @@ async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(transfe
     assert len(decoder.talks) == 1
 
 
-async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_instance) -> None:
+async def test_an_answer_that_had_begun_is_read_on(
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance
+) -> None:
     body, rest = orjson.dumps(STAGED), asyncio.Event()
 
-    async def prefill(talk) -> None:
+    async def prefill(talk: Talk) -> None:
         await talk.send(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body[:9]))
         await rest.wait()
         await talk.send(body[9:])
@@ -115,11 +121,13 @@ async def test_an_answer_that_had_begun_is_read_on(transfers, upstreams, start_i
     assert decoders.told == [body]
 
 
-async def test_a_prefill_that_takes_long_is_told_to_stop(transfers, upstreams, start_instance, monkeypatch) -> None:
+async def test_a_prefill_that_takes_long_is_told_to_stop(
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.05)
     stopped = asyncio.Event()
 
-    async def prefill(talk) -> None:
+    async def prefill(talk: Talk) -> None:
         await talk.until_closed()
         stopped.set()
 
@@ -135,11 +143,11 @@ async def test_a_prefill_that_takes_long_is_told_to_stop(transfers, upstreams, s
 
 
 async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_taken_over(
-    transfers, upstreams, start_instance, monkeypatch
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PREFILL_WITHIN_S", 0.2)
 
-    async def prefill(talk) -> None:
+    async def prefill(talk: Talk) -> None:
         await talk.until_closed()
         await talk.answer(STAGED)
 
@@ -151,7 +159,9 @@ async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_take
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
 
-async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, start_instance, monkeypatch) -> None:
+async def test_more_than_the_limit_are_closed_at_once(
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MOST", 0)
     prefiller = await start_instance(lambda talk: talk.until_closed())
     connection, leg = await begin(upstreams, prefiller.url)
@@ -163,11 +173,11 @@ async def test_more_than_the_limit_are_closed_at_once(transfers, upstreams, star
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 500)])
 async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
-    transfers, upstreams, start_instance, stream: bool, status: int
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance, stream: bool, status: int
 ) -> None:
     error = {"error": {"message": "EngineCore encountered an issue.", "code": 500}}
 
-    async def decode(talk) -> None:
+    async def decode(talk: Talk) -> None:
         if stream:
             await talk.begin_stream()
             await talk.event(error)
@@ -183,10 +193,12 @@ async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
 
-async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(transfers, upstreams, start_instance) -> None:
+async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(
+    transfers: Transfers, upstreams: UpstreamPool, start_instance: StartInstance
+) -> None:
     closed = asyncio.Event()
 
-    async def decode(talk) -> None:
+    async def decode(talk: Talk) -> None:
         await talk.begin_stream()
         await talk.token("a")
         await talk.until_closed()

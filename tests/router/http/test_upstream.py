@@ -43,7 +43,7 @@ class Sink:
 
 def feed(*pieces: bytes) -> Sink:
     sink, connection = Sink(), UpstreamConnection("http://instance")
-    connection.connection_made(Wire())  # type: ignore[arg-type]
+    connection.connection_made(Wire())
     connection.start([b""])
     connection.answer_to(sink)
     for piece in pieces:
@@ -72,7 +72,7 @@ ANSWERS = [
 async def test_line_ends_behind_an_answer_are_cut_and_its_connection_is_not_kept(answer: bytes, excess: bytes) -> None:
     for *pieces, last in cuts(answer):
         sink, connection = Sink(), UpstreamConnection("http://instance")
-        connection.connection_made(Wire())  # type: ignore[arg-type]
+        connection.connection_made(Wire())
         connection.start([b""])
         connection.answer_to(sink)
         for piece in [*pieces, last + excess]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
 from dualmap.scheduling.request.outcome import FailureKind
 from tests.router.http import kit
+from tests.router.http.kit import StartInstance, Talk
 
 
 class Sink:
@@ -28,19 +32,19 @@ class Sink:
         if complete:
             self.done.set_result(self.body)
 
-    def failed(self, failure) -> None:
+    def failed(self, failure: Any) -> None:
         self.done.set_result(failure)
 
 
 @pytest.fixture
-def pool():
-    def make(**changes):
+def pool() -> Any:
+    def make(**changes: Any) -> Any:
         return UpstreamPool(Sweeper(0.02), **{"connect_timeout_s": 2.0, "idle_s": 60.0, "max_idle": 2, **changes})
 
     return make
 
 
-async def ask(connection):
+async def ask(connection: Any) -> Any:
     sink = Sink()
     connection.start([b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 0\r\n\r\n"])
     connection.answer_to(sink)
@@ -51,7 +55,7 @@ async def acquire(pool: UpstreamPool, url: str) -> UpstreamConnection:
     return pool.take_idle(url) or await pool.connect(url)
 
 
-async def answer(talk):
+async def answer(talk: Talk) -> None:
     await talk.answer({"ok": 1})
 
 
@@ -64,7 +68,7 @@ def test_an_origin_is_read_from_a_url() -> None:
             parse_origin(wrong)
 
 
-async def test_a_connection_sends_small_writes_at_once(pool, start_instance) -> None:
+async def test_a_connection_sends_small_writes_at_once(pool: Any, start_instance: StartInstance) -> None:
     instance = await start_instance(answer)
 
     connection = await acquire(pool(), instance.url)
@@ -74,7 +78,7 @@ async def test_a_connection_sends_small_writes_at_once(pool, start_instance) -> 
     connection.abort()
 
 
-async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_instance) -> None:
+async def test_a_used_connection_is_given_out_again_last_used_first(pool: Any, start_instance: StartInstance) -> None:
     instance, subject = await start_instance(answer), pool()
     first, second = await acquire(subject, instance.url), await acquire(subject, instance.url)
     assert not first.reused
@@ -88,7 +92,7 @@ async def test_a_used_connection_is_given_out_again_last_used_first(pool, start_
         connection.abort()
 
 
-async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instance) -> None:
+async def test_no_more_idle_connections_are_kept_than_allowed(pool: Any, start_instance: StartInstance) -> None:
     instance, subject = await start_instance(answer), pool(max_idle=1)
     connections = [await acquire(subject, instance.url) for _ in range(3)]
     for connection in connections:
@@ -100,7 +104,7 @@ async def test_no_more_idle_connections_are_kept_than_allowed(pool, start_instan
     await kit.eventually(lambda: instance.open == 0)
 
 
-async def test_an_aged_connection_is_closed(pool, start_instance) -> None:
+async def test_an_aged_connection_is_closed(pool: Any, start_instance: StartInstance) -> None:
     instance, subject = await start_instance(answer), pool(idle_s=0.05)
     connection = await acquire(subject, instance.url)
     await ask(connection)
@@ -108,8 +112,8 @@ async def test_an_aged_connection_is_closed(pool, start_instance) -> None:
     await kit.eventually(lambda: subject.idle_connections == 0 and instance.open == 0)
 
 
-async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, start_instance) -> None:
-    async def answer_and_close(talk):
+async def test_a_connection_that_its_instance_closed_is_not_given_out(pool: Any, start_instance: StartInstance) -> None:
+    async def answer_and_close(talk: Talk) -> None:
         await talk.answer({"ok": 1})
         talk.writer.close()
 
@@ -123,8 +127,8 @@ async def test_a_connection_that_its_instance_closed_is_not_given_out(pool, star
     fresh.abort()
 
 
-async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_instance) -> None:
-    async def answer_twice(talk):
+async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool: Any, start_instance: StartInstance) -> None:
+    async def answer_twice(talk: Talk) -> None:
         await talk.answer({"ok": 1})
         await asyncio.sleep(0.02)
         await talk.answer({"evil": 1})
@@ -138,11 +142,11 @@ async def test_an_instance_that_speaks_unasked_is_not_listened_to(pool, start_in
 
 
 async def test_a_connection_whose_instance_spoke_unasked_is_not_used_even_before_it_was_heard(
-    pool, start_instance
+    pool: Any, start_instance: StartInstance
 ) -> None:
     sent = threading.Event()
 
-    async def answer_twice(talk):
+    async def answer_twice(talk: Talk) -> None:
         await talk.answer({"ok": 1})
         sender = talk.writer.get_extra_info("socket").dup()
         threading.Thread(target=speak, args=(sender,)).start()
@@ -167,8 +171,10 @@ async def test_a_connection_whose_instance_spoke_unasked_is_not_used_even_before
 
 
 @pytest.mark.parametrize("closing", ["connection: close\r\n", ""])
-async def test_an_answer_that_closes_its_connection_is_not_reused(pool, start_instance, closing: str) -> None:
-    async def last(talk):
+async def test_an_answer_that_closes_its_connection_is_not_reused(
+    pool: Any, start_instance: StartInstance, closing: str
+) -> None:
+    async def last(talk: Talk) -> None:
         version = "1.1" if closing else "1.0"
         await talk.send(f"HTTP/{version} 200 OK\r\ncontent-length: 2\r\n{closing}\r\n{{}}".encode())
 
@@ -179,7 +185,7 @@ async def test_an_answer_that_closes_its_connection_is_not_reused(pool, start_in
     assert subject.idle_connections == 0
 
 
-async def test_no_connection_within_the_time_is_a_connect_failure(pool) -> None:
+async def test_no_connection_within_the_time_is_a_connect_failure(pool: Any) -> None:
     """A listener whose backlog is full takes no further connection."""
     subject, kept = pool(connect_timeout_s=0.2), []
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
@@ -194,12 +200,12 @@ async def test_no_connection_within_the_time_is_a_connect_failure(pool) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://no-such-host.invalid:80", "ftp://h"])
-async def test_what_cannot_be_reached_is_a_connect_failure(pool, url: str) -> None:
+async def test_what_cannot_be_reached_is_a_connect_failure(pool: Any, url: str) -> None:
     with pytest.raises(ConnectError):
         await acquire(pool(), url)
 
 
-async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_instance) -> None:
+async def test_a_plain_server_behind_https_is_a_connect_failure(pool: Any, start_instance: StartInstance) -> None:
     instance = await start_instance(answer)
     with pytest.raises(ConnectError) as caught:
         await acquire(pool(connect_timeout_s=0.3), instance.url.replace("http:", "https:"))
@@ -207,7 +213,10 @@ async def test_a_plain_server_behind_https_is_a_connect_failure(pool, start_inst
 
 
 async def test_a_shortage_of_descriptors_is_no_failure_of_the_instance_and_is_logged_now_and_then(
-    pool, start_instance, no_files_left, caplog
+    pool: Any,
+    start_instance: StartInstance,
+    no_files_left: Callable[[], contextlib.AbstractContextManager[None]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     instance, subject = await start_instance(answer), pool()
 

@@ -31,7 +31,7 @@ class Viewer:
     async def read(self) -> tuple[str, Any]:
         """The next frame: its event and its body."""
         if self._next is None:
-            self._next = asyncio.ensure_future(anext(self._frames))  # type: ignore[arg-type]
+            self._next = asyncio.ensure_future(anext(self._frames))
         frame, self._next = await asyncio.wait_for(asyncio.shield(self._next), 60), None
         event, data, *_ = frame.decode().split("\n")
         return event.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))

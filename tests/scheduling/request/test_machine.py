@@ -127,7 +127,7 @@ class Life:
         )
         self.now_s = 100.0
         known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "may_split": split, **spec}
-        self.machine = RequestMachine("x", RequestSpec(**known), self.rules, self.now_s)  # type: ignore[arg-type]
+        self.machine = RequestMachine("x", RequestSpec(**known), self.rules, self.now_s)
         self.effects: tuple[Effect, ...] = ()
 
     def on(self, event: Event, *, after_s: float = 0.0) -> tuple[Effect, ...]:
@@ -442,7 +442,7 @@ def test_a_failed_try_is_released_before_the_next_search_which_excludes_its_inst
 def test_a_failed_try_without_another_one_ends_the_request_and_releases_it(
     how: dict[str, object], failure: InstanceFailure, why: Refusal, outcome: Outcome
 ) -> None:
-    life = Life(**how)  # type: ignore[arg-type]
+    life = Life(**how)
     life.dispatch()
     life.on(Sent())
 

@@ -7,7 +7,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 
 
 def load(name: str, **figures: int) -> InstanceLoad:
-    return InstanceLoad(name, InstanceState.READY, prefill_tokens_per_s=1000.0, **figures)  # type: ignore[arg-type]
+    return InstanceLoad(name, InstanceState.READY, prefill_tokens_per_s=1000.0, **figures)
 
 
 def test_the_least_loaded_leaves_where_caches_are_alike() -> None:

@@ -313,7 +313,7 @@ def test_the_work_that_arrived_is_what_the_decayed_sums_gained() -> None:
     async def later() -> FleetNow:
         return FleetNow(fleet.now_ms, {"a": grown}, whole.instances)
 
-    fleet.now = later  # type: ignore[method-assign]
+    fleet.now = later
     drive_now(made.tick(), fleet)
     assert plan.now.work_s == pytest.approx(4.0)
     assert plan.now.elapsed_s == 1.0

@@ -75,7 +75,7 @@ async def complete(http: httpx.AsyncClient, prompt: str, **fields: object) -> in
 
 def chain_of(text: str, salt: str | None = None) -> tuple[int, ...]:
     ids = array("I", encode(text.encode())[: len(text) // 4])
-    return engine_chain(ids, BLOCK_TOKENS, BlockExtras.of(None, salt)).hashes
+    return tuple(engine_chain(ids, BLOCK_TOKENS, BlockExtras.of(None, salt)).hashes)
 
 
 @pytest.mark.parametrize("salt", [None, "a secret"])

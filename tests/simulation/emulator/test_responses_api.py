@@ -79,7 +79,7 @@ async def test_a_conversation_goes_on_where_its_prefix_is_cached(openai_client: 
 async def test_a_function_is_called_when_it_must_be_streamed_or_not(openai_client: openai.AsyncOpenAI) -> None:
     asked: Any = {"model": MODEL, "input": "hello", "tools": [WEATHER]}
     for choice in ("required", {"type": "function", "name": "get_weather"}):
-        whole: Any = (await openai_client.responses.create(**asked, tool_choice=choice)).output[0]
+        whole: Any = (await openai_client.responses.create(**asked, tool_choice=choice)).output[0]  # type: ignore[call-overload]
         assert (whole.type, whole.name) == ("function_call", "get_weather")
         assert "city" in json.loads(whole.arguments)
     stream: Any = await openai_client.responses.create(**asked, tool_choice="required", stream=True)

@@ -32,7 +32,9 @@ class EngineCache:
 
     def store(self, ids: Sequence[int], *, published: bool = True, **changes: Any) -> None:
         """The full blocks of a prompt that are not held."""
-        parent, new, names = None, [], []
+        parent: int | None = None
+        new: list[Any] = []
+        names: list[Any] = []
         for end in range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS):
             prompt = tuple(ids[:end])
             if prompt in self.names:

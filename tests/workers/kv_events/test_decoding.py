@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys

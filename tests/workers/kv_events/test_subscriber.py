@@ -190,7 +190,7 @@ async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
         applied.append(change)
         return await apply(instance_id, fence, change)
 
-    pool.apply_kv_events = noted  # type: ignore[method-assign]
+    pool.apply_kv_events = noted
     engine = EngineCache(publish())
     async with following(pool, engine.publisher):
         for _ in range(8):

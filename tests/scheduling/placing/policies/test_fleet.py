@@ -34,7 +34,9 @@ def test_all_ready_instances_are_candidates_except_those_that_failed(
 
 
 @every
-def test_a_missing_draining_or_excluded_instance_is_never_chosen(name: str, choose: Choose, load: Load, query: Ask):
+def test_a_missing_draining_or_excluded_instance_is_never_chosen(
+    name: str, choose: Choose, load: Load, query: Ask
+) -> None:
     loads = load("gone", state=InstanceState.DRAINING, hit_blocks=10), load("bad", hit_blocks=10), load("good")
 
     decision = choose(name, *loads, ask=query(excluded=frozenset({"bad"})))
