@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from typing import Any, Final
 
 from dualmap.router.context import ReplicaContext
 from dualmap.router.contexts_ahead import Running
@@ -22,7 +23,7 @@ from dualmap.router.refusals import outcome_of, refusal
 from dualmap.router.request_counts import count_end, count_first_token, count_placed, count_usage
 from dualmap.router.served_pool import ServedPool
 from dualmap.router.timers import TimerHandle
-from dualmap.scheduling.placing.placement import Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.request.machine import (
     Arrived,
     AwaitGrant,
@@ -65,8 +66,9 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import Request
 from dualmap.scheduling.steps import drive
 
-
-def _nothing(failure: InstanceFailure | None) -> None: ...
+_ARRIVED: Final = Arrived()
+_SENT: Final = Sent()
+_FIRST_TOKEN: Final = FirstToken()
 
 
 class LiveRequest:
@@ -98,7 +100,8 @@ class LiveRequest:
         self.pool = pool
         self.prompt = prompt
         self._context = context
-        self.on_leave: Callable[[InstanceFailure | None], None] = _nothing
+        self._now_s = context.clock.monotonic_s
+        self.on_leave: Callable[[InstanceFailure | None], None] | None = None
         """Called when it leaves its instances, with what failed it there, if anything did."""
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self.seen_epoch, self.seen_tree_version, self.seen_tree = view.epoch, view.tree_version, view.tree
@@ -207,7 +210,7 @@ class LiveRequest:
         Raises:
             RouterError: it is refused. ``finish`` has been called.
         """
-        await self._run(Arrived())
+        await self._run(_ARRIVED)
 
     def sent(self) -> None:
         """It is on its way: do what was put off so as not to delay it. Never waits."""
@@ -218,13 +221,13 @@ class LiveRequest:
         if chain is not None and machine.leg is Leg.WHOLE and not machine.is_done:
             output_tokens = machine.spec.expected_output_tokens
             self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
-        self._report(Sent())
+        self._report(_SENT)
 
     def first_token(self) -> None:
         """Its instance gave the first token. Never waits; repetitions change nothing."""
         machine = self.machine
         is_first = machine.first_token_s is None
-        self._report(FirstToken())
+        self._report(_FIRST_TOKEN)
         if is_first and machine.first_token_s is not None and machine.spec.chain is not None:
             count_first_token(machine, self.pool.metrics)
 
@@ -260,13 +263,10 @@ class LiveRequest:
         self._report(Ended(outcome, usage))
 
     # the driver --------------------------------------------------------------------------------------------------
-    def _now_s(self) -> float:
-        return self._context.clock.monotonic_s()
-
     def _report(self, event: Event) -> None:
         """Report an event whose effects need no waiting."""
         for effect in self.machine.on(event, self._now_s()):
-            self._carry_out(effect)
+            _CARRIED_OUT[type(effect)](self, effect)
 
     async def _run(self, event: Event | None) -> None:
         """Report an event, and what comes of its effects, until the request is to be sent, or is over."""
@@ -274,58 +274,35 @@ class LiveRequest:
             while event is not None:
                 effects, event = self.machine.on(event, self._now_s()), None
                 for effect in effects:
-                    event = await self._answer(effect)
+                    answer = _ANSWERED.get(type(effect))
+                    if answer is None:
+                        _CARRIED_OUT[type(effect)](self, effect)
+                    else:
+                        event = await answer(self, effect)
         except BaseException as error:
             self.finish(outcome_of(error))
             if isinstance(error, Exception):
                 raise from_exception(error) from error
             raise
 
-    async def _answer(self, effect: Effect) -> Event | None:
-        """Carry an effect out; returns the event that answers it. Raises RouterError for ``Refuse``."""
-        match effect:
-            case Reserve():
-                return await self._reserve(effect.search)
-            case Send():
-                return None
-            case AwaitGrant():
-                return await self._await_grant(effect)
-            case ReleaseFirst():
-                await self.pool.fleet.release(effect.releases)
-            case ReserveDecoder():
-                return await self._reserve_decoder(effect.search)
-            case AwaitTrial():
-                return await self._await_trial(effect)
-            case Rename():
-                request_id = f"{self.inference_request.request_id}-{secrets.token_hex(4)}"
-                self._context.live.rename(self, request_id)
-                return Renamed(request_id)
-            case Refuse():
-                raise refusal(effect, self.machine, self.pool)
-            case _:
-                self._carry_out(effect)
-        return None
+    # effects that nobody waits for -------------------------------------------------------------------------------
+    def _send(self, _: Send) -> None:
+        """Whoever reported the event reads where to."""
 
-    def _carry_out(self, effect: Effect) -> None:
-        """Carry an effect out that needs no waiting."""
-        match effect:
-            case Post():
-                self._post(effect)
-            case Close():
-                self._close()
-            case LeaveInstance():
-                self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
-                if self._timer is not None:
-                    self._timer.cancel()
-                    self._timer = None
-                self.on_leave(effect.failure)
-            case StartTimer():
-                self._timer = self._context.call_later(effect.delay_s, partial(self._report, PrefillPresumed()))
-            case CountRetry():
-                metrics = self.pool.metrics
-                (metrics.decode_retries if effect.decodes else metrics.retries[effect.kind]).inc()
-            case _:
-                raise AssertionError(f"{effect} is not waited for")
+    def _leave_instance(self, effect: LeaveInstance) -> None:
+        self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.on_leave is not None:
+            self.on_leave(effect.failure)
+
+    def _start_timer(self, effect: StartTimer) -> None:
+        self._timer = self._context.call_later(effect.delay_s, partial(self._report, PrefillPresumed()))
+
+    def _count_retry(self, effect: CountRetry) -> None:
+        metrics = self.pool.metrics
+        (metrics.decode_retries if effect.decodes else metrics.retries[effect.kind]).inc()
 
     def _post(self, post: Post) -> None:
         release, settled = post.release, None
@@ -338,8 +315,9 @@ class LiveRequest:
             settled = partial(self._context.live.released, self.request_id)
         self.pool.outbox.post(release, settled)
 
-    async def _reserve(self, search: Search) -> Event:
-        pool, request_id = self.pool, self.request_id
+    # effects with an answer --------------------------------------------------------------------------------------
+    async def _reserve(self, effect: Reserve) -> Event:
+        pool, request_id, search = self.pool, self.request_id, effect.search
         placing = pool.grant_waiters.placing
         placing[request_id] = None
         try:
@@ -373,9 +351,9 @@ class LiveRequest:
             self._waiter = None
         return Granted(grant, await self._member(grant.instance_id))
 
-    async def _reserve_decoder(self, search: Search) -> Event:
+    async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
         try:
-            placed = await drive(search.run(), self.pool.fleet)
+            placed = await drive(effect.search.run(), self.pool.fleet)
         except SearchFailed:
             return NoDecoder()
         return DecoderReserved(placed, await self._member(placed.instance_id))
@@ -384,6 +362,17 @@ class LiveRequest:
         """The instance, which may have joined after the last refresh of this replica's view; None if it is gone."""
         view = self.pool.view
         return view.view.instances.get(instance_id) or (await view.refresh()).instances.get(instance_id)
+
+    async def _release_first(self, effect: ReleaseFirst) -> None:
+        await self.pool.fleet.release(effect.releases)
+
+    async def _rename(self, _: Rename) -> Event:
+        request_id = f"{self.inference_request.request_id}-{secrets.token_hex(4)}"
+        self._context.live.rename(self, request_id)
+        return Renamed(request_id)
+
+    async def _refuse(self, effect: Refuse) -> Event:
+        raise refusal(effect, self.machine, self.pool)
 
     async def _await_trial(self, effect: AwaitTrial) -> Event:
         over = asyncio.get_running_loop().create_future()
@@ -408,7 +397,7 @@ class LiveRequest:
         if placed is not None:
             count_placed(placed, self.machine, self.pool.metrics)
 
-    def _close(self) -> None:
+    def _close(self, _: Close) -> None:
         machine, context, pool = self.machine, self._context, self.pool
         outcome, usage, chain = machine.outcome, machine.usage or Usage(), machine.spec.chain
         assert outcome is not None
@@ -458,3 +447,25 @@ class LiveRequest:
         return explanation(
             self.machine, self.inference_request, self.pool, seen, self.expected_cached_tokens, now_s, time.time()
         )
+
+
+_CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] = {
+    Send: LiveRequest._send,
+    Post: LiveRequest._post,
+    LeaveInstance: LiveRequest._leave_instance,
+    Close: LiveRequest._close,
+    StartTimer: LiveRequest._start_timer,
+    CountRetry: LiveRequest._count_retry,
+}
+"""How effects are carried out that nobody waits for."""
+
+_ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
+    Reserve: LiveRequest._reserve,
+    AwaitGrant: LiveRequest._await_grant,
+    ReserveDecoder: LiveRequest._reserve_decoder,
+    ReleaseFirst: LiveRequest._release_first,
+    AwaitTrial: LiveRequest._await_trial,
+    Rename: LiveRequest._rename,
+    Refuse: LiveRequest._refuse,
+}
+"""How effects are carried out that are waited for: the last one of an event is answered by another event."""

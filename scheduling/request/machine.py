@@ -458,6 +458,7 @@ Effect = (
 )
 Effects = tuple[Effect, ...]
 
+_DONE: Final = Phase.DONE
 _NOTHING: Final[Effects] = ()
 _SEND: Final[Effects] = (Send(),)
 _CLOSE: Final = Close()
@@ -585,6 +586,10 @@ class RequestMachine:
     """Its first reservation, of the store's clock."""
     target: InstanceSpec | None = None
     """The last instance that had room for it; of a split request, that of its prefill leg."""
+    instance_id: str = ""
+    """The id of that instance; empty: none had room."""
+    answering_id: str = ""
+    """The instance whose answer the client gets, or is to get: that of the decode leg as soon as one has room."""
     uncached_tokens: int = 0
     """What that instance has to prefill, by its KV metadata."""
     grant: Grant | None = None
@@ -629,7 +634,7 @@ class RequestMachine:
         Raises:
             TransitionError: the event is not legal in this phase; nothing has changed.
         """
-        if self.phase is Phase.DONE:
+        if self.phase is _DONE:
             return _NOTHING
         return _HANDLERS[type(event)](self, event, now_s)
 
@@ -637,18 +642,6 @@ class RequestMachine:
     @property
     def is_done(self) -> bool:
         return self.phase is Phase.DONE
-
-    @property
-    def instance_id(self) -> str:
-        """The instance that had room for it last; of a split request, that of its prefill leg. Empty: none had."""
-        return "" if self.target is None else self.target.instance_id
-
-    @property
-    def answering_id(self) -> str:
-        """The instance whose answer the client gets, or is to get."""
-        if self.decode is not None and self.decode.target is not None:
-            return self.decode.target.instance_id
-        return self.instance_id
 
     @property
     def to_send(self) -> Leg:
@@ -728,7 +721,7 @@ class RequestMachine:
         released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
         if self.decode is not None:
             released = (self._over(self.decode.request_id, self.decode_attempt), *released)
-            self.decode = None
+            self.decode, self.answering_id = None, self.instance_id
         self.attempt += 1
         return (CountRetry(failure.kind), ReleaseFirst(released), *self._search(now_s))
 
@@ -819,6 +812,7 @@ class RequestMachine:
         pairs = self.leg is Leg.PREFILL and self.rules.decode_first
         self._move(Step.TAKEN_IN_PAIR if pairs else Step.TAKEN)
         self.target = target
+        self.instance_id = self.answering_id = target.instance_id
         self.tries += 1
         self.sent_s = now_s
         return self._search_decoder() if pairs else _SEND
@@ -981,7 +975,8 @@ class RequestMachine:
         self._move(Step.DECODER_TAKEN)
         assert leg is not None
         assert self.spec.chain is not None
-        leg.placed, leg.target, leg.last_id = placed, target, target.instance_id
+        leg.placed, leg.target = placed, target
+        leg.last_id = self.answering_id = target.instance_id
         leg.rounds.append((placed, self.decode_attempt))
         leg.cached_tokens = max(0, self.spec.chain.prompt_tokens - placed.reply.uncached_tokens)
         leg.placed_s = self.age_s(now_s)
@@ -1069,6 +1064,7 @@ class RequestMachine:
         assert leg is not None
         released = self._over(leg.request_id, self.decode_attempt)
         leg.placed = leg.target = None
+        self.answering_id = self.instance_id
         return (CountRetry(failure.kind, decodes=True), ReleaseFirst((released,)), *self._search_decoder())
 
     def _judge(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
