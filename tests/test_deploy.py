@@ -431,6 +431,42 @@ def running_haproxy(folder: Path, *router_ports: int) -> Iterator[tuple[httpx.Cl
             haproxy.wait()
 
 
+def is_in(own: httpx.Client, router: StandInRouter, state: str) -> bool:
+    """Whether haproxy takes the router for being in this state."""
+    line = f'server_status{{proxy="routers",server="router{router.server_port}",state="{state}"}} 1'
+    return line in own.get("/metrics").text
+
+
+Balance = Callable[..., tuple[Any, ...]]
+
+
+@pytest.fixture
+def balance(tmp_path: Path) -> Iterator[Balance]:
+    """``endpoint, own, one, two = balance(b"one", b"two")``: haproxy in front of routers of these names, which are in
+    service unless they are ``draining``."""
+    with ExitStack() as stack:
+
+        def start(*names: bytes, draining: bool = False) -> tuple[Any, ...]:
+            routers = [stack.enter_context(stand_in_router(name)) for name in names]
+            for router in routers:
+                router.draining = draining
+            ports = [router.server_port for router in routers]
+            endpoint, own = stack.enter_context(running_haproxy(tmp_path, *ports))
+            eventually(lambda: draining or all(is_in(own, router, "UP") for router in routers))
+            return endpoint, own, *routers
+
+        yield start
+
+
+@contextmanager
+def begun_stream(endpoint: httpx.Client) -> Iterator[Iterator[bytes]]:
+    """What comes behind the first piece of an answer."""
+    with endpoint.stream("GET", "/stream") as stream:
+        pieces = stream.iter_raw()
+        assert next(pieces) == b"one"
+        yield pieces
+
+
 def listens(client: httpx.Client) -> bool:
     try:
         client.get("/health")
@@ -440,33 +476,21 @@ def listens(client: httpx.Client) -> bool:
 
 
 @needs_haproxy
-def test_while_no_router_lives_clients_get_an_error_that_says_when_to_come_back(tmp_path: Path) -> None:
-    with running_haproxy(tmp_path) as (endpoint, own):
-        answer = endpoint.get("/v1/models")
+def test_while_no_router_lives_clients_get_an_error_that_says_when_to_come_back(balance: Balance) -> None:
+    endpoint, own = balance()
+    answer = endpoint.get("/v1/models")
 
-        assert answer.status_code == 503
-        assert answer.headers["content-type"] == "application/json"
-        assert int(answer.headers["retry-after"]) > 0
-        assert answer.json()["error"]["code"] == "no_router"
-        assert own.get("/health").status_code == 503
-
-
-def is_in(own: httpx.Client, router: StandInRouter, state: str) -> bool:
-    """Whether haproxy takes the router for being in this state."""
-    line = f'server_status{{proxy="routers",server="router{router.server_port}",state="{state}"}} 1'
-    return line in own.get("/metrics").text
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/json"
+    assert int(answer.headers["retry-after"]) > 0
+    assert answer.json()["error"]["code"] == "no_router"
+    assert own.get("/health").status_code == 503
 
 
 @needs_haproxy
-def test_a_router_that_drains_gets_nothing_new_and_its_answers_go_on(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        drains = stack.enter_context(stand_in_router(b"one"))
-        endpoint, own = stack.enter_context(running_haproxy(tmp_path, drains.server_port))
-        eventually(lambda: is_in(own, drains, "UP"))
-        stream = stack.enter_context(endpoint.stream("GET", "/stream"))
-        pieces = stream.iter_raw()
-        assert next(pieces) == b"one"
-
+def test_a_router_that_drains_gets_nothing_new_and_its_answers_go_on(balance: Balance) -> None:
+    endpoint, _, drains = balance(b"one")
+    with begun_stream(endpoint) as pieces:
         drains.draining = True
         eventually(lambda: endpoint.get("/v1/models").status_code == 503)
         drains.finish.set()
@@ -475,27 +499,18 @@ def test_a_router_that_drains_gets_nothing_new_and_its_answers_go_on(tmp_path: P
 
 
 @needs_haproxy
-def test_a_router_that_starts_gets_nothing_before_it_is_ready(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        starts = stack.enter_context(stand_in_router(b"one"))
-        starts.draining = True
-        endpoint, _ = stack.enter_context(running_haproxy(tmp_path, starts.server_port))
-        eventually(lambda: endpoint.get("/v1/models").status_code == 503)
+def test_a_router_that_starts_gets_nothing_before_it_is_ready(balance: Balance) -> None:
+    endpoint, _, starts = balance(b"one", draining=True)
+    eventually(lambda: endpoint.get("/v1/models").status_code == 503)
 
-        starts.draining = False
-        eventually(lambda: endpoint.get("/v1/models").status_code == 200)
+    starts.draining = False
+    eventually(lambda: endpoint.get("/v1/models").status_code == 200)
 
 
 @needs_haproxy
-def test_the_sessions_of_a_router_that_hangs_are_closed(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        hung = stack.enter_context(stand_in_router(b"one"))
-        endpoint, own = stack.enter_context(running_haproxy(tmp_path, hung.server_port))
-        eventually(lambda: is_in(own, hung, "UP"))
-        stream = stack.enter_context(endpoint.stream("GET", "/stream"))
-        pieces = stream.iter_raw()
-        assert next(pieces) == b"one"
-
+def test_the_sessions_of_a_router_that_hangs_are_closed(balance: Balance) -> None:
+    endpoint, _, hung = balance(b"one")
+    with begun_stream(endpoint) as pieces:
         hung.go_on.clear()
 
         with pytest.raises(httpx.RemoteProtocolError):
@@ -504,19 +519,16 @@ def test_the_sessions_of_a_router_that_hangs_are_closed(tmp_path: Path) -> None:
 
 
 @needs_haproxy
-def test_a_router_that_hangs_gets_no_new_requests_until_it_answers_again(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        well, hung = (stack.enter_context(stand_in_router(name)) for name in (b"one", b"two"))
-        endpoint, own = stack.enter_context(running_haproxy(tmp_path, well.server_port, hung.server_port))
+def test_a_router_that_hangs_gets_no_new_requests_until_it_answers_again(balance: Balance) -> None:
+    endpoint, own, _, hung = balance(b"one", b"two")
 
-        eventually(lambda: is_in(own, well, "UP") and is_in(own, hung, "UP"))
-        hung.go_on.clear()
-        eventually(lambda: is_in(own, hung, "DOWN"))
-        assert {endpoint.get("/ready").text for _ in range(20)} == {"one"}
+    hung.go_on.clear()
+    eventually(lambda: is_in(own, hung, "DOWN"))
+    assert {endpoint.get("/ready").text for _ in range(20)} == {"one"}
 
-        hung.go_on.set()
-        eventually(lambda: is_in(own, hung, "UP"))
-        eventually(lambda: endpoint.get("/ready").text == "two")
+    hung.go_on.set()
+    eventually(lambda: is_in(own, hung, "UP"))
+    eventually(lambda: endpoint.get("/ready").text == "two")
 
 
 def test_the_composed_fleet_that_scales_has_a_service_for_every_instance_and_spares_up_to_its_maximum() -> None:

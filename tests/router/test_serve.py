@@ -29,6 +29,7 @@ from dualmap.statestore.errors import StoreConfigurationError
 from dualmap.statestore.settings import StoreSettings
 
 MODELS = b'{"data":[{"id":"default","max_model_len":4096}]}'
+HELLO = {"model": "default", "prompt": "hello"}
 COMPLETION = json.dumps(
     {"id": "x", "object": "text_completion", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}}
 ).encode()
@@ -75,8 +76,11 @@ class Process:
     url: str
     ops_url: str
 
-    async def terminate(self) -> None:
+    def terminate(self) -> None:
         self.handle.send_signal(signal.SIGTERM)
+
+    async def ends_well(self) -> bool:
+        return await asyncio.wait_for(self.handle.wait(), 60) == 0
 
 
 StartProcess = Callable[..., Awaitable[Process]]
@@ -100,6 +104,7 @@ PROGRAM = textwrap.dedent(
 
 @pytest.fixture
 async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
+    """Starts replicas whose instance is ready; keywords are router settings."""
     started: list[asyncio.subprocess.Process] = []
 
     async def start(instance_url: str, *, prelude: str = "", **settings: Any) -> Process:
@@ -113,6 +118,7 @@ async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
         started.append(handle)
         assert handle.stdout is not None
         port, ops_port = (await asyncio.wait_for(handle.stdout.readline(), 60)).split()
+        await make_ready(valkey_url)
         return Process(handle, f"http://127.0.0.1:{int(port)}", f"http://127.0.0.1:{int(ops_port)}")
 
     yield start
@@ -137,16 +143,46 @@ async def left_behind(valkey_url: str) -> tuple[int, int, int]:
     return len(snapshot.requests), len(snapshot.replicas), sum(load.pending_tokens for load in snapshot.loads.values())
 
 
+@contextlib.asynccontextmanager
+async def in_flight(instance: Instance, url: str) -> AsyncIterator[asyncio.Task[httpx.Response]]:
+    """A request that the instance has, and answers when the gate is open."""
+    instance.gate.clear()
+    async with httpx.AsyncClient(timeout=60) as client:
+        request = asyncio.create_task(client.post(f"{url}/v1/completions", json=HELLO))
+        await asyncio.wait_for(instance.asked.wait(), 60)
+        yield request
+
+
+@contextlib.asynccontextmanager
+async def replica(store: StoreSettings, instance_url: str, **settings: Any) -> AsyncIterator[int]:
+    """The port of a replica in this process, whose instance is ready; keywords are router settings. It has ended within
+    a minute of the end of the test's block."""
+    stop, ports = asyncio.Event(), asyncio.Queue[int]()
+    serving = asyncio.create_task(
+        serve(
+            RouterSettings(port=0, settle_s=0.0, **settings),
+            SchedulingSettings(),
+            store,
+            [PoolSettings(instances=(InstanceSettings(id="a", url=instance_url),))],
+            stop=stop,
+            on_ready=lambda port, _: ports.put_nowait(port),
+        )
+    )
+    port = await asyncio.wait_for(ports.get(), 60)
+    await make_ready(store.url)
+    yield port
+    stop.set()
+    await asyncio.wait_for(serving, 60)
+
+
 async def test_a_request_goes_through_both_ports_and_the_models_are_listed(
     start_process: StartProcess, instance: Instance, valkey_url: str
 ) -> None:
     process = await start_process(instance.url)
-    await make_ready(valkey_url)
 
     async with httpx.AsyncClient() as client:
         for url in (process.url, process.ops_url):
-            body = {"model": "default", "prompt": "hello"}
-            answer = await client.post(f"{url}/v1/completions", json=body, headers={"x-request-id": "mine"})
+            answer = await client.post(f"{url}/v1/completions", json=HELLO, headers={"x-request-id": "mine"})
             assert answer.status_code == 200
             assert answer.headers["x-request-id"] == "mine"
             assert answer.headers["x-dualmap-instance"] == "a"
@@ -170,24 +206,19 @@ async def test_sigterm_turns_ready_off_finishes_what_is_in_flight_and_leaves_not
     start_process: StartProcess, instance: Instance, valkey_url: str
 ) -> None:
     process = await start_process(instance.url, settle_s=0.5)
-    await make_ready(valkey_url)
-    instance.gate.clear()
-    async with httpx.AsyncClient(timeout=60) as client:
-        body = {"model": "default", "prompt": "hello"}
-        in_flight = asyncio.create_task(client.post(f"{process.url}/v1/completions", json=body))
-        await asyncio.wait_for(instance.asked.wait(), 60)
-
-        await process.terminate()
+    async with in_flight(instance, process.url) as request:
+        process.terminate()
         await until_draining(process.url)
         await until_closed(process.url)
-        assert not in_flight.done()
+        assert not request.done()
         # The replica's own port still tells that it drains: whoever finds it closed may take the replica for gone.
-        assert (await client.get(f"{process.ops_url}/ready")).status_code == 503
-        assert (await client.get(f"{process.ops_url}/health")).status_code == 200
+        async with httpx.AsyncClient(timeout=60) as client:
+            assert (await client.get(f"{process.ops_url}/ready")).status_code == 503
+            assert (await client.get(f"{process.ops_url}/health")).status_code == 200
         instance.gate.set()
 
-        assert (await in_flight).json()["object"] == "text_completion"
-    assert await asyncio.wait_for(process.handle.wait(), 60) == 0
+        assert (await request).json()["object"] == "text_completion"
+    assert await process.ends_well()
     assert await left_behind(valkey_url) == (0, 0, 0)
 
 
@@ -195,19 +226,13 @@ async def test_what_is_in_flight_on_its_own_port_is_finished_too(
     start_process: StartProcess, instance: Instance, valkey_url: str
 ) -> None:
     process = await start_process(instance.url)
-    await make_ready(valkey_url)
-    instance.gate.clear()
-    async with httpx.AsyncClient(timeout=60) as client:
-        body = {"model": "default", "prompt": "hello"}
-        in_flight = asyncio.create_task(client.post(f"{process.ops_url}/v1/completions", json=body))
-        await asyncio.wait_for(instance.asked.wait(), 60)
-
-        await process.terminate()
+    async with in_flight(instance, process.ops_url) as request:
+        process.terminate()
         await until_closed(process.url)
         instance.gate.set()
 
-        assert (await in_flight).json()["object"] == "text_completion"
-    assert await asyncio.wait_for(process.handle.wait(), 60) == 0
+        assert (await request).json()["object"] == "text_completion"
+    assert await process.ends_well()
     assert await left_behind(valkey_url) == (0, 0, 0)
 
 
@@ -215,19 +240,13 @@ async def test_a_drain_that_takes_too_long_is_cut_with_an_answer_and_releases(
     start_process: StartProcess, instance: Instance, valkey_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process = await start_process(instance.url, drain_timeout_s=0.5)
-    await make_ready(valkey_url)
-    instance.gate.clear()
-    async with httpx.AsyncClient(timeout=60) as client:
-        body = {"model": "default", "prompt": "hello"}
-        in_flight = asyncio.create_task(client.post(f"{process.url}/v1/completions", json=body))
-        await asyncio.wait_for(instance.asked.wait(), 60)
+    async with in_flight(instance, process.url) as request:
+        process.terminate()
 
-        await process.terminate()
-
-        cut = await in_flight
+        cut = await request
         assert (cut.status_code, cut.json()["error"]["code"]) == (503, "shutting_down")
         assert "router.drain_timeout_s (0.5 s) is over" in cut.json()["error"]["message"]
-    assert await asyncio.wait_for(process.handle.wait(), 60) == 0
+    assert await process.ends_well()
     assert "cut off requests=1" in capfd.readouterr().err
     assert await left_behind(valkey_url) == (0, 0, 0)
 
@@ -247,28 +266,18 @@ async def test_a_client_that_does_not_read_that_its_request_was_cut_off_is_not_w
 ) -> None:
     monkeypatch.setattr("dualmap.router.serve.CUT_OFF_S", 0.3)
     instance = await asyncio.start_server(talk_for_ever, "127.0.0.1", 0)
-    pool = PoolSettings(
-        instances=(InstanceSettings(id="a", url=f"http://127.0.0.1:{instance.sockets[0].getsockname()[1]}"),)
-    )
-    stop, ports = asyncio.Event(), asyncio.Queue[int]()
-    router = RouterSettings(port=0, settle_s=0.0, drain_timeout_s=0.3)
-    serving = asyncio.create_task(
-        serve(
-            router, SchedulingSettings(), StoreSettings(url=valkey_url), [pool],
-            stop=stop, on_ready=lambda port, _: ports.put_nowait(port),
-        )
-    )  # fmt: skip
-    port = await asyncio.wait_for(ports.get(), 60)
-    await make_ready(valkey_url)
-    body = json.dumps({"model": "default", "prompt": "hello", "stream": True}).encode()
+    instance_url = f"http://127.0.0.1:{instance.sockets[0].getsockname()[1]}"
+    body = json.dumps(HELLO | {"stream": True}).encode()
 
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.setblocking(False)
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        loop = asyncio.get_running_loop()
-        assert (await loop.sock_recv(client, 16)).startswith(b"HTTP/1.1 200")  # and no further
-        stop.set()
-        await asyncio.wait_for(serving, 60)
+    with socket.socket() as client:
+        async with replica(StoreSettings(url=valkey_url), instance_url, drain_timeout_s=0.3) as port:
+            client.connect(("127.0.0.1", port))
+            client.setblocking(False)
+            client.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+            )
+            loop = asyncio.get_running_loop()
+            assert (await loop.sock_recv(client, 16)).startswith(b"HTTP/1.1 200")  # and no further
 
     assert await left_behind(valkey_url) == (0, 0, 0)
     instance.close()
@@ -310,7 +319,6 @@ async def test_metrics_of_a_shared_port_are_those_of_all_its_replicas_and_a_repl
 ) -> None:
     first = await start_process(instance.url)
     second = await start_process(instance.url, port=int(first.url.rpartition(":")[2]))
-    await make_ready(valkey_url)
     replicas = (first, first, second)
 
     async def counted(url: str) -> float:
@@ -379,28 +387,16 @@ async def test_a_replica_goes_on_without_its_store_and_says_so(instance: Instanc
     socket_path = tmp_path / "valkey.sock"
     server = EmbeddedValkey(unix_socket=socket_path)
     await asyncio.to_thread(server.start)
-    stop, ports = asyncio.Event(), asyncio.Queue[int]()
-    serving = asyncio.create_task(
-        serve(
-            RouterSettings(port=0, settle_s=0.0, replica_lease_s=0.6),
-            SchedulingSettings(),
-            StoreSettings(url=server.url, command_timeout_s=0.3),
-            [PoolSettings(instances=(InstanceSettings(id="a", url=instance.url),))],
-            stop=stop,
-            on_ready=lambda port, _: ports.put_nowait(port),
-        )
-    )
-    url = f"http://127.0.0.1:{await asyncio.wait_for(ports.get(), 60)}"
-    await make_ready(server.url)
-    async with httpx.AsyncClient(timeout=60) as client:
+    store = StoreSettings(url=server.url, command_timeout_s=0.3)
+    async with replica(store, instance.url, replica_lease_s=0.6) as port, httpx.AsyncClient(timeout=60) as client:
+        url = f"http://127.0.0.1:{port}"
 
         async def store_state() -> str:
             state: str = (await client.get(f"{url}/health")).json()["pools"]["default"]["store"]
             return state
 
         async def answers() -> bool:
-            body = {"model": "default", "prompt": "hello"}
-            return (await client.post(f"{url}/v1/completions", json=body)).status_code == 200
+            return (await client.post(f"{url}/v1/completions", json=HELLO)).status_code == 200
 
         await until(answers)
         await asyncio.to_thread(server.stop)
@@ -409,9 +405,7 @@ async def test_a_replica_goes_on_without_its_store_and_says_so(instance: Instanc
         await asyncio.to_thread(server.start)
         await until(lambda: answered(store_state(), "ok"))
         assert await answers()
-    assert await left_behind(server.url) == (0, 1, 0)
-    stop.set()
-    await asyncio.wait_for(serving, 60)
+        assert await left_behind(server.url) == (0, 1, 0)
     await asyncio.to_thread(server.stop)
 
 
