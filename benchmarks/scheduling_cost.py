@@ -26,7 +26,7 @@ from dualmap.scheduling.queues.rebalance import HotQueue, plan_rebalance
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive_now
@@ -98,7 +98,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 
 
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
-    request = Request("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
+    request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
     search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0)
     return drive_now(search.run(), fleet).decision
 
@@ -162,7 +162,9 @@ def rebalance_costs(repetitions: int) -> Iterator[tuple[str, float]]:
     rng = random.Random(2)
     for count in (50, 1000):
         held = tuple(
-            Request(str(i), "r", "a", RequestState.HELD, 1, rng.randint(1, 4000), 4000, 256, 5000, 0, 0, 0, "b", 500)
+            StoredRequest(
+                str(i), "r", "a", RequestState.HELD, 1, rng.randint(1, 4000), 4000, 256, 5000, 0, 0, 0, "b", 500
+            )
             for i in range(count)
         )
         pending = sum(request.uncached_tokens for request in held)

@@ -39,7 +39,7 @@ from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.embedded import EmbeddedValkey
@@ -144,7 +144,9 @@ class Bench:
         await asyncio.gather(self._delivering, return_exceptions=True)
 
     async def place(self, request_id: str, chain: Chain) -> None:
-        request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000)
+        request = StoredRequest(
+            request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000
+        )
         query = RouteQuery(chain, 3600.0)
         search = Search(self._policy, self._order, query, request, self.fleet, False, self._stall_s)
         placed: Placed = await drive(search.run(), self.fleet)

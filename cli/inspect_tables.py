@@ -14,7 +14,7 @@ from dualmap.scheduling.queues.rebalance import HotQueue
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import request_id_of
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.ring import DualRing, Ring
 from dualmap.statestore.answers import PoolSnapshot
 
@@ -131,11 +131,11 @@ def requests(snapshot: PoolSnapshot, limit: int) -> RenderableType:
     return table
 
 
-def oldest_first(snapshot: PoolSnapshot) -> list[Request]:
+def oldest_first(snapshot: PoolSnapshot) -> list[StoredRequest]:
     return sorted(snapshot.requests, key=lambda record: (record.enqueued_ms, record.request_id))
 
 
-def _request_row(record: Request, now_ms: int) -> tuple[str, ...]:
+def _request_row(record: StoredRequest, now_ms: int) -> tuple[str, ...]:
     return (
         record.state.value,
         record.instance_id,

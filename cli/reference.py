@@ -23,7 +23,7 @@ from dualmap.cli import fleet_settings
 from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import UnfitSettingsError
 from dualmap.cli.settings import Settings
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 
 _PREAMBLE = """\
 # Configuration
@@ -210,7 +210,7 @@ def with_request_fields(page: str) -> str:
     """The page on Redis keys with its table of a request's fields as ``scheduling.state.request`` has them."""
     rows = [
         f"| `{field.name}` | `{'told' if field.metadata['told'] else 'placed'}` | {field.metadata['meaning']} |\n"
-        for field in fields(Request)[1:]  # 0: in the key
+        for field in fields(StoredRequest)[1:]  # 0: in the key
     ]
     table = "".join(["| field | of | meaning |\n| --- | --- | --- |\n", *rows])
     return _GENERATED.sub(lambda found: found[1] + table + found[2], page)

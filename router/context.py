@@ -16,7 +16,7 @@ from dualmap.router.timers import CallLater
 from dualmap.router.trace_context import TraceContext
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.outcome import Outcome
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 
 
 class Live(Protocol):
@@ -27,7 +27,7 @@ class Live(Protocol):
     @property
     def pool_name(self) -> str: ...
 
-    def records(self, now_ms: int) -> Sequence[Request]:
+    def records(self, now_ms: int) -> Sequence[StoredRequest]:
         """The request as the store should know it, at ``now_ms`` of the store's clock; one for each leg, none if it
         needs not."""
 

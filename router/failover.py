@@ -25,7 +25,7 @@ from dualmap.scheduling.placing.placement import Observation, PlaceReply
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.connect import Store
@@ -97,7 +97,7 @@ class FailoverPool:
             setattr(self, call, partial(self._of_the_fleet, call))
         for call in _CALLS.difference(dir(self)):
             setattr(self, call, getattr(primary, call))
-        self._live: Callable[[int], Sequence[Request]] = lambda now_ms: ()
+        self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
         self._rates: Callable[[], Mapping[str, float]] = dict
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
@@ -119,7 +119,9 @@ class FailoverPool:
     def degraded(self) -> bool:
         return self._local is not None
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
+    def recover_from(
+        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+    ) -> None:
         self._live, self._rates = live, rates
 
     async def close(self) -> None:
@@ -259,7 +261,7 @@ class FailoverPool:
             await self._calls.until_quiet()
             if lost_members(found, known):
                 await restore_members(self._primary, known.instances.values(), known)
-            live: Sequence[Request] = ()
+            live: Sequence[StoredRequest] = ()
             if self._beat is not None:
                 await self._primary.heartbeat(*self._beat)
                 now_ms = (await self._primary.snapshot()).now_ms

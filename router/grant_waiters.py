@@ -12,7 +12,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal, turned_away
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 
@@ -157,7 +157,7 @@ class GrantWaiters:
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 
-    def _settle(self, waiter: GrantWaiter, record: Request | None) -> None:
+    def _settle(self, waiter: GrantWaiter, record: StoredRequest | None) -> None:
         if record is None or record.replica_id != self._replica_id:
             waiter.failed(ReservationLostError(waiter.request_id))
         elif record.attempt != waiter.attempt:

@@ -63,7 +63,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
 
 _ARRIVED: Final = Arrived()
@@ -433,7 +433,7 @@ class LiveRequest:
     def pool_name(self) -> str:
         return self.pool.settings.name
 
-    def records(self, now_ms: int) -> Sequence[Request]:
+    def records(self, now_ms: int) -> Sequence[StoredRequest]:
         """What the store should know of it: one for each leg that is reserved."""
         return stored_requests(self.machine, now_ms, self._now_s())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.pool import PoolStore
 
@@ -43,7 +43,9 @@ async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec], form
     return len(missing)
 
 
-async def recover_requests(pool: PoolStore, stored: Sequence[Request], live: Sequence[Request]) -> Recovered:
+async def recover_requests(
+    pool: PoolStore, stored: Sequence[StoredRequest], live: Sequence[StoredRequest]
+) -> Recovered:
     """Make the store agree with a replica about the replica's own requests.
 
     ``stored`` is what the store had of them, read before ``live`` was: what was placed in between stays. The replica
@@ -70,12 +72,12 @@ def lost_members(found: Membership, known: Membership) -> bool:
     return found.epoch < known.epoch
 
 
-def _stands(mine: Request, stored: Request | None) -> bool:
+def _stands(mine: StoredRequest, stored: StoredRequest | None) -> bool:
     """Whether the store may keep what it has of a live request."""
     if stored is None or stored.attempt != mine.attempt:
         return False
     return mine.state is RequestState.HELD or (mine.state, mine.instance_id) == (stored.state, stored.instance_id)
 
 
-def _as_stored(request: Request, former: Request | None) -> Request:
+def _as_stored(request: StoredRequest, former: StoredRequest | None) -> StoredRequest:
     return request if former is None else replace(request, enqueued_ms=former.enqueued_ms)

@@ -13,7 +13,7 @@ from dualmap.router.served_pool import ServedPool
 from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.legs import request_id_of
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.leases import AVOIDED_FIELD, LOST_FIELD
@@ -91,7 +91,7 @@ class Replica:
             log.warning("pool %s: entered %d live requests again", self._settings.name, recovered.adopted)
         self._release([record for record in live if request_id_of(record.request_id) not in self._context.live])
 
-    def _live(self, now_ms: int) -> list[Request]:
+    def _live(self, now_ms: int) -> list[StoredRequest]:
         """The live requests of this replica in this pool, as the store should know them."""
         ours = (live for live in self._context.live if live.pool_name == self._settings.name)
         return [record for live in ours for record in live.records(now_ms)]
@@ -188,7 +188,7 @@ class Replica:
         self._release(leftover)
         return len(leftover)
 
-    def _over_here(self, stored: Sequence[Request]) -> list[Request]:
+    def _over_here(self, stored: Sequence[StoredRequest]) -> list[StoredRequest]:
         """This replica's requests in the store that are over here, with no release on its way."""
         context = self._context
         return [
@@ -197,7 +197,7 @@ class Replica:
             if record.replica_id == context.replica_id and context.live.is_free(request_id_of(record.request_id))
         ]
 
-    def _release(self, leftover: Sequence[Request]) -> None:
+    def _release(self, leftover: Sequence[StoredRequest]) -> None:
         context = self._context
         for record in leftover:
             self._pool.outbox.post(self._pool.fleet.over(record.request_id, record.attempt))
@@ -208,7 +208,7 @@ class Replica:
     async def _snapshot(self) -> PoolSnapshot:
         return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
 
-    async def _requests(self) -> Sequence[Request]:
+    async def _requests(self) -> Sequence[StoredRequest]:
         call = self._context.metrics.store_calls["requests_of"]
         return await measured(call, self._pool.store.requests_of(self._context.replica_id))
 
@@ -220,6 +220,6 @@ class Replica:
             log.warning("pool %s: the lease stays until it runs out: %s", self._settings.name, error)
 
 
-def _is_same(record: Request, standing: Request | None) -> bool:
+def _is_same(record: StoredRequest, standing: StoredRequest | None) -> bool:
     """Whether the second reading found the request of the first one, and not another of its id."""
     return standing is not None and standing.enqueued_ms == record.enqueued_ms

@@ -45,7 +45,7 @@ from dualmap.scheduling.request.machine import (
 )
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.event_queue import EventQueue, Priority
 from dualmap.simulation.simulated_fleet import SimulatedFleet
@@ -195,7 +195,7 @@ class RequestDriver:
         if machine is not None and machine.phase is Phase.HELD and machine.attempt == grant.attempt:
             self.report(machine, Granted(grant, self._member(grant.instance_id)))
 
-    def turn_away(self, held: Iterable[Request]) -> None:
+    def turn_away(self, held: Iterable[StoredRequest]) -> None:
         """Refuse held requests that were held for as long as they may be."""
         now_s = self._now_s()
         found: list[tuple[str, Refusal]] = []

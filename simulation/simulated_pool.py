@@ -12,7 +12,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.led import LedPool
@@ -84,7 +84,7 @@ class SimulatedPool:
         known = at_once(self.store.records([*taken]))
         return [name for name, request in known.items() if request.state is RequestState.HELD and request.deferred]
 
-    def held(self) -> list[Request]:
+    def held(self) -> list[StoredRequest]:
         """The requests in each instance's queue, in order."""
         waiting = [name for name, load in self.loads().items() if load.queued_requests]
         queues = [at_once(self.store.queue(name, MANY_REQUESTS)) for name in waiting]

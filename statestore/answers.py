@@ -10,7 +10,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import value
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
@@ -79,8 +79,8 @@ class PoolSnapshot(PoolOverview):
     epoch: int
     tree_version: int
     instances: Mapping[str, InstanceSpec]
-    requests: tuple[Request, ...]
+    requests: tuple[StoredRequest, ...]
     """Those first reserved first; in a large pool not all of one moment."""
 
-    def requests_of(self, replica_id: str) -> Sequence[Request]:
+    def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         return [request for request in self.requests if request.replica_id == replica_id]

@@ -13,7 +13,7 @@ from dualmap.scheduling.scaling.scale_job import ActuatorReply, FleetNow
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import Arrival, HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.pool import PoolStore
 
 
@@ -35,7 +35,7 @@ class LedPool:
         """A plan needs no fence: it is refused where another one was faster."""
         return self._pool.commit(plan)
 
-    def migrate(self, request: Request, target_id: str, *, reason: str) -> Awaitable[Migration]:
+    def migrate(self, request: StoredRequest, target_id: str, *, reason: str) -> Awaitable[Migration]:
         return self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
 
     # logs and what is made of them

@@ -21,7 +21,7 @@ import orjson
 
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
 from dualmap.scheduling.state.legs import Leg, serves
-from dualmap.scheduling.state.request import PLACED_FIELDS, TOLD_FIELDS, Counts, Request, RequestState
+from dualmap.scheduling.state.request import PLACED_FIELDS, TOLD_FIELDS, Counts, RequestState, StoredRequest
 from dualmap.statestore.errors import UnreadableStateError
 
 
@@ -104,7 +104,7 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
 
 
 EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
-_TEXTS = {"state", "role", *(each.name for each in fields(Request) if str(each.type) not in ("int", "bool"))}
+_TEXTS = {"state", "role", *(each.name for each in fields(StoredRequest) if str(each.type) not in ("int", "bool"))}
 
 
 class Record:
@@ -155,7 +155,7 @@ REQUEST_TEXTS = ("placed", "told")
 """The fields of a request's key, see ``scheduling.state.request``."""
 
 
-def told_of(request: Request) -> bytes:
+def told_of(request: StoredRequest) -> bytes:
     """What its replica tells of a request; it never changes."""
     model = request.model
     if model and not (model.isprintable() and '"' not in model and "\\" not in model):
@@ -163,12 +163,12 @@ def told_of(request: Request) -> bytes:
     return TOLD.pack(_told(request))
 
 
-def placed_of(request: Request) -> bytes:
+def placed_of(request: StoredRequest) -> bytes:
     """Where a request is, and how it counts there."""
     return PLACED.pack(["" if each is None else each for each in _placed(request)])
 
 
-def listed_as(request: Request) -> str:
+def listed_as(request: StoredRequest) -> str:
     """The entry of a held request in its queue."""
     return f"{request.request_id} {request.uncached_tokens}"
 
@@ -179,7 +179,7 @@ _REQUEST_FIELDS = (*PLACED.names, *TOLD.names)
 _told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
 
 
-def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | None:
+def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredRequest | None:
     """The record from its ``REQUEST_TEXTS``; None if it is gone, or cannot be read."""
     placed, told = texts
     if placed is None or told is None:
@@ -191,7 +191,7 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> Request | No
         "".join(found[name] for name in _REQUEST_WORDS)  # raises where one is no text
         found |= {"state": RequestState(found["state"]), "leg": Leg(found["leg"])}
         found |= {name: bool(found[name]) for name in ("deferred", "pinned")}
-        return Request(request_id, **found | {"alternative_id": found["alternative_id"] or None})
+        return StoredRequest(request_id, **found | {"alternative_id": found["alternative_id"] or None})
     except (ValueError, TypeError, LookupError, ArithmeticError):
         return None
 

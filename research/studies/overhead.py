@@ -21,7 +21,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import PolicyName
 from dualmap.scheduling.state.hotness import HotnessWindow
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once, drive_now
 from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.simulation.simulated_pool import SimulatedPool
@@ -78,7 +78,7 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
     placing_s = releasing_s = 0.0
     for turn in range(repetitions):
         chain = chains[turn % len(chains)]
-        request = Request(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
+        request = StoredRequest(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
         started_s = time.process_time()
         search = Search(policy, order, RouteQuery(chain, PAPER_SLO_S), request, fleet, False, settings.decode_stall_s)
         placed = drive_now(search.run(), fleet)
@@ -96,7 +96,7 @@ def measure_rebalance_us(held: int) -> float:
     pool = SimulatedPool(variant_of("dualmap").scheduling, lambda: 1000)
     for instance_id in ("hot", "cool"):
         pool.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
-    late = Request("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
+    late = StoredRequest("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
     at_once(pool.store.adopt([replace(late, request_id=str(number)) for number in range(held)]))
     return 1e6 * _cpu_s(lambda: _plan(pool), repetitions=20)
 

@@ -23,7 +23,7 @@ from dualmap.router.explain_costs import costs_of
 from dualmap.router.inference_request import request_of_response
 from dualmap.router.runtime import Runtime
 from dualmap.runtime.trust import system_trust
-from dualmap.scheduling.state.request import Request as RequestRecord
+from dualmap.scheduling.state.request import StoredRequest
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
@@ -150,7 +150,7 @@ def _decode_leg(story: dict[str, Any], explanation: Explanation) -> dict[str, An
     return None if told["placed_s"] is None else told | {"rounds": [each.told() for each in explanation.decode_rounds]}
 
 
-async def _live_record(runtime: Runtime, ids: Sequence[str]) -> RequestRecord | None:
+async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | None:
     for pool in runtime.pools.pools.values():
         records = await pool.store.records(ids)
         for each in ids:

@@ -15,7 +15,7 @@ from dualmap.router.pools import Route
 from dualmap.router.prompt import read_prompt, sent_prompt
 from dualmap.router.served_pool import ServedPool
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
 from dualmap.scheduling.state.view import ClusterView
 
@@ -132,7 +132,7 @@ async def requests(
     return answer[:limit]
 
 
-def _request(pool: ServedPool, record: Request, now_ms: int) -> dict[str, Any]:
+def _request(pool: ServedPool, record: StoredRequest, now_ms: int) -> dict[str, Any]:
     return {"pool": pool.settings.name, **asdict(record), "age_ms": max(0, now_ms - record.enqueued_ms)}
 
 

@@ -23,7 +23,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.state.instance import InstanceLoad, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import record, value
@@ -64,7 +64,7 @@ _NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
 class Placement:
     """What one request asks of the store."""
 
-    request: Request
+    request: StoredRequest
     """Held and without an instance; ``enqueued_ms`` 0 for one that was never placed before."""
     chain: Chain
     instances: tuple[str, ...]
@@ -243,7 +243,7 @@ class Search:
     order: QueueOrder
     query: RouteQuery
     """Nothing excluded but where it failed before."""
-    request: Request
+    request: StoredRequest
     fleet: Fleet
     refuses: bool
     decode_stall_s: float

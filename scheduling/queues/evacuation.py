@@ -10,12 +10,12 @@ from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, queueing_s
 from dualmap.scheduling.queues.rebalance import Move
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import takers
 
 
 def plan_evacuation(
-    held: Sequence[Request],
+    held: Sequence[StoredRequest],
     lost_id: str,
     loads: Mapping[str, InstanceLoad],
     instances: Mapping[str, InstanceSpec],

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import value
 
@@ -32,7 +32,7 @@ class Grant:
     """Of these."""
 
     @classmethod
-    def of(cls, request: Request) -> Grant:
+    def of(cls, request: StoredRequest) -> Grant:
         """The grant of a dispatched request."""
         return cls(
             request.request_id, request.instance_id, request.replica_id, request.attempt, request.uncached_tokens

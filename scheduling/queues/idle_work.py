@@ -18,7 +18,7 @@ from dualmap.scheduling.queues.queue_order import QueueEntry, plan_on_time, step
 from dualmap.scheduling.queues.rebalance import HotQueue, Move
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import takers
 
 LITTLE_WORK = 0.05
@@ -36,7 +36,7 @@ def is_idle(load: InstanceLoad) -> bool:
     )
 
 
-def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[Request, ...]:
+def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[StoredRequest, ...]:
     """The held requests that a queue by deadline would make late: deferred ones, and what its plan passes over."""
     load = queue.load
     on_time = [request for request in queue.held if not request.deferred]
@@ -75,7 +75,7 @@ class IdleWork:
         moves: list[Move] = []
         free = [request for request in late if not request.pinned and request.attempt == 1]
         free.sort(key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each)))
-        missed: list[Request] = []
+        missed: list[StoredRequest] = []
         for request in free:
             move = self._move(request, queue, on_time=True)
             if move is None:
@@ -85,7 +85,7 @@ class IdleWork:
         moves += filter(None, (self._move(request, queue, on_time=False) for request in missed))
         return tuple(moves)
 
-    def _takes(self, instance_id: str, request: Request) -> bool:
+    def _takes(self, instance_id: str, request: StoredRequest) -> bool:
         if self._instances is None:
             return True
         need = request.leg, request.model
@@ -93,10 +93,10 @@ class IdleWork:
             self._takers[need] = takers(self._instances, *need)
         return instance_id in self._takers[need]
 
-    def _alternative_tokens(self, request: Request) -> int:
+    def _alternative_tokens(self, request: StoredRequest) -> int:
         return request.alternative_uncached_tokens if request.alternative_id in self._idle else request.prompt_tokens
 
-    def _move(self, request: Request, queue: HotQueue, *, on_time: bool) -> Move | None:
+    def _move(self, request: StoredRequest, queue: HotQueue, *, on_time: bool) -> Move | None:
         """To the idle instance where it ends first, if that is in time; or if that is sooner, among those with
         hardly any work."""
         ends: list[tuple[float, str, int]] = []

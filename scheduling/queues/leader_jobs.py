@@ -17,7 +17,7 @@ from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
 from dualmap.scheduling.state.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import value
 
@@ -38,7 +38,7 @@ class MovingPort(GrantingPort, Protocol):
 
     def queue(self, instance_id: str, /) -> Awaitable[HotQueue | None]: ...
 
-    def migrate(self, request: Request, target_id: str, /, *, reason: str) -> Awaitable[Migration]: ...
+    def migrate(self, request: StoredRequest, target_id: str, /, *, reason: str) -> Awaitable[Migration]: ...
 
 
 class HotnessPort(Protocol):
@@ -79,7 +79,7 @@ class ReadQueue(Step[MovingPort, HotQueue | None]):
 class Migrate(Step[MovingPort, Migration]):
     """Move a held request to another instance's queue."""
 
-    request: Request
+    request: StoredRequest
     target_id: str
     reason: str
 

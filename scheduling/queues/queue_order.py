@@ -40,7 +40,7 @@ from typing import NamedTuple
 from dualmap.scheduling.settings import Order, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
@@ -116,13 +116,13 @@ class QueueOrder:
         """A request's place in its queue, counted from its first reservation."""
         return slo_ms if self.by_deadline else self.fifo_rank_ms
 
-    def gives_up(self, request: Request, waited_s: float, max_hold_s: float = inf) -> bool:
+    def gives_up(self, request: StoredRequest, waited_s: float, max_hold_s: float = inf) -> bool:
         """Whether a held request that has waited so long since its first reservation was held, or deferred, for too
         long."""
         deferred_too_long = request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
         return deferred_too_long or waited_s >= max_hold_s
 
-    def rank_of(self, request: Request) -> int:
+    def rank_of(self, request: StoredRequest) -> int:
         """Where a held request is listed."""
         rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms)
         return rank_ms + DEFERRED_RANK_MS if request.deferred else rank_ms

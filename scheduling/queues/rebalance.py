@@ -19,7 +19,7 @@ from heapq import heapify, heappop, heapreplace
 from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import value
 
 MOVE_LIMIT = 1024
@@ -34,7 +34,7 @@ class HotQueue:
     now_ms: int
     load: InstanceLoad
     """``dispatched_tokens`` are prefilled before anything held; the rest of ``pending_tokens`` is held."""
-    held: tuple[Request, ...]
+    held: tuple[StoredRequest, ...]
     """In the order in which they would be granted."""
     alternatives: Mapping[str, InstanceLoad]
     """Loads of the held requests' other candidates; nothing moves to those that are missing or not ready."""
@@ -69,7 +69,7 @@ class Migration:
     queue: QueueHead | None = None
 
 
-def waited_s(request: Request, now_ms: int) -> float:
+def waited_s(request: StoredRequest, now_ms: int) -> float:
     """Since its first reservation: the part of its SLO that is already spent."""
     return max(0, now_ms - request.enqueued_ms) / 1000
 
@@ -149,7 +149,7 @@ class _Plan:
         waiting_s = tokens / load.prefill_tokens_per_s + stall_s(load, self._decode_stall_s)
         return self._waited_s(self._queue.held[index]) + waiting_s
 
-    def _waited_s(self, request: Request) -> float:
+    def _waited_s(self, request: StoredRequest) -> float:
         return waited_s(request, self._queue.now_ms)
 
 

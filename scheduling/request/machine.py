@@ -46,7 +46,7 @@ from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.values import value
 
 
@@ -465,7 +465,7 @@ _CLOSE: Final = Close()
 _RENAME: Final[Effects] = (Rename(),)
 
 
-def turned_away(record: Request, waited_s: float, order: QueueOrder, *, refuses_late: bool) -> Refusal | None:
+def turned_away(record: StoredRequest, waited_s: float, order: QueueOrder, *, refuses_late: bool) -> Refusal | None:
     """Why a held request that has waited so long, and is known to the store by this record, is held no longer. A retry
     is never turned away for being late: its client has waited already."""
     if record.attempt > 1:
@@ -749,10 +749,10 @@ class RequestMachine:
             at_once=rules.at_once,
         )
 
-    def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> Request:
+    def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
         """The record of the request, or of a leg, before it is placed."""
         spec = self.spec
-        return Request(
+        return StoredRequest(
             request_id,
             self.rules.replica_id,
             "",
@@ -948,9 +948,9 @@ class RequestMachine:
         )
         return (ReserveDecoder(search),)
 
-    def decode_record(self, chain: Chain) -> Request:
+    def decode_record(self, chain: Chain) -> StoredRequest:
         """The record of its decode leg before it is placed. Nothing of what pins the request pins this leg."""
-        return Request(
+        return StoredRequest(
             decode_leg_id(self.request_id),
             self.rules.replica_id,
             "",

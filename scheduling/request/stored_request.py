@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dualmap.scheduling.request.machine import Phase, RequestMachine
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 _STATES = {
     Phase.HELD: RequestState.HELD,
@@ -24,20 +24,20 @@ _STATES = {
 made or released."""
 
 
-def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple[Request, ...]:
+def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple[StoredRequest, ...]:
     """The records of a live request, at ``now_ms`` of the store's clock: one for each leg that is reserved."""
     found = (_own_record(machine, now_ms, now_s), _decode_record(machine, now_ms, now_s))
     return tuple([record for record in found if record is not None])
 
 
-def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> Request | None:
+def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredRequest | None:
     placed, state, spec, decode = machine.placed, _STATES.get(machine.phase), machine.spec, machine.decode
     if placed is None or state is None or spec.chain is None or (decode is not None and decode.answered):
         return None
     decision, dispatched = placed.decision, state is not RequestState.HELD
     moved = dispatched and machine.instance_id != decision.instance_id
     seen = machine.shows_first_token
-    return Request(
+    return StoredRequest(
         request_id=machine.request_id,
         replica_id=machine.rules.replica_id,
         instance_id=machine.instance_id if dispatched else decision.instance_id,
@@ -58,7 +58,7 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> Request |
     )
 
 
-def _decode_record(machine: RequestMachine, now_ms: int, now_s: float) -> Request | None:
+def _decode_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredRequest | None:
     decode, chain = machine.decode, machine.spec.chain
     if decode is None or decode.target is None or chain is None or machine.phase not in _STATES:
         return None

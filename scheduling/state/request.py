@@ -66,13 +66,13 @@ class Counts(NamedTuple):
     running_requests: int
 
     @classmethod
-    def sum(cls, requests: Iterable[Request]) -> Counts:
+    def sum(cls, requests: Iterable[StoredRequest]) -> Counts:
         """Added up over the requests."""
         return cls(*map(sum, zip([0] * len(cls._fields), *(request.counts for request in requests), strict=True)))
 
 
 @value
-class Request:
+class StoredRequest:
     """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
 
     request_id: str = documented("its id; part of the key")
@@ -118,7 +118,7 @@ class Request:
             return self.prompt_tokens
         return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
 
-    def moved(self, instance_id: str, uncached_tokens: int) -> Request:
+    def moved(self, instance_id: str, uncached_tokens: int) -> StoredRequest:
         """The same held request in another instance's queue; the former one is its next best."""
         return replace(
             self,
@@ -141,7 +141,9 @@ class Request:
         return Counts(0, 0, 0, self.context_tokens, 0, 1)
 
 
-TOLD_FIELDS = tuple(each.name for each in fields(Request) if each.metadata["told"])
+TOLD_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["told"])
 """What its replica tells of a request when it is placed."""
-PLACED_FIELDS = tuple(each.name for each in fields(Request) if not each.metadata["told"] and each.name != "request_id")
+PLACED_FIELDS = tuple(
+    each.name for each in fields(StoredRequest) if not each.metadata["told"] and each.name != "request_id"
+)
 """What the store determines: where the request is, and how it counts there."""

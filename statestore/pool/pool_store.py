@@ -20,7 +20,7 @@ from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import codec
@@ -69,7 +69,9 @@ class PoolStore(Mending, Leases, KvEventCalls):
     async def now_ms(self) -> int:
         return await self._calls.now_ms()
 
-    def recover_from(self, live: Callable[[int], Sequence[Request]], rates: Callable[[], Mapping[str, float]]) -> None:
+    def recover_from(
+        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+    ) -> None:
         """Set the functions that return the live requests of this process at a time of the store's clock, which a
         recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.failover``
         does."""
@@ -127,7 +129,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
         self._calls.listen(self._keys.grants(replica_id), delivered)
 
     @reads
-    async def requests_of(self, replica_id: str) -> Sequence[Request]:
+    async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
         # From lists of one moment: a request that moves meanwhile is in one of them.
         return (await self.snapshot()).requests_of(replica_id)

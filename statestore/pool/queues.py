@@ -12,7 +12,7 @@ from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, QueueHead
 from dualmap.scheduling.queues.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
-from dualmap.scheduling.state.request import Counts, Request, RequestState
+from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec
@@ -102,7 +102,7 @@ class Queues(Members):
         return [member.decode() for member in taken]
 
     @reads
-    async def migrate(self, request: Request, target_id: str, *, reason: str, fence: int) -> Migration:
+    async def migrate(self, request: StoredRequest, target_id: str, *, reason: str, fence: int) -> Migration:
         """Move a held request from its instance to another one's queue. It is counted by the hits there, where its
         chain is known, else with its full prompt. The source becomes its next best instance."""
         name, source_id, refused = request.request_id, request.instance_id, Change(fence=fence)
@@ -149,7 +149,7 @@ class Queues(Members):
         return next((place for place, stamp in enumerate(stamps) if stamp is None), len(stamps))
 
     @reads
-    async def adopt(self, requests: Sequence[Request]) -> int:
+    async def adopt(self, requests: Sequence[StoredRequest]) -> int:
         """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many. Atomic for
         each request. Their chains are unknown, so they keep the tokens that they were placed with."""
         adopted, instance_of = 0, attrgetter("instance_id")
@@ -159,7 +159,7 @@ class Queues(Members):
                 adopted += await self._adopt(instance_id, mine[first : first + _ADOPTED_TOGETHER])
         return adopted
 
-    async def _adopt(self, instance_id: str, requests: Sequence[Request]) -> int:
+    async def _adopt(self, instance_id: str, requests: Sequence[StoredRequest]) -> int:
         """Those of one instance."""
         keys, replicas = self._keys, self._keys.replicas
         owners = sorted({request.replica_id for request in requests})
@@ -187,7 +187,7 @@ class Queues(Members):
 
         return await self._derive(enter)
 
-    def _listed(self, request: Request) -> Command:
+    def _listed(self, request: StoredRequest) -> Command:
         """What lists a request on its instance."""
         if request.state is _HELD:
             queue, rank_ms = self._keys.queue(request.instance_id), self.order.rank_of(request)

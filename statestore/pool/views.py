@@ -8,7 +8,7 @@ from typing import Any
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.instance import InstanceLoad
-from dualmap.scheduling.state.request import Request
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
@@ -115,9 +115,9 @@ class Views(Changes):
         return each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
 
     @reads
-    async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
+    async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:
         """Records of the named requests that still exist, and can be read."""
-        found: dict[str, Request] = {}
+        found: dict[str, StoredRequest] = {}
         for first in range(0, len(request_ids), _RECORDS_PER_CALL):
             page = request_ids[first : first + _RECORDS_PER_CALL]
             commands = [("HMGET", self._keys.request(name), *REQUEST_TEXTS) for name in page]

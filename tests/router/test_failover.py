@@ -19,7 +19,7 @@ from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
@@ -51,7 +51,7 @@ class Replica:
 
     def __init__(self, pool: FailoverPool, scheduling: SchedulingSettings = SCHEDULING) -> None:
         self.pool = pool
-        self.live: dict[str, Request] = {}
+        self.live: dict[str, StoredRequest] = {}
         self._scheduling = scheduling
         self.rates: dict[str, float] = {}
         pool.recover_from(lambda now_ms: [*self.live.values()], lambda: self.rates)
@@ -540,7 +540,7 @@ class Breaking:
         self._break("release")
         return [*told, *await self._pool.release(releases[1:])]
 
-    async def adopt(self, records: Sequence[Request]) -> int:
+    async def adopt(self, records: Sequence[StoredRequest]) -> int:
         adopted = await self._pool.adopt(records[:1])
         self._break("adopt")
         return adopted + await self._pool.adopt(records[1:])

@@ -13,7 +13,7 @@ from dualmap.router.metrics import RouterMetrics
 from dualmap.scheduling.queues.granting import Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
 from tests.router import tools
 from tests.statestore.samples import finish
@@ -33,8 +33,8 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
     )
 
 
-def held_record(request_id: str) -> Request:
-    return Request(request_id, "replica-1", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000)
+def held_record(request_id: str) -> StoredRequest:
+    return StoredRequest(request_id, "replica-1", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000)
 
 
 def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
@@ -116,7 +116,7 @@ async def test_however_many_are_held_one_look_up_asks_for_so_many_and_each_has_i
     class Pool:
         name = "default"
 
-        async def records(self, names: list[str]) -> dict[str, Request]:
+        async def records(self, names: list[str]) -> dict[str, StoredRequest]:
             asked.append(names)
             return {name: held_record(name) for name in names}
 
@@ -182,11 +182,11 @@ class Records:
     """A pool that knows one held request, which was deferred."""
 
     def __init__(self, attempt: int, *, deferred: bool = True) -> None:
-        self._record = Request(
+        self._record = StoredRequest(
             "x", "replica-1", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, deferred=deferred
         )
 
-    async def records(self, request_ids: Sequence[str]) -> dict[str, Request]:
+    async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:
         return {"x": self._record}
 
 

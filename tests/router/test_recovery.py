@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.recovery import Recovered, lost_members, recover_requests, restore_members
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
@@ -30,7 +30,7 @@ async def pool(request: pytest.FixtureRequest) -> AsyncIterator[PoolStore]:
     await store.close()
 
 
-async def recover(pool: PoolStore, *live: Request) -> Recovered:
+async def recover(pool: PoolStore, *live: StoredRequest) -> Recovered:
     return await recover_requests(pool, await pool.requests_of("one"), live)
 
 
@@ -38,7 +38,7 @@ async def names(pool: PoolStore) -> dict[str, tuple[str, RequestState]]:
     return {each.request_id: (each.instance_id, each.state) for each in (await pool.snapshot()).requests}
 
 
-async def pool_with(pool: PoolStore, *request_ids: str, **changes: Any) -> list[Request]:
+async def pool_with(pool: PoolStore, *request_ids: str, **changes: Any) -> list[StoredRequest]:
     """The records of requests placed on instance a, the first two of them dispatched."""
     for name in ("a", "b"):
         await pool.put_instance(instance(name))

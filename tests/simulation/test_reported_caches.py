@@ -9,7 +9,7 @@ from dualmap.scheduling.placing.placement import Placement
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.kv_pool import CacheChange
 from dualmap.simulation.presets import find_preset
@@ -61,7 +61,7 @@ def test_an_engine_that_began_again_is_followed_again() -> None:
 
 def test_bookings_that_are_never_reported_end() -> None:
     followed = Followed()
-    request = Request("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
+    request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
     followed.apply()
     at_once(followed.pool.store.place(Placement(request, CHAIN, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))))
     hits = []

@@ -3,7 +3,7 @@ from dualmap.scheduling.placing.placement import Placement
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.simulation.simulated_pool import SimulatedPool
@@ -20,7 +20,7 @@ def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
 
 
 def placement(request_id: str = "1") -> Placement:
-    request = Request(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
+    request = StoredRequest(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
     return Placement(request, CHAIN, ("a", "b"), Weights(PLAIN_TTFT, PLAIN_TTFT))
 
 

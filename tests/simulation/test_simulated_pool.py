@@ -14,7 +14,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
 from tests.statestore.samples import own_chain
@@ -28,7 +28,7 @@ def pool() -> SimulatedPool:
 
 
 def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
-    request = Request(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
+    request = StoredRequest(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
     placement = Placement(request, own_chain(request_id, 400), ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
     return at_once(pool.store.place(placement)).status
 

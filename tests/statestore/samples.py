@@ -19,7 +19,7 @@ from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
@@ -95,7 +95,7 @@ def placement(request_id: str, *instances: str, tokens: int = 400, **changes: An
     or of its request."""
     request_chain = changes.pop("chain", None) or own_chain(request_id, tokens)
     of_placement = {name: changes.pop(name) for name in _PLACEMENT_FIELDS if name in changes}
-    request = Request(
+    request = StoredRequest(
         request_id,
         replica_id="one",
         instance_id="",
@@ -115,7 +115,7 @@ async def place(pool: PoolStore, request_id: str, *instances: str, **changes: An
     return await pool.place(placement(request_id, *instances, **changes))
 
 
-async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 5000, **changes: Any) -> Request:
+async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 5000, **changes: Any) -> StoredRequest:
     """Place in a queue by deadline; the record."""
     await place(pool, request_id, *instances, slo_ms=slo_ms, rank_ms=slo_ms, defers=True, **changes)
     return await record(pool, request_id)
@@ -135,7 +135,7 @@ async def finish(pool: PoolStore, request_id: str, **about: Any) -> Transition:
     return told
 
 
-async def record(pool: PoolStore, request_id: str) -> Request:
+async def record(pool: PoolStore, request_id: str) -> StoredRequest:
     return (await pool.records([request_id]))[request_id]
 
 

@@ -20,7 +20,7 @@ from dualmap.scheduling.queues.rebalance import HotQueue, Migration
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from tests.statestore import samples
@@ -403,7 +403,7 @@ async def test_a_wider_window_is_used_by_the_next_sweep(pool: PoolStore) -> None
 
 
 # moves -------------------------------------------------------------------------------------------------------
-async def one_held_on_a(pool: PoolStore, **changes: Any) -> Request:
+async def one_held_on_a(pool: PoolStore, **changes: Any) -> StoredRequest:
     """Request ``r`` held on instance a, instance b being idle."""
     await busy(pool, one_at_a_time())
     await pool.put_instance(one_at_a_time("b", **changes))
@@ -465,7 +465,7 @@ async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore) 
     await place(pool, "prefill", "a", leg=Leg.PREFILL, attempt=2)
     fence, before = await lead(pool), await pool.snapshot()
 
-    async def status(request: Request, target_id: str) -> str:
+    async def status(request: StoredRequest, target_id: str) -> str:
         return (await pool.migrate(request, target_id, reason="benefit", fence=fence)).status
 
     assert [

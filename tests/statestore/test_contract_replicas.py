@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
@@ -179,7 +179,7 @@ async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
     clock.advance(1000)
     listed = pool.requests_of
 
-    async def then_reserve(replica_id: str) -> Sequence[Request]:
+    async def then_reserve(replica_id: str) -> Sequence[StoredRequest]:
         found = await listed(replica_id)
         await place(pool, "late")
         return found

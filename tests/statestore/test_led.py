@@ -11,13 +11,13 @@ from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 
-HELD = Request("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000)
+HELD = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.scheduling.state.legs import Leg, serves
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import PoolKeys
@@ -324,7 +324,7 @@ class Traffic:
         assert reply.ttft_s == pytest.approx(made.weights.ttft.of(features[reply.instance_id]))
         self.seen["weighed"] += len(costs) > 1
 
-    def pick(self, *states: RequestState) -> Request | None:
+    def pick(self, *states: RequestState) -> StoredRequest | None:
         """One of the live requests: calls that would mostly miss would prove little."""
         live = [
             each for each in at_once(self.twins.memory.snapshot()).requests if each.state in (states or [*RequestState])
@@ -349,7 +349,7 @@ class Traffic:
             await self.twins.both(lambda pool: first_token(pool, request.request_id, request.instance_id, note=note))
             self.seen["first tokens"] += 1
 
-    async def finish(self, request: Request | None = None) -> None:
+    async def finish(self, request: StoredRequest | None = None) -> None:
         request = request or self.pick()
         if request is not None:
             note = self.rng.choice(("", '{"text_bytes":900,"tokens":200}'))
@@ -403,7 +403,7 @@ class Traffic:
         rng, at_ms = self.rng, self.twins.clock.now_ms - 50
         state = rng.choice([*RequestState])
         self.number += 1
-        made = Request(
+        made = StoredRequest(
             f"adopted{self.number}",
             rng.choice(REPLICAS),
             rng.choice(INSTANCES),

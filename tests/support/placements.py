@@ -7,7 +7,7 @@ import zlib
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
 from dualmap.scheduling.placing.placement import Placement
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 _MISSED = Form(constant=1e9)
 """An expected TTFT that no SLO allows."""
@@ -20,7 +20,7 @@ def placement(
 ) -> Placement:  # fmt: skip
     """A request with ``tokens`` of a prompt of its own for the instance, and ``other`` as its next best; one that is
     ``overloaded`` is expected to miss its SLO, and asks for a rebalance."""
-    request = Request(request_id, replica_id, "", RequestState.HELD, attempt, 0, tokens, output_tokens, slo_ms)
+    request = StoredRequest(request_id, replica_id, "", RequestState.HELD, attempt, 0, tokens, output_tokens, slo_ms)
     chain = Chain(hashes or (zlib.crc32(request_id.encode()),), block_tokens, tokens)
     named = (instance_id,) if other is None else (instance_id, other)  # all cost the same: the first is taken
     weights = Weights(Form(), _MISSED if overloaded else PLAIN_TTFT)

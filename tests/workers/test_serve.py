@@ -19,7 +19,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreSchemaError, StoreUnavailableError
@@ -47,7 +47,7 @@ scheduling = SchedulingSettings(policy="dualmap")
 asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(url=given["url"]),
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
-HELD = Request("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
+HELD = StoredRequest("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
 _QUICK = {"lease_ms": 900, "health_interval_s": 0.1, "time_scale": 5.0}
 
 

@@ -24,7 +24,7 @@ from dualmap.scheduling.placing.placement import (
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive_now
 
@@ -97,7 +97,7 @@ NOT_READY = answer(S.NOT_READY, None)
 def search(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> Callable[..., Search]:
     def build(fleet: HandFleet, name: str = "dualmap-least-cost", **changes: Any) -> Search:
         asked = query()
-        request = Request("r", "one", "", RequestState.HELD, 1, 0, asked.chain.prompt_tokens, 50, slo_ms=5000)
+        request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, asked.chain.prompt_tokens, 50, slo_ms=5000)
         made = Search(policy(name), QueueOrder(True, 30.0), asked, request, fleet, refuses=False, decode_stall_s=3.0)
         return replace(made, **changes)
 

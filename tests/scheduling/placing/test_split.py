@@ -16,7 +16,7 @@ from dualmap.scheduling.settings import POLICIES, SchedulingSettings, SplitSetti
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import at_once, drive_now
 from dualmap.statestore.memory import MemoryStore
@@ -70,7 +70,7 @@ def put(policy: Callable[..., Policy]) -> Built:
         rule = SplitRule(SplitSettings(**settings))
         slo_s = rule.prefill_slo_s(5.0, asked.prompt_tokens, fleet.view, fleet.learned)
         slo_ms = round(slo_s * 1000)
-        request = Request(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
+        request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
         query = RouteQuery(asked, slo_s, excluded=failed)
         made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, rule)
         return drive_now(made.run(), fleet)
@@ -80,7 +80,7 @@ def put(policy: Callable[..., Policy]) -> Built:
 
 def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
     made = DecodeLegs(64, 4.0, SplitRule(SplitSettings()))
-    request = Request(
+    request = StoredRequest(
         decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
     )
     search = Search(made, QueueOrder(True, 30.0), RouteQuery(asked, 5.0), request, fleet, False, 3.0, leg=Leg.DECODE)

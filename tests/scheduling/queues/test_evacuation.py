@@ -6,17 +6,17 @@ from dataclasses import replace
 from dualmap.scheduling.queues.evacuation import plan_evacuation
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 Load = Callable[..., InstanceLoad]
 
 
-def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) -> Request:
+def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) -> StoredRequest:
     figures = {"alternative_id": other, "alternative_uncached_tokens": there}
-    return Request(name, "replica", "lost", RequestState.HELD, 1, 500, prompt, 256, slo_ms=5000, **figures)
+    return StoredRequest(name, "replica", "lost", RequestState.HELD, 1, 500, prompt, 256, slo_ms=5000, **figures)
 
 
-def targets(*loads: InstanceLoad, requests: list[Request], **roles: Role) -> list[tuple[str, str]]:
+def targets(*loads: InstanceLoad, requests: list[StoredRequest], **roles: Role) -> list[tuple[str, str]]:
     """Who goes where; ``roles`` are those of the instances of that name."""
     by_id = {each.instance_id: each for each in loads}
     instances = {

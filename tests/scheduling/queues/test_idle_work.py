@@ -12,20 +12,22 @@ from dualmap.scheduling.queues.idle_work import IdleWork, is_idle, late_requests
 from dualmap.scheduling.queues.rebalance import HotQueue
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 Load = Callable[..., InstanceLoad]
 NOW_MS = 100_000
 """Instances prefill 1,000 tokens a second here, so that a token takes a millisecond."""
 
 
-def held(name: str, tokens: int, **fields: Any) -> Request:
+def held(name: str, tokens: int, **fields: Any) -> StoredRequest:
     """Arrived now, with an SLO of 5 s and no hit anywhere."""
     made = {"slo_ms": 5000, "enqueued_ms": NOW_MS, **fields}
-    return Request(name, "replica", "a", RequestState.HELD, 1, tokens, made.pop("prompt_tokens", tokens), 256, **made)
+    return StoredRequest(
+        name, "replica", "a", RequestState.HELD, 1, tokens, made.pop("prompt_tokens", tokens), 256, **made
+    )
 
 
-def queue(load: Load, *requests: Request, dispatched_tokens: int = 3000, **figures: Any) -> HotQueue:
+def queue(load: Load, *requests: StoredRequest, dispatched_tokens: int = 3000, **figures: Any) -> HotQueue:
     pending = dispatched_tokens + sum(request.uncached_tokens for request in requests)
     deferred = sum(request.uncached_tokens for request in requests if request.deferred)
     told = {"pending_tokens": pending, "deferred_tokens": deferred, "queued_requests": len(requests), **figures}

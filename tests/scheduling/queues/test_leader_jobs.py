@@ -14,7 +14,7 @@ from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOr
 from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move
 from dualmap.scheduling.state.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive_now
 
 Load = Callable[..., InstanceLoad]
@@ -44,7 +44,7 @@ class LedFleet:
         self.done.append((plan.instance_id, [step.request_id for step in plan.steps]))
         return CommitReply(tuple(Grant(step.request_id, plan.instance_id, "replica", 1, 10) for step in plan.steps))
 
-    async def migrate(self, request: Request, target_id: str, *, reason: str) -> Migration:
+    async def migrate(self, request: StoredRequest, target_id: str, *, reason: str) -> Migration:
         self.done.append((request.request_id, target_id, reason))
         return self.migrations.get(request.request_id, Migration(MigrateStatus.MIGRATED))
 
@@ -53,8 +53,8 @@ class LedFleet:
         return [arrival for arrival in self.log if int(arrival.entry_id) > int(after)][:limit]
 
 
-def held(name: str, tokens: int, *, other: str | None = "b") -> Request:
-    return Request(
+def held(name: str, tokens: int, *, other: str | None = "b") -> StoredRequest:
+    return StoredRequest(
         name,
         "replica",
         "a",
@@ -70,7 +70,7 @@ def held(name: str, tokens: int, *, other: str | None = "b") -> Request:
     )
 
 
-def hot(load: Load, *requests: Request) -> HotQueue:
+def hot(load: Load, *requests: StoredRequest) -> HotQueue:
     pending = 9000 + sum(request.uncached_tokens for request in requests)
     return HotQueue(
         NOW_MS, load("a", dispatched_tokens=9000, pending_tokens=pending), requests, {"b": load("b"), "c": load("c")}

@@ -26,7 +26,7 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 Load = Callable[..., InstanceLoad]
 TOKENS_PER_S = 1000.0  # one token per millisecond
@@ -322,7 +322,7 @@ def test_a_request_that_is_deferred_goes_in_the_next_plan_at_the_earliest(load: 
 @pytest.mark.parametrize(("waited_s", "over"), [(6.9, False), (7.0, True)])
 def test_a_deferred_request_gives_up_so_long_after_its_deadline(waited_s: float, over: bool) -> None:
     order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
-    deferred = Request("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, deferred=True)
+    deferred = StoredRequest("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, deferred=True)
 
     assert order.gives_up(deferred, waited_s) is over
     assert not order.gives_up(replace(deferred, deferred=False), waited_s)
@@ -331,7 +331,7 @@ def test_a_deferred_request_gives_up_so_long_after_its_deadline(waited_s: float,
 def test_requests_that_were_held_first_come_first_served_have_deadlines_in_the_order_that_follows() -> None:
     """The order of a running fleet was changed: nothing that is held is overdue by that."""
     settings = SchedulingSettings(queue_order="fifo", slo_ttft_s=5.0)
-    held = Request("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, enqueued_ms=NOW_MS)
+    held = StoredRequest("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, enqueued_ms=NOW_MS)
     by_deadline = queue_order_of(settings.model_copy(update={"queue_order": "deadline"}))
 
     assert queue_order_of(settings).rank_of(held) == by_deadline.rank_of(held) == NOW_MS + 5000
@@ -378,8 +378,8 @@ def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferre
     order: QueueOrder, rank_ms: int
 ) -> None:
     figures = {"slo_ms": 5000, "enqueued_ms": 1000}
-    request = Request("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures)
-    late = Request("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures, deferred=True)
+    request = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures)
+    late = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures, deferred=True)
 
     assert (order.rank_of(request), order.rank_of(late)) == (rank_ms, rank_ms + DEFERRED_RANK_MS)
 
@@ -390,7 +390,7 @@ def test_the_order_is_the_settings() -> None:
 
 def test_by_default_a_late_request_waits_as_long_as_any_may_be_held() -> None:
     order, settings = queue_order_of(SchedulingSettings()), SchedulingSettings()
-    late = Request("r", "replica", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000, deferred=True)
+    late = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000, deferred=True)
 
     assert not order.gives_up(late, settings.max_hold_s - 1, settings.max_hold_s)
     assert order.gives_up(late, settings.max_hold_s, settings.max_hold_s)

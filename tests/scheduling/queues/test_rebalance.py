@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dualmap.scheduling.estimates.ttft import expected_ttft_s
 from dualmap.scheduling.queues.rebalance import HotQueue, Move, plan_rebalance, plan_sweep, waited_s
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.state.request import Request, RequestState
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 RATE = 1000.0
 NOW_MS = 1_000_000
@@ -31,9 +31,9 @@ def held(
     other_tokens: int | None = None,
     waited_s: float = 0.0,
     slo_s: float = 5.0,
-) -> Request:
+) -> StoredRequest:
     there = tokens if other_tokens is None else other_tokens
-    return Request(
+    return StoredRequest(
         name,
         "replica",
         "a",
@@ -50,7 +50,7 @@ def held(
 
 
 def hot(
-    *requests: Request, dispatched: int = 0, others: tuple[InstanceLoad, ...] = (), stalled_s: float = 0.0
+    *requests: StoredRequest, dispatched: int = 0, others: tuple[InstanceLoad, ...] = (), stalled_s: float = 0.0
 ) -> HotQueue:
     pending = dispatched + sum(request.uncached_tokens for request in requests)
     return HotQueue(
@@ -176,11 +176,11 @@ def reference_plan(queue: HotQueue) -> tuple[Move, ...]:
     """The rule written out: after every move, look at everybody again."""
     left, arriving, moves = list(queue.held), {"b": 0, "c": 0, "d": 0}, []
 
-    def here_s(request: Request) -> float:
+    def here_s(request: StoredRequest) -> float:
         ahead = sum(other.uncached_tokens for other in left[: left.index(request) + 1])
         return waited_s(request, queue.now_ms) + (queue.load.dispatched_tokens + ahead) / RATE
 
-    def there_s(request: Request) -> float:
+    def there_s(request: StoredRequest) -> float:
         target = queue.alternatives[request.alternative_id or ""]
         extra = arriving[target.instance_id] + request.alternative_uncached_tokens
         return waited_s(request, queue.now_ms) + expected_ttft_s(target, extra)

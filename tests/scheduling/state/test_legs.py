@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of, serves
-from dualmap.scheduling.state.request import Counts, Request, RequestState
+from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
 
 
-def request(leg: Leg, state: RequestState) -> Request:
-    return Request("r", "one", "a", state, 1, 300, 1000, 50, slo_ms=5000, leg=leg)
+def request(leg: Leg, state: RequestState) -> StoredRequest:
+    return StoredRequest("r", "one", "a", state, 1, 300, 1000, 50, slo_ms=5000, leg=leg)
 
 
 def test_a_prefill_leg_goes_to_no_decode_instance_and_a_decode_leg_to_no_prefill_instance() -> None:

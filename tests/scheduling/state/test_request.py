@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.state.request import Counts, Request, next_request_state
+from dualmap.scheduling.state.request import Counts, StoredRequest, next_request_state
 from dualmap.scheduling.state.request import RequestEvent as Event
 from dualmap.scheduling.state.request import RequestState as State
 
@@ -29,8 +29,8 @@ def test_every_event_in_every_state_is_decided(state: State, event: Event) -> No
         assert next_request_state(state, event) == expected
 
 
-def request(state: State, *, deferred: bool = False) -> Request:
-    return Request("r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred)
+def request(state: State, *, deferred: bool = False) -> StoredRequest:
+    return StoredRequest("r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred)
 
 
 def test_a_request_takes_kv_memory_for_its_answer_too() -> None:
