@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 TROUGH_S = 4.0
 """A surplus lasts for so long, or it was one burst."""
-SURPLUS_S = 10.0
+MIN_MEAN_S = 10.0
 """The load of a surplus is a mean of so long at least: bursts of seconds tell little of the size."""
 
 
 @dataclass(slots=True)
-class Surplus:
+class Cusum:
     """Work beyond a reference since it was last 0."""
 
     excess_s: float = 0.0
@@ -37,8 +37,8 @@ class Surplus:
 
     @property
     def load(self) -> float:
-        """Instances' worth of work that arrives since the surplus began, or in ``SURPLUS_S`` if that is longer."""
-        return self.work_s / max(SURPLUS_S, self.elapsed_s)
+        """Instances' worth of work that arrives since the surplus began, or in ``MIN_MEAN_S`` if that is longer."""
+        return self.work_s / max(MIN_MEAN_S, self.elapsed_s)
 
     def trough_s(self, at_s: float) -> float:
         """The least surplus of the last looks; 0 before they span ``TROUGH_S``."""

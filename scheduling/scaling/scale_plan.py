@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, exp, sqrt
 
-from dualmap.scheduling.scaling.cusum import Surplus
+from dualmap.scheduling.scaling.cusum import Cusum
 from dualmap.scheduling.scaling.scale_settings import MARGIN
 from dualmap.scheduling.values import value
 
@@ -46,7 +46,7 @@ ROOM_TARGET = 0.85
 """Of an instance's room, at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
 OVERLOAD_S = 5.0
 """Late work of each instance, in the mean of ``SLACK_S``, that is an overload: as much as the usual TTFT SLO."""
-CROWD_SURPLUS_S = 2.5
+CROWD_EXCESS_S = 2.5
 """Work of a crowd beyond what is usual, for each instance and one more: the queue digests less."""
 CROWD_REQUESTS = 22
 """Requests of a crowd beyond what is usual: random arrivals at a constant rate seldom are as many."""
@@ -213,7 +213,7 @@ class ScalePlanner:
     """What was seen in the last minutes."""
     _same: Span = field(default_factory=lambda: Span(0.0))
     """What was seen since as many are ready as now."""
-    _crowd: Surplus = field(default_factory=Surplus)
+    _crowd: Cusum = field(default_factory=Cusum)
     _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
     _crowd_served: Crowd | None = None
@@ -224,7 +224,7 @@ class ScalePlanner:
         if now.at_s - self._now.at_s > LONGEST_GAP_S:
             self._level_from_s = now.at_s + WARM_S
             self._spans.clear()
-            self._crowd = Surplus()
+            self._crowd = Cusum()
         if now.ready != self._now.ready or now.at_s < self._level_from_s:
             self._same = Span(now.at_s)
         self._same.add(now)
@@ -280,7 +280,7 @@ class ScalePlanner:
 
     def _by_crowd(self, now: FleetFigures) -> Plan:
         crowd = self._crowd
-        if crowd.trough_s(now.at_s) < max(CROWD_SURPLUS_S * (now.size + 1), CROWD_REQUESTS * self._request.work_s):
+        if crowd.trough_s(now.at_s) < max(CROWD_EXCESS_S * (now.size + 1), CROWD_REQUESTS * self._request.work_s):
             return Plan(0, "")
         told = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
         wanted = staffing(crowd.load + self._late_load(now), self.rule.margin)
