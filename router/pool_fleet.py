@@ -26,7 +26,7 @@ from dualmap.statestore.pool import PoolStore
 
 log = logging.getLogger(__name__)
 
-LESSON_GAP_S = 0.01
+LEARNING_GAP_S = 0.01
 """Between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no more, and for
 each a load has to be made."""
 
@@ -57,7 +57,7 @@ class PoolFleet:
         self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
         self._releasing = calls["release"]
         self._now_s = now_s
-        self._next_lesson_s = -math.inf
+        self._next_learning_s = -math.inf
         self.planner = QueuePlanner(self._grant)
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
         """Of each instance, the loads of the last reply that had its own: for estimates, never for decisions."""
@@ -130,9 +130,9 @@ class PoolFleet:
     def teaches(self) -> bool:
         """Whether the next first token is one that the TTFT is learned from."""
         now_s = self._now_s()
-        if now_s < self._next_lesson_s:
+        if now_s < self._next_learning_s:
             return False
-        self._next_lesson_s = now_s + LESSON_GAP_S
+        self._next_learning_s = now_s + LEARNING_GAP_S
         return True
 
     # estimates ----------------------------------------------------------------------------------------------

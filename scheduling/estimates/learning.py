@@ -35,7 +35,7 @@ TPOT_KEEP = 0.98
 
 
 @value
-class FirstToken:
+class FirstTokenSample:
     """When a prefill ended, and what was expected of it."""
 
     instance_id: str
@@ -65,7 +65,7 @@ class FirstToken:
 
 
 @value
-class Finished:
+class EndSample:
     """What the end of a request tells, as far as it is known; 0: it is not."""
 
     text_bytes: int = 0
@@ -85,7 +85,7 @@ class Finished:
     """In its prompt; ``text_bytes`` has their marks alone."""
 
     @classmethod
-    def of_note(cls, note: Mapping[str, int]) -> Finished:
+    def of_note(cls, note: Mapping[str, int]) -> EndSample:
         """Of what ``finished_note`` wrote."""
         return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
 
@@ -98,7 +98,7 @@ _FINISHED = (
 def finished_note(
     text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0, images: int = 0
 ) -> str:
-    """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``Finished``."""
+    """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``EndSample``."""
     if not answer_tokens and not (text_bytes and tokens):
         return ""
     return (
@@ -117,7 +117,7 @@ class Sample:
     """One entry of the sample log."""
 
     entry_id: str
-    lesson: FirstToken | Finished
+    content: FirstTokenSample | EndSample
 
 
 def features_to_note(features: Form) -> tuple[float, ...]:
@@ -152,17 +152,17 @@ class FleetLearner:
         ``loads`` and ``instances`` are those of the whole pool: the published rates are the prior of peers that gave no
         sample yet. ``now_ms`` is the store's time.
         """
-        firsts: list[FirstToken] = []
+        firsts: list[FirstTokenSample] = []
         for sample in samples:
-            lesson = sample.lesson
-            if isinstance(lesson, Finished):
-                self._learn_end(lesson)
-            elif lesson.instance_id in loads:
-                firsts.append(lesson)
+            content = sample.content
+            if isinstance(content, EndSample):
+                self._learn_end(content)
+            elif content.instance_id in loads:
+                firsts.append(content)
         self._learn_ttft(firsts)
         return self._learn_rates(firsts, loads, instances, now_ms)
 
-    def _learn_ttft(self, firsts: Sequence[FirstToken]) -> None:
+    def _learn_ttft(self, firsts: Sequence[FirstTokenSample]) -> None:
         seen = [(first.features, first.ttft_s) for first in firsts if first.features is not None]
         if seen:
             self._ttft = taught(self._ttft, seen)
@@ -170,7 +170,7 @@ class FleetLearner:
 
     def _learn_rates(
         self,
-        firsts: Sequence[FirstToken],
+        firsts: Sequence[FirstTokenSample],
         loads: Mapping[str, InstanceLoad],
         instances: Mapping[str, InstanceSpec],
         now_ms: int,
@@ -193,17 +193,17 @@ class FleetLearner:
             changed |= _to_publish(rates.rates(peers, instances, now_ms), peers)
         return changed
 
-    def _learn_end(self, lesson: Finished) -> None:
-        if lesson.text_bytes and lesson.tokens:
-            self._learn_images(lesson) if lesson.images else self._learn_ratio(lesson)
-        if lesson.transfer_ms:
-            self._transfer = taught_transfer(self._transfer, [(lesson.transferred_tokens, lesson.transfer_ms / 1000)])
+    def _learn_end(self, content: EndSample) -> None:
+        if content.text_bytes and content.tokens:
+            self._learn_images(content) if content.images else self._learn_ratio(content)
+        if content.transfer_ms:
+            self._transfer = taught_transfer(self._transfer, [(content.transferred_tokens, content.transfer_ms / 1000)])
             self.learned = replace(self.learned, transfer=transfer_cost(self._transfer))
-        if lesson.answer_tokens:
-            self._answers.add(lesson.output_limit, lesson.answer_tokens)
+        if content.answer_tokens:
+            self._answers.add(content.output_limit, content.answer_tokens)
             self.learned = replace(self.learned, answer_tokens=self._answers.means)
-        if lesson.answer_ms and lesson.answer_tokens > 1:
-            self._learn_tpot(lesson.answer_ms / 1000 / (lesson.answer_tokens - 1))
+        if content.answer_ms and content.answer_tokens > 1:
+            self._learn_tpot(content.answer_ms / 1000 / (content.answer_tokens - 1))
 
     def _learn_tpot(self, tpot_s: float) -> None:
         former_s = self.learned.tpot_s
@@ -211,9 +211,9 @@ class FleetLearner:
             tpot_s = TPOT_KEEP * former_s + (1 - TPOT_KEEP) * tpot_s
         self.learned = replace(self.learned, tpot_s=tpot_s)
 
-    def _learn_ratio(self, lesson: Finished) -> None:
-        self._text_bytes += lesson.text_bytes
-        self._text_tokens += lesson.tokens
+    def _learn_ratio(self, content: EndSample) -> None:
+        self._text_bytes += content.text_bytes
+        self._text_tokens += content.tokens
         if self._text_tokens > RATIO_MEMORY_TOKENS:
             self._text_bytes //= 2
             self._text_tokens //= 2
@@ -223,10 +223,10 @@ class FleetLearner:
         if abs(ratio - published) > RATIO_TOLERANCE * published:
             self.learned = replace(self.learned, bytes_per_token=ratio)
 
-    def _learn_images(self, lesson: Finished) -> None:
+    def _learn_images(self, content: EndSample) -> None:
         """By what is left of a prompt's tokens without those of its text, as replicas count them."""
-        self._images += lesson.images
-        self._image_tokens += lesson.tokens - lesson.text_bytes / self.learned.bytes_per_token
+        self._images += content.images
+        self._image_tokens += content.tokens - content.text_bytes / self.learned.bytes_per_token
         if self._images > IMAGE_MEMORY:
             self._images //= 2
             self._image_tokens /= 2

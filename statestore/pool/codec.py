@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 
-from dualmap.scheduling.estimates.learning import Finished, FirstToken, Sample
+from dualmap.scheduling.estimates.learning import EndSample, FirstTokenSample, Sample
 from dualmap.scheduling.estimates.load_window import LoadWindow
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
@@ -169,12 +169,12 @@ def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     """One entry of the sample log: an instance and its first token, or 'noted' and what an end told."""
     subject, told = flat[0].decode(), orjson.loads(flat[1])
     if subject == "noted":
-        return Sample(entry_id.decode(), Finished.of_note(told))
+        return Sample(entry_id.decode(), EndSample.of_note(told))
     features = told.pop("note").get("features")
-    lesson = FirstToken(
-        subject, **known_fields(FirstToken, told), features=None if features is None else tuple(features)
+    content = FirstTokenSample(
+        subject, **known_fields(FirstTokenSample, told), features=None if features is None else tuple(features)
     )
-    return Sample(entry_id.decode(), lesson)
+    return Sample(entry_id.decode(), content)
 
 
 # publications ----------------------------------------------------------------------------------------------------

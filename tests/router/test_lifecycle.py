@@ -24,7 +24,7 @@ from dualmap.router.inference_request import response_id
 from dualmap.router.prompt import sent_prompt
 from dualmap.router.view import POLL_S as VIEW_POLL_S
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.scheduling.estimates.learning import Finished
+from dualmap.scheduling.estimates.learning import EndSample
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -178,8 +178,8 @@ async def test_a_streamed_answer_is_released_by_its_first_token_alone(
     request.finish(Outcome.COMPLETED)
 
 
-async def lessons(store: Any) -> list[Any]:
-    return [sample.lesson for sample in await store.pool("default").samples("0", 100)]
+async def contents(store: Any) -> list[Any]:
+    return [sample.content for sample in await store.pool("default").samples("0", 100)]
 
 
 async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runtime: Any, store: Any) -> None:
@@ -189,7 +189,7 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runt
     request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100, output_tokens=70))
     await tools.settle()
 
-    assert await lessons(store) == [Finished(5000, 2500, 70)]
+    assert await contents(store) == [EndSample(5000, 2500, 70)]
     registry = runtime.context.metrics.registry
     reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
     assert reported == 100.0
@@ -206,7 +206,7 @@ async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: An
     request.finish(Outcome.COMPLETED, Usage(prompt_tokens=1300, output_tokens=7))
     await tools.settle()
 
-    assert await lessons(store) == [Finished(85, 1300, 7, images=2)]
+    assert await contents(store) == [EndSample(85, 1300, 7, images=2)]
 
 
 async def test_a_first_token_teaches_what_was_expected_of_it(start_runtime: Any, store: Any, clock: Any) -> None:
@@ -218,9 +218,9 @@ async def test_a_first_token_teaches_what_was_expected_of_it(start_runtime: Any,
     request.first_token()
     await tools.settle()
 
-    [lesson] = await lessons(store)
-    assert (lesson.instance_id, lesson.tokens, lesson.prefilled_ms - lesson.enqueued_ms) == ("a", 1250, 1500)
-    constant, ahead_s, compute_s, *_ = lesson.features
+    [content] = await contents(store)
+    assert (content.instance_id, content.tokens, content.prefilled_ms - content.enqueued_ms) == ("a", 1250, 1500)
+    constant, ahead_s, compute_s, *_ = content.features
     assert (constant, ahead_s, compute_s) == (1.0, pytest.approx(0.15), pytest.approx(1.25))
     for each in (before, request):
         each.finish(Outcome.COMPLETED)
@@ -234,8 +234,8 @@ async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime
     request.first_token()
     await tools.settle()
 
-    [lesson] = await lessons(store)
-    assert (lesson.instance_id, lesson.tokens, lesson.features) == (request.instance_id, 1250, None)
+    [content] = await contents(store)
+    assert (content.instance_id, content.tokens, content.features) == (request.instance_id, 1250, None)
     request.finish(Outcome.COMPLETED)
 
 
@@ -247,7 +247,7 @@ async def test_an_answer_that_does_not_stream_teaches_no_prefill(start_runtime: 
     request.finish(Outcome.COMPLETED)
     await tools.settle()
 
-    assert await lessons(store) == []
+    assert await contents(store) == []
 
 
 @pytest.mark.parametrize(("outcome", "silent_s"), [(Outcome.COMPLETED, 0.0), (Outcome.CLIENT_GONE, 21.3)])

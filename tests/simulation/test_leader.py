@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.estimates.learning import FirstToken
+from dualmap.scheduling.estimates.learning import FirstTokenSample
 from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 from dualmap.scheduling.steps import at_once
@@ -34,10 +34,10 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    samples = [sample.lesson for sample in at_once(simulation._pool.store.samples("0", 1000))]
-    lessons = [lesson for lesson in samples if isinstance(lesson, FirstToken)]
-    taught = [lesson for lesson in lessons if lesson.features is not None]
-    assert len(lessons) == 200
+    samples = [sample.content for sample in at_once(simulation._pool.store.samples("0", 1000))]
+    contents = [content for content in samples if isinstance(content, FirstTokenSample)]
+    taught = [content for content in contents if content.features is not None]
+    assert len(contents) == 200
     assert 0 < len(taught) < 100, "those that found an idle instance"
 
 

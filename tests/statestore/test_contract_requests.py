@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import orjson
 import pytest
 
-from dualmap.scheduling.estimates.learning import Finished, FirstToken
+from dualmap.scheduling.estimates.learning import EndSample, FirstTokenSample
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import PlanStep, QueuePlan
 from dualmap.scheduling.state.request import RequestState
@@ -158,9 +158,9 @@ async def test_a_sample_says_how_many_prefills_before_it_nobody_saw_end(pool: Po
     await first_token(pool, "three", "a", note="{}")
     await first_token(pool, "four", "a", note="{}")
 
-    lessons = [sample.lesson for sample in await pool.samples("0", 10)]
+    contents = [sample.content for sample in await pool.samples("0", 10)]
 
-    assert [lesson.unseen for lesson in lessons if isinstance(lesson, FirstToken)] == [0, 1, 1, 0]
+    assert [content.unseen for content in contents if isinstance(content, FirstTokenSample)] == [0, 1, 1, 0]
 
 
 # ends --------------------------------------------------------------------------------------------------------
@@ -236,11 +236,11 @@ async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, c
     clock.advance(800)
     await first_token(pool, "two", "a", note=orjson.dumps({"features": None}).decode())
 
-    lessons = [sample.lesson for sample in await pool.samples("0", 10)]
+    contents = [sample.content for sample in await pool.samples("0", 10)]
 
-    assert lessons == [
-        FirstToken("a", 400, start_ms, start_ms, 0, start_ms + 700, (1.0, 0.5)),
-        FirstToken("a", 400, start_ms, start_ms, start_ms + 700, start_ms + 1500, None),
+    assert contents == [
+        FirstTokenSample("a", 400, start_ms, start_ms, 0, start_ms + 700, (1.0, 0.5)),
+        FirstTokenSample("a", 400, start_ms, start_ms, start_ms + 700, start_ms + 1500, None),
     ]
 
 
@@ -249,7 +249,7 @@ async def test_a_noted_end_is_a_sample_of_the_length_of_text(pool: PoolStore) ->
     await place(pool, "r")
     await finish(pool, "r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
 
-    assert [sample.lesson for sample in await pool.samples("0", 10)] == [Finished(900, 200)]
+    assert [sample.content for sample in await pool.samples("0", 10)] == [EndSample(900, 200)]
 
 
 async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: PoolStore) -> None:
@@ -273,7 +273,7 @@ async def test_samples_are_read_on_from_the_last_one_seen(pool: PoolStore) -> No
     first = await pool.samples("0", 2)
     rest = await pool.samples(first[-1].entry_id, 100)
 
-    assert [sample.lesson for sample in (*first, *rest)] == [Finished(number, 1) for number in range(3)]
+    assert [sample.content for sample in (*first, *rest)] == [EndSample(number, 1) for number in range(3)]
     assert list(await pool.samples(rest[-1].entry_id, 100)) == []
 
 

@@ -184,9 +184,9 @@ class Twins:
             [(each.at_ms, each.head) for each in await pool.arrivals("0", 1000)] for pool in (self.memory, self.redis)
         ]
         assert arrivals[0] == arrivals[1][-len(arrivals[0]) :]
-        lessons = [[each.lesson for each in await pool.samples("0", 1000)] for pool in (self.memory, self.redis)]
-        assert lessons[0] == lessons[1]
-        assert lessons[0]
+        contents = [[each.content for each in await pool.samples("0", 1000)] for pool in (self.memory, self.redis)]
+        assert contents[0] == contents[1]
+        assert contents[0]
         async with asyncio.timeout(60):
             while len(self.granted["redis"]) < len(self.granted["memory"]):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)

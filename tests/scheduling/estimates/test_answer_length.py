@@ -8,7 +8,7 @@ from dualmap.scheduling.estimates.answer_length import (
     expected_answer_tokens,
 )
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.estimates.learning import Finished, FleetLearner, Sample, finished_note
+from dualmap.scheduling.estimates.learning import EndSample, FleetLearner, Sample, finished_note
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_an_answer_is_expected_to_have_a_token_at_least() -> None:
 def test_the_leader_learns_answers_from_ends_and_publishes_their_means() -> None:
     learner = FleetLearner(Learned())
 
-    learner.learn([Sample(str(n), Finished(answer_tokens=1000, output_limit=4096)) for n in range(400)], {}, {}, 0)
+    learner.learn([Sample(str(n), EndSample(answer_tokens=1000, output_limit=4096)) for n in range(400)], {}, {}, 0)
 
     assert expected_answer_tokens(learner.learned.answer_tokens, 4000) == pytest.approx(1000, rel=0.1)
     assert expected_answer_tokens(learner.learned.answer_tokens, None) == 256

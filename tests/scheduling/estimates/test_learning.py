@@ -10,8 +10,8 @@ from dualmap.scheduling.estimates.learned import PRIOR_IMAGE_TOKENS, Learned
 from dualmap.scheduling.estimates.learning import (
     MIN_IMAGES,
     RATIO_MIN_TOKENS,
-    Finished,
-    FirstToken,
+    EndSample,
+    FirstTokenSample,
     FleetLearner,
     Sample,
     features_to_note,
@@ -24,7 +24,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Instan
 
 def first_token(instance_id: str, tokens: int, busy_ms: int, *, at_ms: int = 1_000_000, **changes: object) -> Sample:
     figures = {"former_ms": 0, "features": None, **changes}
-    return Sample("1", FirstToken(instance_id, tokens, at_ms, at_ms, prefilled_ms=at_ms + busy_ms, **figures))
+    return Sample("1", FirstTokenSample(instance_id, tokens, at_ms, at_ms, prefilled_ms=at_ms + busy_ms, **figures))
 
 
 def loads(**tokens_per_s: float) -> dict[str, InstanceLoad]:
@@ -34,7 +34,7 @@ def loads(**tokens_per_s: float) -> dict[str, InstanceLoad]:
 
 
 def lengths(*prompts: tuple[int, int]) -> list[Sample]:
-    return [Sample("1", Finished(text_bytes, tokens)) for text_bytes, tokens in prompts]
+    return [Sample("1", EndSample(text_bytes, tokens)) for text_bytes, tokens in prompts]
 
 
 def ratios(*prompts: tuple[int, int]) -> list[float]:
@@ -170,7 +170,7 @@ def image_tokens(*prompts: tuple[int, int, int]) -> list[float]:
     """As published after each prompt of so many text bytes, tokens and images."""
     learner, seen = FleetLearner(Learned(bytes_per_token=4.0)), []
     for text_bytes, tokens, images in prompts:
-        learner.learn([Sample("1", Finished(text_bytes, tokens, images=images))], {}, {}, 0)
+        learner.learn([Sample("1", EndSample(text_bytes, tokens, images=images))], {}, {}, 0)
         seen.append(learner.learned.image_tokens)
     assert learner.learned.bytes_per_token == 4.0, "images say nothing about text"
     return seen
@@ -195,6 +195,6 @@ def test_the_first_tokens_of_decode_legs_teach_what_a_transfer_takes() -> None:
     learner = FleetLearner(Learned())
     notes = [transfer_note(0.1 + tokens / 100_000, tokens) for tokens in (1_000, 30_000)] * 20
 
-    learner.learn([Sample("1", Finished.of_note(json.loads(note))) for note in notes], {}, {}, 0)
+    learner.learn([Sample("1", EndSample.of_note(json.loads(note))) for note in notes], {}, {}, 0)
 
     assert learner.learned.transfer == (pytest.approx(0.1, abs=0.02), pytest.approx(1e-5, rel=0.1))
