@@ -17,7 +17,7 @@ SCHEDULED = (Role.MIXED, Role.PREFILL)
 
 
 @value
-class Side:
+class SecondOption:
     """Another way to serve a request, as the store is asked for it: which leg, where, and what it costs there."""
 
     leg: Leg
@@ -29,7 +29,7 @@ class Side:
 
 
 @value
-class Way:
+class Option:
     """One of them, and what it costs there."""
 
     leg: Leg
@@ -42,20 +42,20 @@ class Way:
     transfer_s: float = 0.0
     """What its TTFT has beyond the prefill."""
 
-    def side(self, beyond_from_s: float | None) -> Side:
-        return Side(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
+    def as_second(self, beyond_from_s: float | None) -> SecondOption:
+        return SecondOption(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
 
 
-def named_in(ways: Sequence[Way]) -> tuple[str, ...]:
+def named_in(options: Sequence[Option]) -> tuple[str, ...]:
     """The candidates of all ways."""
-    if len(ways) == 1:
-        return ways[0].instances
-    return tuple(dict.fromkeys(name for way in ways for name in way.instances))
+    if len(options) == 1:
+        return options[0].instances
+    return tuple(dict.fromkeys(name for option in options for name in option.instances))
 
 
 def judge(
     policy: Policy,
-    way: Way,
+    option: Option,
     chosen: str,
     alternative_id: str | None,
     hits: Mapping[str, int],
@@ -64,13 +64,13 @@ def judge(
 ) -> Decision:
     """What the store chose of the instances of this way, as a decision. ``hits`` are those of the loads, ``ttft_s`` is
     what the weights expect on the chosen one."""
-    chain = way.query.chain
+    chain = option.query.chain
     return Decision(
         chosen,
         hits[chosen],
         chain.uncached_tokens(hits[chosen]),
-        max(0.0, ttft_s) + way.transfer_s,
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
+        max(0.0, ttft_s) + option.transfer_s,
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
         alternative_id,
         0 if alternative_id is None else chain.uncached_tokens(hits[alternative_id]),
     )
@@ -78,7 +78,7 @@ def judge(
 
 def judge_transfer(
     policy: Policy,
-    way: Way,
+    option: Option,
     chosen: str,
     alternative_id: str | None,
     hits: Mapping[str, int],
@@ -86,40 +86,40 @@ def judge_transfer(
     uncached_tokens: int,
 ) -> Decision:
     """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it."""
-    chain, transfer = way.query.chain, way.weights.ttft
+    chain, transfer = option.query.chain, option.weights.ttft
     return Decision(
         chosen,
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
         transfer.constant + transfer.uncached_tokens * uncached_tokens,
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(way.query, hits, loads, chosen, alternative_id),
+        Reason.ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
         alternative_id,
     )
 
 
-def choose_way(
-    policy: Policy, ways: Sequence[Way], sequence: int, loads: Mapping[str, InstanceLoad], stall_from_s: float
-) -> tuple[Way, Decision]:
+def choose_option(
+    policy: Policy, options: Sequence[Option], sequence: int, loads: Mapping[str, InstanceLoad], stall_from_s: float
+) -> tuple[Option, Decision]:
     """The choice of a policy that does not weigh: its own for each way, then between them. The way names the chosen
     instance alone.
 
     Raises:
         NoInstanceError: no way has a ready instance.
     """
-    choices: list[tuple[float, Way, Decision]] = []
-    for way in ways:
-        query = replace(way.query, sequence=sequence)
-        seen = {name: loads[name] for name in way.instances if name in loads}
+    choices: list[tuple[float, Option, Decision]] = []
+    for option in options:
+        query = replace(option.query, sequence=sequence)
+        seen = {name: loads[name] for name in option.instances if name in loads}
         try:
             decision = policy.choose(query, seen)
         except NoInstanceError:
-            if way is ways[-1] and not choices:
+            if option is options[-1] and not choices:
                 raise
             continue
         features = features_of(seen[decision.instance_id], query.chain, stall_from_s)
-        if way.transfer_s:
-            decision = replace(decision, expected_ttft_s=decision.expected_ttft_s + way.transfer_s)
-        chosen = replace(way, instances=(decision.instance_id,))
-        choices.append((way.decider.of(features), chosen, decision))
-    _, way, decision = min(choices, key=itemgetter(0))
-    return way, decision
+        if option.transfer_s:
+            decision = replace(decision, expected_ttft_s=decision.expected_ttft_s + option.transfer_s)
+        chosen = replace(option, instances=(decision.instance_id,))
+        choices.append((option.decider.of(features), chosen, decision))
+    _, option, decision = min(choices, key=itemgetter(0))
+    return option, decision

@@ -17,7 +17,15 @@ from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
 from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
-from dualmap.scheduling.placing.options import SCHEDULED, Side, Way, choose_way, judge, judge_transfer, named_in
+from dualmap.scheduling.placing.options import (
+    SCHEDULED,
+    Option,
+    SecondOption,
+    choose_option,
+    judge,
+    judge_transfer,
+    named_in,
+)
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
@@ -93,7 +101,7 @@ class Placement:
     """Among the least loaded of which others are looked for."""
     decider: Form = Form()
     """What the instance of least cost is compared with the one of ``other`` by. Features as in weights."""
-    other: Side | None = None
+    other: SecondOption | None = None
     """Taken if its least decides for less."""
 
 
@@ -297,24 +305,24 @@ class Search:
 
     def _round(self) -> Steps[PlacingPort, Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
-        ways = self._ways()
+        options = self._options()
         if self.policy.weighs:
-            placement = self._placement(ways)
+            placement = self._placement(options)
             reply = yield from Place(placement)
             if reply.status in _NONE_CHOSEN:
                 return (yield from self._none_chosen(placement, reply))
             assert reply.instance_id is not None
             where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
-            way = ways[-1] if reply.leg is ways[-1].leg else ways[0]
-            if way.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
-                transfer = judge_transfer(self.policy, way, *where, reply.uncached_tokens)
-                return Placed(reply, way.instances, transfer)
-            return Placed(reply, way.instances, partial(judge, self.policy, way, *where, reply.ttft_s))
+            option = options[-1] if reply.leg is options[-1].leg else options[0]
+            if option.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
+                transfer = judge_transfer(self.policy, option, *where, reply.uncached_tokens)
+                return Placed(reply, option.instances, transfer)
+            return Placed(reply, option.instances, partial(judge, self.policy, option, *where, reply.ttft_s))
         self.trips += 1
-        named, chain = named_in(ways), self.query.chain
+        named, chain = named_in(options), self.query.chain
         seen = yield from Observe(named, chain)
-        way, decision = choose_way(self.policy, ways, seen.sequence, seen.loads, self.decode_stall_s)
-        placement = self._placement([way], self._most(decision))
+        option, decision = choose_option(self.policy, options, seen.sequence, seen.loads, self.decode_stall_s)
+        placement = self._placement([option], self._most(decision))
         reply = yield from Place(placement)
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
@@ -329,30 +337,32 @@ class Search:
         yield from Refresh()
         return None
 
-    def _ways(self) -> list[Way]:
+    def _options(self) -> list[Option]:
         """How the request can be served now, one way or two. Raises NoInstanceError."""
-        view, rule, ways = self.fleet.view.serving(self.request.model), self.rule, []
+        view, rule, options = self.fleet.view.serving(self.request.model), self.rule, []
         if view.decoding is None or rule is None:
-            return [self._way(self.leg, view if view.decoding is None else view.of(self.leg), None)]
+            return [self._option(self.leg, view if view.decoding is None else view.of(self.leg), None)]
         for leg in rule.legs:
             try:
-                ways.append(self._way(leg, view.of(leg), rule))
+                options.append(self._option(leg, view.of(leg), rule))
             except NoInstanceError:
-                if leg is rule.legs[-1] and not ways:
+                if leg is rule.legs[-1] and not options:
                     raise
-            if ways and rule.settings.mode != "auto":
+            if options and rule.settings.mode != "auto":
                 break
-        return ways
+        return options
 
-    def _way(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Way:
+    def _option(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Option:
         query, instances = self._candidates(view)
         learned = self.fleet.learned
         weights = self.policy.weights(query, learned)
         if rule is None:
-            return Way(leg, query, instances, weights, _NOT_COMPARED, view.roles)
+            return Option(leg, query, instances, weights, _NOT_COMPARED, view.roles)
         split = leg is Leg.PREFILL
         transfer_s = rule.transfer_s(learned, query.chain.prompt_tokens) if split else 0.0
-        return Way(leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s)
+        return Option(
+            leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s
+        )
 
     def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
         """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
@@ -370,19 +380,19 @@ class Search:
             pair = policy.candidates(_excluding(query, _NONE), view)
         return _excluding(query, excluded | blocked, pair), candidates
 
-    def _placement(self, ways: list[Way], most: int | None = None) -> Placement:
-        policy, way = self.policy, ways[0]
+    def _placement(self, options: list[Option], most: int | None = None) -> Placement:
+        policy, option = self.policy, options[0]
         self.trips += 1
         beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
-        excluded = way.query.excluded
-        if len(ways) > 1:
-            other = ways[1].side(beyond_from_s)
-            excluded |= ways[1].query.excluded
+        excluded = option.query.excluded
+        if len(options) > 1:
+            other = options[1].as_second(beyond_from_s)
+            excluded |= options[1].query.excluded
         return Placement(
             self.request,
-            way.query.chain,
-            way.instances,
-            way.weights,
+            option.query.chain,
+            option.instances,
+            option.weights,
             beyond_from_s,
             excluded,
             self.order.rank_ms(self.request.slo_ms),
@@ -391,9 +401,9 @@ class Search:
             self.refuses and not self._trusts_prior,
             policy.rebalances,
             0 if self._trusts_prior else most,
-            way.leg,
-            way.roles,
-            way.decider,
+            option.leg,
+            option.roles,
+            option.decider,
             other,
         )
 

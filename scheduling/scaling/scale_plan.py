@@ -253,7 +253,7 @@ class ScalePlanner:
             return Plan(self.rule.min_instances, f"{now.size} of at least {self.rule.min_instances} instances")
         if self._crowd_served is not None and now.size <= self._crowd_served.size:
             self._crowd_served = None
-        crowd, *others = self._ways_up(now)
+        crowd, *others = self._plans_up(now)
         more = max((crowd, *others), key=lambda plan: plan.wanted)
         if more.wanted > now.size:
             return self._up(now, more, crowd=more is crowd)
@@ -273,7 +273,7 @@ class ScalePlanner:
             self._crowd_served = Crowd(now.size, load)
         return Plan(wanted, more.reason, more.load)
 
-    def _ways_up(self, now: FleetFigures) -> tuple[Plan, ...]:
+    def _plans_up(self, now: FleetFigures) -> tuple[Plan, ...]:
         if sum(each.elapsed_s for each in self._since(PEAK_S)) < PEAK_S / 2:
             return (self._by_crowd(now),)
         return self._by_crowd(now), self._by_overload(now), self._by_level(now), self._by_room(now)

@@ -1,17 +1,17 @@
 -- Places requests, one after the other: weighs instances by the caller's weights, takes the one of least cost, and queues
 -- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
--- for does not hold. A request that may be served in two ways has two sides: the least of each is found, and these are
+-- for does not hold. A request that may be served in two ways has two options: the least of each is found, and these are
 -- compared.
--- ARGV  1 clock, 2 the different sides, as a JSON array; then 4 for each request: ask as JSON (statestore/pool/placing.py);
+-- ARGV  1 clock, 2 the different options, as a JSON array; then 4 for each request: ask as JSON (statestore/pool/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance
 --       that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
-local sides, met, replies = cjson.decode(ARGV[2]), {}, {}
+local options, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local ask, chain, samples, seen, known, best, second, side
+local ask, chain, samples, seen, known, best, second, option
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -26,10 +26,10 @@ local function consider(id)
   if not instance then
     return
   end
-  local offer = weigh(instance, chain, ask, side, best and best.hit, now_ms)
+  local offer = weigh(instance, chain, ask, option, best and best.hit, now_ms)
   local place = #seen
   seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.hit
-  if not takes_requests(instance, side.leg) then
+  if not takes_requests(instance, option.leg) then
     return
   elseif not best or offer.cost < best.cost then
     best, second = offer, best
@@ -48,17 +48,17 @@ end
 
 -- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
 local function look_beyond()
-  if side.beyond + idle_cost(best.instance, #chain / 8, ask, side) >= best.cost then
+  if option.beyond + idle_cost(best.instance, #chain / 8, ask, option) >= best.cost then
     return
   end
   local holder, sample = find_holder(samples)
-  local least_cost = side.beyond + idle_cost(best.instance, math.max(best.hit, ask.samples_at[sample] or 0), ask, side)
-  for _, role in ipairs(side.roles) do
+  local least_cost = option.beyond + idle_cost(best.instance, math.max(best.hit, ask.samples_at[sample] or 0), ask, option)
+  for _, role in ipairs(option.roles) do
     if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) and serves_name(holder) then
       consider(holder)
     end
   end
-  for _, role in ipairs(side.roles) do
+  for _, role in ipairs(option.roles) do
     local ranking = redis.call('ZRANGE', keys.least_loaded .. role, 0, terms.least_loaded - 1, 'WITHSCORES')
     for index = 1, #ranking, 2 do
       if ranking[index + 1] + least_cost < best.cost and serves_name(ranking[index]) then
@@ -68,24 +68,24 @@ local function look_beyond()
   end
 end
 
-local function weigh_side(asked)
-  side, best, second, known = sides[asked.side], nil, nil, asked.excluded or {}
+local function weigh_option(asked)
+  option, best, second, known = options[asked.option], nil, nil, asked.excluded or {}
   for _, id in ipairs(asked.instances) do
     consider(id)
   end
-  if best and side.beyond then
+  if best and option.beyond then
     look_beyond()
   end
 end
 
--- Sets the best and the second of the side where it costs least.
-local function weigh_sides()
-  weigh_side(ask)
+-- Sets the best and the second of the option where it costs least.
+local function weigh_options()
+  weigh_option(ask)
   if ask.other then
-    local first, next_best, first_side = best, second, side
-    weigh_side(ask.other)
+    local first, next_best, first_option = best, second, option
+    weigh_option(ask.other)
     if first and not (best and best.decides < first.decides) then
-      best, second, side = first, next_best, first_side
+      best, second, option = first, next_best, first_option
     end
   end
 end
@@ -95,13 +95,13 @@ local function reply_again(former)
   if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
     return reply('duplicate')
   end
-  side, known, former.alternative_id = sides[ask.side], ask.excluded or {}, ''
+  option, known, former.alternative_id = options[ask.option], ask.excluded or {}, ''
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
 
 local function goes_at_once(instance, tokens, rank_ms)
-  if side.leg == 'decode' then
+  if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held
   end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
@@ -121,7 +121,7 @@ local function enter_chosen(request, resident, told, head)
   end
   enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
   stamp_chain(instance, chain, ask.block_tokens, resident, best.hit, best.stamp)
-  if side.leg ~= 'decode' then
+  if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
     stamp_samples(samples, instance.id)
     if ask.told.attempt == 1 then
@@ -145,18 +145,18 @@ local function place_one(told, head)
   if former then
     return reply_again(former)
   end
-  weigh_sides()
+  weigh_options()
   if not best then
     return reply('not_ready')
   end
-  local instance, decodes, enqueued_ms = best.instance, side.leg == 'decode', ask.enqueued_ms or now_ms
+  local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', ask.enqueued_ms or now_ms
   local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
   local tokens = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
   local goes_now = goes_at_once(instance, tokens, enqueued_ms + ask.rank_ms)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
   local request = {
-    id = ask.request_id, told = ask.told, instance_id = instance.id, leg = side.leg,
+    id = ask.request_id, told = ask.told, instance_id = instance.id, leg = option.leg,
     state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
     uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0,

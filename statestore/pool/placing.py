@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import orjson
 
 from dualmap.scheduling.estimates.weights import Form, Weights
-from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.options import SecondOption
 from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
@@ -45,32 +45,32 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Turn[Placement,
 
 
 def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
-    sides: dict[bytes, int] = {}
+    options: dict[bytes, int] = {}
     arguments: list[Argument] = []
     for placement in placements:
         chain = placement.chain
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_ask_json(placement, sides), packed, told_of(placement.request), head)
-    return [b"[%b]" % b",".join(sides), *arguments]
+        arguments += (_ask_json(placement, options), packed, told_of(placement.request), head)
+    return [b"[%b]" % b",".join(options), *arguments]
 
 
-def _ask_json(placement: Placement, sides: dict[bytes, int]) -> bytes:
-    """What is false, empty or not given is left out. ``sides`` has the number of each; new ones are added."""
+def _ask_json(placement: Placement, options: dict[bytes, int]) -> bytes:
+    """What is false, empty or not given is left out. ``options`` has the number of each; new ones are added."""
     request, chain = placement.request, placement.chain
     excluded = b'"excluded":%b,' % orjson.dumps(dict.fromkeys(placement.excluded, True)) if placement.excluded else b""
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
-    side = _number_of(placement, sides)
+    option = _number_of(placement, options)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)
-        known += b'"other":{%b"side":%d,"instances":%b},' % (excluded, _number_of(other, sides), named)
-    return b'{"request_id":%b,"block_tokens":%d,"side":%d,"instances":%b,"samples_at":%b,%b%b}' % (
+        known += b'"other":{%b"option":%d,"instances":%b},' % (excluded, _number_of(other, options), named)
+    return b'{"request_id":%b,"block_tokens":%d,"option":%d,"instances":%b,"samples_at":%b,%b%b}' % (
         orjson.dumps(request.request_id),
         chain.block_tokens,
-        side,
+        option,
         orjson.dumps(placement.instances),
         orjson.dumps(sample_depths(chain)),
         known,
@@ -85,13 +85,13 @@ def _ask_json(placement: Placement, sides: dict[bytes, int]) -> bytes:
     )
 
 
-def _number_of(side: Placement | Side, sides: dict[bytes, int]) -> int:
-    text = _side_json(side.weights, side.beyond_from_s, side.leg, side.roles, side.decider)
-    return sides.setdefault(text, len(sides) + 1)
+def _number_of(option: Placement | SecondOption, options: dict[bytes, int]) -> int:
+    text = _option_json(option.weights, option.beyond_from_s, option.leg, option.roles, option.decider)
+    return options.setdefault(text, len(options) + 1)
 
 
 @lru_cache(maxsize=256)
-def _side_json(
+def _option_json(
     weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
 ) -> bytes:
     """What is the same of most requests: a replica uses the same few weights until new ones are learned."""

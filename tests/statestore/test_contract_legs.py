@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
-from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.options import SecondOption
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
@@ -27,7 +27,7 @@ async def split_pool(pool: PoolStore) -> PoolStore:
 
 def either(split_costs: float, whole_costs: float) -> dict[str, Any]:
     """A request that may be split, or served whole by ``d``."""
-    other = Side(Leg.WHOLE, ("d",), FIRST, Form(constant=whole_costs))
+    other = SecondOption(Leg.WHOLE, ("d",), FIRST, Form(constant=whole_costs))
     return {"leg": Leg.PREFILL, "decider": Form(constant=split_costs), "other": other}
 
 

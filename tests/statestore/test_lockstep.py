@@ -21,7 +21,7 @@ import redis as redis_client
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
-from dualmap.scheduling.placing.options import Side
+from dualmap.scheduling.placing.options import SecondOption
 from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
@@ -277,7 +277,7 @@ class Traffic:
             return {"leg": leg}
         named, beyond_from_s = tuple(rng.sample(INSTANCES, rng.randrange(1, 4))), rng.choice((None, 0.0))
         decider = Form(uncached_tokens=1.0, ahead_s=rng.uniform(0.0, 100.0))
-        other = Side(Leg.WHOLE, named, self.weights(), decider, beyond_from_s, (Role.DECODE, Role.MIXED))
+        other = SecondOption(Leg.WHOLE, named, self.weights(), decider, beyond_from_s, (Role.DECODE, Role.MIXED))
         decider = Form(constant=rng.uniform(0.0, 900.0), decoding_compute_s=1.0, running_share=9.0, prompt_tokens=0.1)
         return {"leg": leg, "decider": decider, "other": other}
 
