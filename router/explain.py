@@ -21,7 +21,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.values import value
-from dualmap.statestore.records import ToldLoads
+from dualmap.statestore.records import ReportedLoads
 
 REASONS: Mapping[Reason, str] = {
     Reason.ONLY_ONE: "it is the only candidate",
@@ -273,7 +273,7 @@ class DecisionLog:
 
 def _plain(loads: Mapping[str, InstanceLoad]) -> Any:
     """Loads that are no dictionary, for the encoder."""
-    return loads.told if isinstance(loads, ToldLoads) else dict(loads)
+    return loads.raw if isinstance(loads, ReportedLoads) else dict(loads)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -293,7 +293,7 @@ def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, stat
             name: InstanceLoad(name, InstanceState(state), *figures) for name, (_, state, *figures) in loads.items()
         }
     else:
-        seen = ToldLoads(*loads)
+        seen = ReportedLoads(*loads)
     made = dict(zip(_DECISION_FIELDS, decision, strict=True))
     made["reason"] = Reason(made["reason"])
     return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all)

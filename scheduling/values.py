@@ -16,9 +16,12 @@ T = TypeVar("T")
 _REPLACED = frozenset({"__dict__", "__weakref__", "__slots__"})
 
 
-def documented(meaning: str, *, default: Any = MISSING, told: bool = False) -> Any:
-    """A field whose meaning the reference of Redis keys repeats; ``told`` once and for all by the one who makes it."""
-    return field(default=default, metadata={"meaning": meaning, "told": told})
+def documented(meaning: str, *, default: Any = MISSING, reported: bool = False) -> Any:
+    """A field with its meaning for the reference of Redis keys.
+
+    ``reported`` marks what its replica reports once, when the request is placed, and what never changes afterwards.
+    """
+    return field(default=default, metadata={"meaning": meaning, "reported": reported})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, documented))

@@ -21,7 +21,7 @@ import orjson
 
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
 from dualmap.scheduling.state.legs import Leg, serves
-from dualmap.scheduling.state.request import PLACED_FIELDS, TOLD_FIELDS, Counts, RequestState, StoredRequest
+from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, Counts, RequestState, StoredRequest
 from dualmap.statestore.errors import UnreadableStateError
 
 
@@ -83,8 +83,8 @@ class InstanceRecord:
         seen_ms, has_work = self.last_prefill_ms, self.pending_tokens > self.deferred_tokens
         stalled_s = seconds_since(now_ms, seen_ms, self.work_since_ms) if has_work else 0.0
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
-        as_told, state = _as_in_loads(self), _STATES[self.state]
-        return InstanceLoad(instance_id, state, *as_told, hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)  # type: ignore[call-arg]
+        as_seen, state = _as_in_loads(self), _STATES[self.state]
+        return InstanceLoad(instance_id, state, *as_seen, hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)  # type: ignore[call-arg]
 
 
 _as_in_loads = attrgetter(
@@ -142,25 +142,25 @@ def _form(name: str) -> str:
 
 INSTANCE_ADDED: Final[Mapping[str, str | int]] = EMPTY
 PLACED_ADDED: Final[Mapping[str, str | int]] = EMPTY
-TOLD_ADDED: Final[Mapping[str, str | int]] = EMPTY
+REPORTED_ADDED: Final[Mapping[str, str | int]] = EMPTY
 """Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
 
 INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)
 _in_order = itemgetter(*INSTANCE.names)
 PLACED: Final = Record(PLACED_FIELDS, PLACED_ADDED)
-TOLD: Final = Record(TOLD_FIELDS, TOLD_ADDED)
+REPORTED: Final = Record(REPORTED_FIELDS, REPORTED_ADDED)
 
 
 REQUEST_TEXTS = ("placed", "told")
 """The fields of a request's key, see ``scheduling.state.request``."""
 
 
-def told_of(request: StoredRequest) -> bytes:
+def reported_of(request: StoredRequest) -> bytes:
     """What its replica tells of a request; it never changes."""
     model = request.model
     if model and not (model.isprintable() and '"' not in model and "\\" not in model):
         request = replace(request, model=orjson.dumps(model).decode()[1:-1])
-    return TOLD.pack(_told(request))
+    return REPORTED.pack(_reported(request))
 
 
 def placed_of(request: StoredRequest) -> bytes:
@@ -173,10 +173,10 @@ def listed_as(request: StoredRequest) -> str:
     return f"{request.request_id} {request.uncached_tokens}"
 
 
-_REQUEST_FIGURES = tuple(name for record in (PLACED, TOLD) for name in record.names if name not in _TEXTS)
-_REQUEST_WORDS = tuple(name for record in (PLACED, TOLD) for name in record.names if name in _TEXTS)
-_REQUEST_FIELDS = (*PLACED.names, *TOLD.names)
-_told, _placed = attrgetter(*TOLD.names), attrgetter(*PLACED.names)
+_REQUEST_FIGURES = tuple(name for record in (PLACED, REPORTED) for name in record.names if name not in _TEXTS)
+_REQUEST_WORDS = tuple(name for record in (PLACED, REPORTED) for name in record.names if name in _TEXTS)
+_REQUEST_FIELDS = (*PLACED.names, *REPORTED.names)
+_reported, _placed = attrgetter(*REPORTED.names), attrgetter(*PLACED.names)
 
 
 def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredRequest | None:
@@ -185,7 +185,7 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredReques
     if placed is None or told is None:
         return None
     try:
-        written = PLACED.fields(placed) | TOLD.fields(told)
+        written = PLACED.fields(placed) | REPORTED.fields(told)
         found = {name: written[name] for name in _REQUEST_FIELDS}
         math.fsum(found[name] for name in _REQUEST_FIGURES)  # raises where one is no figure
         "".join(found[name] for name in _REQUEST_WORDS)  # raises where one is no text
@@ -200,7 +200,7 @@ def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0)
     return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks)
 
 
-class ToldLoads(Mapping[str, InstanceLoad]):
+class ReportedLoads(Mapping[str, InstanceLoad]):
     """Loads by instance id from what a script replied, each made when it is first asked for, which few are. Raises
     UnreadableStateError then where the record is none."""
 
@@ -214,7 +214,7 @@ class ToldLoads(Mapping[str, InstanceLoad]):
         self._made: dict[str, InstanceLoad] = {}
 
     @property
-    def told(self) -> tuple[Sequence[Any], int]:
+    def raw(self) -> tuple[Sequence[Any], int]:
         """What it is made from."""
         return self._flat, self._now_ms
 

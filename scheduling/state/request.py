@@ -76,14 +76,14 @@ class StoredRequest:
     """One live request as the store knows it. Times are milliseconds of the store's clock; 0 means not yet."""
 
     request_id: str = documented("its id; part of the key")
-    replica_id: str = documented("the replica that holds its client", told=True)
+    replica_id: str = documented("the replica that holds its client", reported=True)
     instance_id: str = documented("where it is held, or was sent; empty before it is placed")
     state: RequestState = documented("`held`, `dispatched` or `prefilled`")
-    attempt: int = documented("1, and one more for every retry", told=True)
+    attempt: int = documented("1, and one more for every retry", reported=True)
     uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
-    prompt_tokens: int = documented("length of the prompt", told=True)
-    expected_output_tokens: int = documented("assumed length of the answer", told=True)
-    slo_ms: int = documented("TTFT SLO", told=True)
+    prompt_tokens: int = documented("length of the prompt", reported=True)
+    expected_output_tokens: int = documented("assumed length of the answer", reported=True)
+    slo_ms: int = documented("TTFT SLO", reported=True)
     enqueued_ms: int = documented("first reservation; retries and moves keep it, so deadlines do not slide", default=0)
     dispatched_ms: int = documented("dispatch", default=0)
     prefilled_ms: int = documented("first token, where one was seen: none is presumed", default=0)
@@ -97,17 +97,17 @@ class StoredRequest:
     pinned: bool = documented(
         "it continues what only its instance has stored, so it is not moved for a shorter wait: `0` or `1`",
         default=False,
-        told=True,
+        reported=True,
     )
     stored_tokens: int = documented(
         "tokens of the conversation that it continues, which its instance has stored and is taken to have cached",
         default=0,
-        told=True,
+        reported=True,
     )
     model: str = documented(
         "the model name that it asks for, where only some instances serve it; empty: any of them takes it",
         default="",
-        told=True,
+        reported=True,
     )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
@@ -141,9 +141,9 @@ class StoredRequest:
         return Counts(0, 0, 0, self.context_tokens, 0, 1)
 
 
-TOLD_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["told"])
+REPORTED_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["reported"])
 """What its replica tells of a request when it is placed."""
 PLACED_FIELDS = tuple(
-    each.name for each in fields(StoredRequest) if not each.metadata["told"] and each.name != "request_id"
+    each.name for each in fields(StoredRequest) if not each.metadata["reported"] and each.name != "request_id"
 )
 """What the store determines: where the request is, and how it counts there."""

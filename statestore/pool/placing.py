@@ -18,7 +18,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
-from dualmap.statestore.records import HASH_BYTES, ToldLoads, pack_chain, told_of
+from dualmap.statestore.records import HASH_BYTES, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
@@ -52,7 +52,7 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argu
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_ask_json(placement, options), packed, told_of(placement.request), head)
+        arguments += (_ask_json(placement, options), packed, reported_of(placement.request), head)
     return [b"[%b]" % b",".join(options), *arguments]
 
 
@@ -117,7 +117,7 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
     queue, leg, ttft_s, running_requests, context_tokens, *seen = more
-    loads = ToldLoads(seen, now_ms)
+    loads = ReportedLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
         count_from(epoch),

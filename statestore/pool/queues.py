@@ -26,8 +26,8 @@ from dualmap.statestore.records import (
     InstanceRecord,
     listed_as,
     placed_of,
+    reported_of,
     request_from,
-    told_of,
 )
 
 _MAX_WANTED = 1024
@@ -174,7 +174,7 @@ class Queues(Members):
                 return 0, Change()
             commands: list[Command] = []
             for request in lost:
-                texts = ("placed", placed_of(request), "told", told_of(request))
+                texts = ("placed", placed_of(request), "told", reported_of(request))
                 commands += [("HSET", keys.request(request.request_id), *texts), self._listed(request)]
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
             read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]

@@ -5,7 +5,7 @@ rules make that work, as long as a change keeps to them:
 
 - A reader leaves unknown fields out. A process of the older version keeps none of them when it writes a record again.
 - A field that may be missing, as an older version wrote the record, has a value that stands for it:
-  ``INSTANCE_ADDED``, ``PLACED_ADDED`` and ``TOLD_ADDED`` in ``statestore.records``, the default of its dataclass
+  ``INSTANCE_ADDED``, ``PLACED_ADDED`` and ``REPORTED_ADDED`` in ``statestore.records``, the default of its dataclass
   elsewhere. So a new field must be one whose loss costs an estimate and no count.
 
 ``SCHEMA`` grows with every such change. A change that breaks one of these rules (a field goes, or means something else;

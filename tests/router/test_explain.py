@@ -13,7 +13,7 @@ from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.pool.codec import new_record
-from dualmap.statestore.records import ToldLoads
+from dualmap.statestore.records import ReportedLoads
 
 
 def explanation(request_id: str) -> Explanation:
@@ -52,7 +52,7 @@ RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
     "loads",
     [
         {"a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2), "b": InstanceLoad("b", InstanceState.READY)},
-        ToldLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000),
+        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000),
     ],
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:

@@ -20,7 +20,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, pool_store
-from dualmap.statestore.records import INSTANCE, PLACED, TOLD
+from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, record
@@ -115,7 +115,7 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
         "kv_events:ID": [field.decode() for field in lived_in.hkeys(keys.kv_events("a"))],
         "request:ID": [
             *(name for key in requests for name in PLACED.fields(lived_in.hget(key, "placed"))),
-            *(name for key in requests for name in TOLD.fields(lived_in.hget(key, "told"))),
+            *(name for key in requests for name in REPORTED.fields(lived_in.hget(key, "told"))),
         ],
     }
 
