@@ -23,14 +23,14 @@ from dualmap.statestore.records import HASH_BYTES, ReportedLoads, pack_chain, re
 MAX_PLACEMENTS = 16
 """That share a script at most: it stops everything else, and its memory is not reused before it ends."""
 
-Asked = TypeVar("Asked")
-Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _LEGS = {leg.value.encode(): leg for leg in Leg}
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 
 
-def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Turn[Placement, PlaceReply]:
+def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placement, PlaceReply]:
     """How requests are placed in the pool, whose keys begin with ``pool``. Of a chain's head, ``key_blocks`` go to the
     arrival log."""
 
@@ -41,7 +41,7 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Turn[Placement,
         except UNREADABLE as error:
             raise unreadable("place", error) from error
 
-    return Turn(place, MAX_PLACEMENTS)
+    return Batcher(place, MAX_PLACEMENTS)
 
 
 def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
@@ -137,36 +137,36 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     )
 
 
-class Turn(Generic[Asked, Answer]):
+class Batcher(Generic[Item, Result]):
     """Calls of one turn of the event loop that share a script: it reads what they have in common once."""
 
-    def __init__(self, run: Callable[[Sequence[Asked]], Awaitable[Sequence[Answer]]], at_most: int) -> None:
+    def __init__(self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], at_most: int) -> None:
         """``run`` gives an answer to each of what it is given, in order: ``at_most`` at once."""
         self._run = run
         self._at_most = at_most
-        self._waiting: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._is_alone = False
         """A call of one is under way, which did not wait for others."""
 
-    async def ask(self, asked: Asked) -> Answer:
+    async def submit(self, item: Item) -> Result:
         """The answer. Asked at once where no call is under way: an idle server need not wait for the turn's end."""
         if self._is_alone or self._waiting or self._calls:
-            return await self.add(asked)
+            return await self.add(item)
         self._is_alone = True
         try:
-            return (await self._run((asked,)))[0]
+            return (await self._run((item,)))[0]
         finally:
             self._is_alone = False
 
-    def add(self, asked: Asked) -> asyncio.Future[Answer]:
+    def add(self, item: Item) -> asyncio.Future[Result]:
         """The future gets the answer."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._send)
-        answered = loop.create_future()
-        self._waiting.append((asked, answered))
-        return answered
+        result = loop.create_future()
+        self._waiting.append((item, result))
+        return result
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -175,14 +175,14 @@ class Turn(Generic[Asked, Answer]):
             self._calls.add(call)
             call.add_done_callback(self._calls.discard)
 
-    async def _call(self, waiting: Sequence[tuple[Asked, asyncio.Future[Answer]]]) -> None:
+    async def _call(self, waiting: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:
-            answers = await self._run([asked for asked, _ in waiting])
+            replies = await self._run([item for item, _ in waiting])
         except Exception as error:
-            for _, answered in waiting:
-                if not answered.done():
-                    answered.set_exception(error)
+            for _, result in waiting:
+                if not result.done():
+                    result.set_exception(error)
             return
-        for (_, answered), answer in zip(waiting, answers, strict=True):
-            if not answered.done():
-                answered.set_result(answer)
+        for (_, result), reply in zip(waiting, replies, strict=True):
+            if not result.done():
+                result.set_result(reply)

@@ -52,7 +52,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
         super().__init__(keys, calls, scheduling)
         self.name = name
         self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
-        self.place = self._placements.ask
+        self.place = self._placements.submit
         """Weigh, choose and reserve in one step; see ``scheduling.placing.placement``.
 
         Dispatched at once if nothing is queued on the instance and it has room: dispatched tokens are under the

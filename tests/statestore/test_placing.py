@@ -12,7 +12,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.statestore.connect import Store
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.pool.placing import Turn
+from dualmap.statestore.pool.placing import Batcher
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
@@ -35,11 +35,11 @@ class Script:
 
 async def test_calls_of_one_turn_share_a_script_up_to_a_limit() -> None:
     script = Script()
-    turn = Turn(script.run, 8)
+    batcher = Batcher(script.run, 8)
     names = [f"r{number}" for number in range(9)]
 
-    told = await asyncio.gather(*map(turn.add, names))
-    await turn.add("later")
+    told = await asyncio.gather(*map(batcher.add, names))
+    await batcher.add("later")
 
     assert script.calls == [names[:8], names[8:], ["later"]]
     assert told == [f"to {name}" for name in names]
@@ -47,10 +47,10 @@ async def test_calls_of_one_turn_share_a_script_up_to_a_limit() -> None:
 
 async def test_what_finds_no_call_under_way_is_asked_at_once_and_the_others_share_the_next() -> None:
     script = Script()
-    turn = Turn(script.run, 8)
+    batcher = Batcher(script.run, 8)
 
-    told = await asyncio.gather(*map(turn.ask, "abc"))
-    await turn.ask("d")
+    told = await asyncio.gather(*map(batcher.submit, "abc"))
+    await batcher.submit("d")
 
     assert script.calls == [["a"], ["b", "c"], ["d"]]
     assert told == ["to a", "to b", "to c"]
@@ -58,27 +58,27 @@ async def test_what_finds_no_call_under_way_is_asked_at_once_and_the_others_shar
 
 async def test_what_was_asked_alone_and_failed_lets_the_next_be_asked() -> None:
     script = Script(StoreUnavailableError("away"))
-    turn = Turn(script.run, 8)
+    batcher = Batcher(script.run, 8)
 
     with pytest.raises(StoreUnavailableError):
-        await turn.ask("a")
+        await batcher.submit("a")
     script.error = None
 
-    assert await turn.ask("b") == "to b"
+    assert await batcher.submit("b") == "to b"
 
 
 async def test_an_error_reaches_all_who_wait() -> None:
-    turn = Turn(Script(StoreUnavailableError("away")).run, 8)
+    batcher = Batcher(Script(StoreUnavailableError("away")).run, 8)
 
-    told = await asyncio.gather(*map(turn.add, "ab"), return_exceptions=True)
+    told = await asyncio.gather(*map(batcher.add, "ab"), return_exceptions=True)
 
     assert [str(each) for each in told] == ["away", "away"]
 
 
 async def test_one_who_gave_up_takes_nothing_from_the_others() -> None:
     script = Script()
-    turn = Turn(script.run, 8)
-    given_up, other = turn.add("a"), turn.add("b")
+    batcher = Batcher(script.run, 8)
+    given_up, other = batcher.add("a"), batcher.add("b")
 
     given_up.cancel()
 
