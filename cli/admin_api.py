@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from dualmap.cli.errors import CommandError
-from dualmap.cli.fetch import Answer, fetch
+from dualmap.cli.fetch import HttpReply, fetch
 from dualmap.cli.settings import Settings
 
 _TIMEOUT_S = 10.0
@@ -55,7 +55,7 @@ class AdminApi:
 
     def ask(
         self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
-    ) -> Answer:
+    ) -> HttpReply:
         """The answer, with any status.
 
         Raises:
@@ -75,7 +75,7 @@ class AdminApi:
         return answer
 
 
-def refuse_errors(answer: Answer) -> None:
+def refuse_errors(answer: HttpReply) -> None:
     """Raises CommandError with the replica's own message; its errors have OpenAI's shape."""
     if answer.status < HTTPStatus.BAD_REQUEST:
         return

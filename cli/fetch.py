@@ -14,7 +14,7 @@ from dualmap.runtime.trust import system_trust
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpReply:
     """Status 0 means that there was no answer."""
 
     status: int
@@ -37,11 +37,11 @@ def fetch(
     key: str | None = None,
     timeout_s: float,
     tls: ssl.SSLContext | None = None,
-) -> Answer:
+) -> HttpReply:
     """One request; every HTTP status is an answer, and so is no answer. ``tls``: where more is trusted than the system
     does."""
     if "@" in url.partition("://")[2].partition("/")[0]:
-        return Answer(0, b"a user and a password in a URL are not used")
+        return HttpReply(0, b"a user and a password in a URL are not used")
     headers = {"accept": "*/*"}
     if body is not None:
         headers["content-type"] = "application/json"
@@ -53,9 +53,9 @@ def fetch(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), *secure)
     try:
         with opener.open(request, timeout=timeout_s) as response:
-            return Answer(response.status, response.read())
+            return HttpReply(response.status, response.read())
     except urllib.error.HTTPError as error:
         with error:
-            return Answer(error.code, error.read())
+            return HttpReply(error.code, error.read())
     except OSError as error:
-        return Answer(0, str(getattr(error, "reason", error)).encode())
+        return HttpReply(0, str(getattr(error, "reason", error)).encode())

@@ -15,24 +15,24 @@ from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 Port = TypeVar("Port", contravariant=True)
-Answer = TypeVar("Answer", covariant=True)
+Reply = TypeVar("Reply", covariant=True)
 P = TypeVar("P")
 R = TypeVar("R")
 
 
-class Step(Generic[Port, Answer]):
+class Step(Generic[Port, Reply]):
     """One call of a ``Port``; a subclass has the arguments as its fields."""
 
     __slots__ = ()
 
-    def on(self, port: Port) -> Awaitable[Answer]:
+    def on(self, port: Port) -> Awaitable[Reply]:
         """Call the port."""
         raise NotImplementedError
 
-    def __iter__(self) -> Generator[Step[Port, Any], Any, Answer]:
+    def __iter__(self) -> Generator[Step[Port, Any], Any, Reply]:
         """Hand this step to the driver, and return the answer that the driver sends back."""
-        answer: Answer = yield self
-        return answer
+        reply: Reply = yield self
+        return reply
 
 
 Steps: TypeAlias = Generator[Step[P, Any], Any, R]
@@ -45,11 +45,11 @@ async def drive(steps: Steps[P, R], port: P) -> R:
         step = next(steps)
         while True:
             try:
-                answer = await step.on(port)
+                reply = await step.on(port)
             except Exception as error:
                 step = steps.throw(error)
             else:
-                step = steps.send(answer)
+                step = steps.send(reply)
     except StopIteration as done:
         result: R = done.value
         return result

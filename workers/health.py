@@ -34,7 +34,7 @@ from dualmap.workers.health_rules import (
 )
 from dualmap.workers.metrics import NOT_ASKED, WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader
-from dualmap.workers.probe import Health, NotAskedError, Prober
+from dualmap.workers.probe import Health, NotSentError, Prober
 from dualmap.workers.probe_errors import refused_list
 from dualmap.workers.settings import WorkerSettings
 
@@ -175,7 +175,7 @@ class HealthChecker:
         async with self._slots:
             try:
                 await self._check_now(spec, load, pause_s)
-            except NotAskedError:
+            except NotSentError:
                 self._not_asked(spec, pause_s)
 
     def _not_asked(self, spec: InstanceSpec, pause_s: float) -> None:

@@ -39,7 +39,7 @@ class Term:
     """Just before the last successful acquire or renew was sent."""
 
 
-class Step(StrEnum):
+class TermAction(StrEnum):
     """What the holder of a term must do now."""
 
     WAIT = "wait"
@@ -47,12 +47,12 @@ class Step(StrEnum):
     STEP_DOWN = "step_down"
 
 
-def plan_tick(term: Term, now_s: float, lease_s: float) -> Step:
+def plan_tick(term: Term, now_s: float, lease_s: float) -> TermAction:
     """Renew from a third of the lease on; step down once the lease may have run out."""
     age_s = now_s - term.renewed_s
     if age_s >= lease_s:
-        return Step.STEP_DOWN
-    return Step.RENEW if age_s >= lease_s / 3 else Step.WAIT
+        return TermAction.STEP_DOWN
+    return TermAction.RENEW if age_s >= lease_s / 3 else TermAction.WAIT
 
 
 class Election:
@@ -146,9 +146,9 @@ class Election:
         """Renew until the lease is lost or may have run out, or until the work ends by itself."""
         while self._term is not None and not work.done():
             step = plan_tick(self._term, self._clock.monotonic_s(), self._lease_s)
-            if step is Step.STEP_DOWN:
+            if step is TermAction.STEP_DOWN:
                 return "expired"
-            if step is Step.RENEW:
+            if step is TermAction.RENEW:
                 try:
                     self._term = await self._renew(self._term)
                     self.store_error = None

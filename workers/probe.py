@@ -1,6 +1,6 @@
 """Probing a vLLM server over HTTP: is it alive, what is it, does it make progress.
 
-Never hangs, and raises only ``NotAskedError``: every other error is an answer.
+Never hangs, and raises only ``NotSentError``: every other error is an answer.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
 
-class NotAskedError(Exception):
+class NotSentError(Exception):
     """This process has no file descriptor left for the probe, which says nothing about the server."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeReply:
     """One HTTP exchange: a status and a body, or why there is none."""
 
     status: int
     body: bytes
     error: str | None
     """None when the server answered, with any status."""
-    asked: bool = True
+    sent: bool = True
     """False when this process could not even ask."""
     connected: bool = False
     """Whether a connection was opened for it; else it went over one that has been open since an earlier exchange."""
@@ -116,19 +116,19 @@ class Prober:
         await self._client.aclose()
 
     async def health(self, url: str) -> Health:
-        """Whether ``/health`` answers with success. Raises NotAskedError."""
+        """Whether ``/health`` answers with success. Raises NotSentError."""
         answer = await self._ask("GET", f"{url}/health", self._timeout_s)
         return Health(_complaint(answer), answer.connected, answer.refused)
 
     async def run(self, url: str, rank: int | None = None) -> ServerRun | None:
         """The run of the server's process, by the tokens of one rank if that is given; None if its metrics cannot be
-        read. Raises NotAskedError."""
-        answer = _asked(await self._ask("GET", f"{url}/metrics", self._timeout_s))
+        read. Raises NotSentError."""
+        answer = _answered(await self._ask("GET", f"{url}/metrics", self._timeout_s))
         return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
     async def models(self, url: str) -> ModelList:
-        """The model names that it lists. Raises NotAskedError."""
-        return _model_list(_asked(await self._ask("GET", f"{url}/v1/models", self._timeout_s)))
+        """The model names that it lists. Raises NotSentError."""
+        return _model_list(_answered(await self._ask("GET", f"{url}/v1/models", self._timeout_s)))
 
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
         """What it reports about itself, or about one of its ranks. Four requests: call rarely."""
@@ -152,7 +152,7 @@ class Prober:
         """None if the engine completes one token, else what is wrong.
 
         A refusal of the request itself (4xx: no such endpoint or model, a key needed) says nothing about the engine and
-        counts as success. Raises NotAskedError.
+        counts as success. Raises NotSentError.
         """
         body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
         answer = await self._ask("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
@@ -160,7 +160,7 @@ class Prober:
             return None
         return _complaint(answer)
 
-    async def _ask(self, method: str, url: str, timeout_s: float, body: object = None) -> Answer:
+    async def _ask(self, method: str, url: str, timeout_s: float, body: object = None) -> ProbeReply:
         connects: list[str] = []
 
         async def trace(event: str, _info: dict[str, Any]) -> None:
@@ -177,32 +177,32 @@ class Prober:
                 async for part in response.aiter_bytes():
                     content += part
                     if len(content) > _MAX_BODY_BYTES:
-                        return Answer(response.status_code, b"", f"answer longer than {_MAX_BODY_BYTES} bytes")
-                return Answer(response.status_code, bytes(content), None, connected=bool(connects))
+                        return ProbeReply(response.status_code, b"", f"answer longer than {_MAX_BODY_BYTES} bytes")
+                return ProbeReply(response.status_code, bytes(content), None, connected=bool(connects))
         except TimeoutError:
-            return Answer(0, b"", f"no answer within {timeout_s:g} s")
+            return ProbeReply(0, b"", f"no answer within {timeout_s:g} s")
         except Exception as error:  # no error of one instance may stop the checks of the others
             refused = isinstance(error, httpx.ConnectError)
             try:
                 why = unreached(error, httpx.URL(url))
             except httpx.InvalidURL:
                 why = f"{type(error).__name__}: {error}"
-            return Answer(0, b"", why, asked=not out_of_files(error), refused=refused)
+            return ProbeReply(0, b"", why, sent=not out_of_files(error), refused=refused)
 
 
-def _asked(answer: Answer) -> Answer:
-    if not answer.asked:
-        raise NotAskedError(answer.error)
+def _answered(answer: ProbeReply) -> ProbeReply:
+    if not answer.sent:
+        raise NotSentError(answer.error)
     return answer
 
 
-def _complaint(answer: Answer) -> str | None:
-    if _asked(answer).error is not None:
+def _complaint(answer: ProbeReply) -> str | None:
+    if _answered(answer).error is not None:
         return answer.error
     return None if answer.ok else refused_status(answer.status)
 
 
-def _model_list(answer: Answer) -> ModelList:
+def _model_list(answer: ProbeReply) -> ModelList:
     models = listed_models(_json_object(answer.body)) if answer.ok else None
     return ModelList(models, answer.status if answer.error is None else 0)
 

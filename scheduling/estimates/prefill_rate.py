@@ -134,7 +134,7 @@ def step_tokens_of(load: InstanceLoad) -> float:
 
 
 @value
-class Evidence:
+class RateEvidence:
     """How much longer the runs of one instance take than the costs say: a mean of logarithms, which no single run
     moves far."""
 
@@ -159,31 +159,31 @@ class Evidence:
         """The expectation for the next run, where peers have ``common``."""
         return common + self.share * (self.mean - common)
 
-    def with_run(self, seen: float, common: float, ended_ms: int) -> Evidence:
+    def with_run(self, seen: float, common: float, ended_ms: int) -> RateEvidence:
         believed = self.believed(common)
         surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, seen - believed))
         keep = min(1.0, (MEMORY_RUNS - 1.0) / max(1.0, self.weight))
-        return Evidence(
+        return RateEvidence(
             keep * self.total + believed + surprise,
             keep * self.weight + 1.0,
             keep * self.squares + surprise**2,
             ended_ms,
         )
 
-    def shifted(self, by: float) -> Evidence:
+    def shifted(self, by: float) -> RateEvidence:
         """The same evidence after the costs changed: it is relative to them."""
         return replace(self, total=self.total + by * self.weight)
 
-    def after_idle(self, idle_ms: float) -> Evidence:
+    def after_idle(self, idle_ms: float) -> RateEvidence:
         """The part that still counts after the instance had nothing to prefill for so long."""
         kept = min(1.0, max(0.0, (FORGOTTEN_S - idle_ms / 1000) / (FORGOTTEN_S - CONFIRMED_S)))
-        return Evidence(kept * self.total, kept * self.weight, kept * self.squares, self.seen_ms)
+        return RateEvidence(kept * self.total, kept * self.weight, kept * self.squares, self.seen_ms)
 
 
-_NO_EVIDENCE = Evidence()
+_NO_EVIDENCE = RateEvidence()
 
 
-def _factors(evidence: Mapping[str, Evidence]) -> dict[str, float]:
+def _factors(evidence: Mapping[str, RateEvidence]) -> dict[str, float]:
     """How many times as long as usual each one takes: 1 within noise, all of a difference beyond twice that (firm
     thresholding)."""
     common, factors = _common(evidence.values()), {}
@@ -205,7 +205,7 @@ class PeerRates:
     """``start_s``, ``step_s`` and ``token_s`` of one that was described with the usual rate."""
     usual_tokens_per_s: float
     """Median of the rates that peers were described with: a description is a reason to differ."""
-    _evidence: dict[str, Evidence] = field(default_factory=dict)
+    _evidence: dict[str, RateEvidence] = field(default_factory=dict)
     _factors: dict[str, float] = field(default_factory=dict)
     """Factors as last published, which the costs are learned with."""
 
@@ -277,7 +277,7 @@ class PeerRates:
         self._evidence = {name: own for name, own in self._evidence.items() if name in names}
 
 
-def _common(evidence: Iterable[Evidence]) -> float:
+def _common(evidence: Iterable[RateEvidence]) -> float:
     """The usual logarithm among peers: their mean, each counted by how sure it is. One alone differs from nothing."""
     shares, total = 0.0, 0.0
     for own in evidence:

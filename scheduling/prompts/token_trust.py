@@ -28,7 +28,7 @@ class Trust(StrEnum):
     """Its counts are not used."""
 
 
-class Evidence(StrEnum):
+class TokenEvidence(StrEnum):
     AGREED = "agreed"
     DIFFERED = "differed"
     LAPSED = "lapsed"
@@ -36,16 +36,16 @@ class Evidence(StrEnum):
 
 
 TRANSITIONS: Final = {
-    (Trust.UNVERIFIED, Evidence.AGREED): Trust.EXACT,
-    (Trust.UNVERIFIED, Evidence.DIFFERED): Trust.MISTRUSTED,
-    (Trust.UNVERIFIED, Evidence.LAPSED): Trust.UNVERIFIED,
-    (Trust.EXACT, Evidence.AGREED): Trust.EXACT,
-    (Trust.EXACT, Evidence.DIFFERED): Trust.MISTRUSTED,
-    (Trust.EXACT, Evidence.LAPSED): Trust.UNVERIFIED,
+    (Trust.UNVERIFIED, TokenEvidence.AGREED): Trust.EXACT,
+    (Trust.UNVERIFIED, TokenEvidence.DIFFERED): Trust.MISTRUSTED,
+    (Trust.UNVERIFIED, TokenEvidence.LAPSED): Trust.UNVERIFIED,
+    (Trust.EXACT, TokenEvidence.AGREED): Trust.EXACT,
+    (Trust.EXACT, TokenEvidence.DIFFERED): Trust.MISTRUSTED,
+    (Trust.EXACT, TokenEvidence.LAPSED): Trust.UNVERIFIED,
     # Requests that were on their way prove nothing about those that miscounted.
-    (Trust.MISTRUSTED, Evidence.AGREED): Trust.MISTRUSTED,
-    (Trust.MISTRUSTED, Evidence.DIFFERED): Trust.MISTRUSTED,
-    (Trust.MISTRUSTED, Evidence.LAPSED): Trust.UNVERIFIED,
+    (Trust.MISTRUSTED, TokenEvidence.AGREED): Trust.MISTRUSTED,
+    (Trust.MISTRUSTED, TokenEvidence.DIFFERED): Trust.MISTRUSTED,
+    (Trust.MISTRUSTED, TokenEvidence.LAPSED): Trust.UNVERIFIED,
 }
 
 WINDOW_COUNTS: Final = 200
@@ -94,8 +94,8 @@ class TokenTrust:
 
     def compared(self, *, agreed: bool, now_s: float) -> None:
         """Texts were compared."""
-        evidence = Evidence.AGREED if agreed else Evidence.DIFFERED
-        self.whole = TRANSITIONS[TRANSITIONS[self.whole, Evidence.LAPSED], evidence]
+        evidence = TokenEvidence.AGREED if agreed else TokenEvidence.DIFFERED
+        self.whole = TRANSITIONS[TRANSITIONS[self.whole, TokenEvidence.LAPSED], evidence]
         self._whole_until_s = now_s + MISTRUSTED_S
         self._forget_window()
 
@@ -115,10 +115,10 @@ class TokenTrust:
         if agreed:
             known.agreed_in_row += 1
             if known.agreed_in_row >= known.needed:
-                known.trust = TRANSITIONS[known.trust, Evidence.AGREED]
+                known.trust = TRANSITIONS[known.trust, TokenEvidence.AGREED]
             return False
         was = known.trust
-        known.trust, known.agreed_in_row, known.needed = TRANSITIONS[was, Evidence.DIFFERED], 0, AGREED_AGAIN
+        known.trust, known.agreed_in_row, known.needed = TRANSITIONS[was, TokenEvidence.DIFFERED], 0, AGREED_AGAIN
         if was is Trust.MISTRUSTED:
             return False
         known.until_s = now_s + known.mistrusted_s
@@ -144,10 +144,10 @@ class TokenTrust:
         self._agreed_in_row = self._agreed_in_row + 1 if agreed else 0
         self._miscounted += not agreed
         if self._miscounted >= max(MIN_MISCOUNTED, MAX_MISCOUNTED_SHARE * len(self._window)):
-            self.whole = self.whole if self.whole is Trust.MISTRUSTED else TRANSITIONS[self.whole, Evidence.LAPSED]
+            self.whole = self.whole if self.whole is Trust.MISTRUSTED else TRANSITIONS[self.whole, TokenEvidence.LAPSED]
             self._forget_window()
         elif self._agreed_in_row >= AGREED_IN_ROW:
-            self.whole = TRANSITIONS[self.whole, Evidence.AGREED]
+            self.whole = TRANSITIONS[self.whole, TokenEvidence.AGREED]
 
     def _forget_window(self) -> None:
         self._window.clear()
@@ -155,4 +155,4 @@ class TokenTrust:
 
     def _lapse(self, known: _Kind, now_s: float) -> None:
         if known.trust is Trust.MISTRUSTED and now_s >= known.until_s:
-            known.trust = TRANSITIONS[known.trust, Evidence.LAPSED]
+            known.trust = TRANSITIONS[known.trust, TokenEvidence.LAPSED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualmap.cli import figures
-from dualmap.cli.fetch import Answer
+from dualmap.cli.fetch import HttpReply
 
 
 @pytest.fixture
@@ -13,9 +13,9 @@ def metrics_pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Metrics pages by base URL, served without a network; other URLs do not answer."""
     pages: dict[str, str] = {}
 
-    def fetch(url: str, *, timeout_s: float) -> Answer:
+    def fetch(url: str, *, timeout_s: float) -> HttpReply:
         page = pages.get(url.removesuffix("/metrics"))
-        return Answer(200, page.encode()) if page is not None else Answer(0, b"refused")
+        return HttpReply(200, page.encode()) if page is not None else HttpReply(0, b"refused")
 
     monkeypatch.setattr(figures, "fetch", fetch)
     return pages

@@ -12,7 +12,7 @@ import pytest
 from dualmap.cli import readiness
 from dualmap.cli.configuration import load_settings, split_flags
 from dualmap.cli.errors import CommandError
-from dualmap.cli.fetch import Answer
+from dualmap.cli.fetch import HttpReply
 from dualmap.cli.fleet_plan import FleetSize, plan_fleet
 from dualmap.cli.readiness import Pace, Readiness
 from dualmap.scheduling.settings import SchedulingSettings
@@ -20,7 +20,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
 
 A, B = "http://a:8000", "http://b:8000"
-REFUSED = Answer(0, b"[Errno 111] Connection refused")
+REFUSED = HttpReply(0, b"[Errno 111] Connection refused")
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Fleet:
     """A fleet whose parts and servers are as a test says."""
 
     store: MemoryStore
-    servers: dict[str, Answer] = field(default_factory=dict)
+    servers: dict[str, HttpReply] = field(default_factory=dict)
     routers: HTTPStatus = HTTPStatus.OK
     said: list[str] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def fetch(self, url: str, *, timeout_s: float, tls: object = None) -> Answer:
-        return self.servers.get(url.removesuffix("/health")) or Answer(self.routers, b"")
+    def fetch(self, url: str, *, timeout_s: float, tls: object = None) -> HttpReply:
+        return self.servers.get(url.removesuffix("/health")) or HttpReply(self.routers, b"")
 
     async def lead(self) -> None:
         await self.store.pool("default").acquire_lease("worker", 60_000)
@@ -89,9 +89,9 @@ async def test_servers_that_load_are_waited_for_and_what_they_answer_is_told_onc
     fleet.servers = {A: REFUSED}
     waiting = fleet.waiting(A)
     await fleet.until_said("Connection refused")
-    fleet.servers = {A: Answer(503, b"")}
+    fleet.servers = {A: HttpReply(503, b"")}
     await fleet.until_said("503")
-    fleet.servers = {A: Answer(200, b"")}
+    fleet.servers = {A: HttpReply(200, b"")}
     await fleet.until_said("200")
     await asyncio.sleep(0.05)  # several times what it takes to be told again
 
@@ -110,7 +110,7 @@ async def test_a_fleet_starts_with_the_servers_that_are_ready_once_the_others_ha
     await fleet.lead()
     await fleet.enter("instance-1", A)
     await fleet.enter("instance-2", B)
-    fleet.servers = {A: Answer(200, b""), B: REFUSED}
+    fleet.servers = {A: HttpReply(200, b""), B: REFUSED}
     await fleet.make_ready("instance-1")
     patient = fleet.waiting(A, B, others_within_s=1000.0)
     await fleet.until_said("instance-2")
@@ -127,7 +127,7 @@ async def test_a_fleet_starts_with_the_servers_that_are_ready_once_the_others_ha
 
 async def test_when_none_is_ready_in_the_time_it_may_take_the_servers_answers_are_the_error(fleet: Fleet) -> None:
     await fleet.lead()
-    fleet.servers = {A: REFUSED, B: Answer(500, b"")}
+    fleet.servers = {A: REFUSED, B: HttpReply(500, b"")}
 
     with pytest.raises(CommandError, match=r"not ready after 0 s: ") as caught:
         await fleet.waiting(A, B, within_s=0.05)

@@ -14,7 +14,7 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.leader import Election, Step, Term, plan_tick
+from dualmap.workers.leader import Election, Term, TermAction, plan_tick
 from dualmap.workers.metrics import WorkerMetrics
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance
@@ -75,15 +75,15 @@ async def campaign(clock: ManualClock, metrics: WorkerMetrics) -> AsyncIterator[
 @pytest.mark.parametrize(
     ("age_s", "step"),
     [
-        (0.0, Step.WAIT),
-        (LEASE_S / 3 - 0.01, Step.WAIT),
-        (LEASE_S / 3, Step.RENEW),
-        (LEASE_S - 0.01, Step.RENEW),
-        (LEASE_S, Step.STEP_DOWN),
-        (LEASE_S * 100, Step.STEP_DOWN),
+        (0.0, TermAction.WAIT),
+        (LEASE_S / 3 - 0.01, TermAction.WAIT),
+        (LEASE_S / 3, TermAction.RENEW),
+        (LEASE_S - 0.01, TermAction.RENEW),
+        (LEASE_S, TermAction.STEP_DOWN),
+        (LEASE_S * 100, TermAction.STEP_DOWN),
     ],
 )
-def test_a_term_is_renewed_from_a_third_of_its_lease_and_over_at_its_end(age_s: float, step: Step) -> None:
+def test_a_term_is_renewed_from_a_third_of_its_lease_and_over_at_its_end(age_s: float, step: TermAction) -> None:
     assert plan_tick(Term(Lease("w1", 1, 0), renewed_s=50.0), 50.0 + age_s, LEASE_S) is step
 
 

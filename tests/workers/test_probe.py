@@ -12,7 +12,7 @@ import pytest
 
 from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import ServerRun
-from dualmap.workers.probe import EngineFacts, Health, NotAskedError, Prober, version_of
+from dualmap.workers.probe import EngineFacts, Health, NotSentError, Prober, version_of
 from tests.statestore.tls_front import Authority
 from tests.workers.scripted_server import ScriptedServer
 
@@ -151,7 +151,7 @@ async def test_without_files_nothing_is_asked_and_no_server_blamed(
 
     with no_files_left():
         for question in (prober.health(server.url), prober.run(server.url), prober.canary(server.url, "qwen")):
-            with pytest.raises(NotAskedError):
+            with pytest.raises(NotSentError):
                 await question
         assert await prober.facts(server.url) == EngineFacts(None, ModelList(), None)
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from dualmap.scheduling.values import value
 
 
-class Step(StrEnum):
+class BatchOrder(StrEnum):
     """What a batch that arrived is."""
 
     NEXT = "next"
@@ -30,10 +30,10 @@ class Position:
     sequence: int
     published_s: float
 
-    def step_to(self, sequence: int, published_s: float) -> Step:
+    def order_of(self, sequence: int, published_s: float) -> BatchOrder:
         if sequence <= self.sequence:
-            return Step.RESTART if published_s > self.published_s else Step.OLD
-        return Step.NEXT if sequence == self.sequence + 1 else Step.GAP
+            return BatchOrder.RESTART if published_s > self.published_s else BatchOrder.OLD
+        return BatchOrder.NEXT if sequence == self.sequence + 1 else BatchOrder.GAP
 
 
 BEGINNING = Position(-1, 0.0)

@@ -20,7 +20,7 @@ from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.kv_events import CHANGES_PER_CALL
 from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError
 from dualmap.workers.kv_events.engine_view import AmbiguousEventsError
-from dualmap.workers.kv_events.reading import Position, Step
+from dualmap.workers.kv_events.reading import BatchOrder, Position
 from dualmap.workers.kv_events.sockets import EventSockets, NoReplayError
 from dualmap.workers.kv_events.source import EventSource
 from dualmap.workers.kv_events.view_writer import StoreSlowError, ViewWriter
@@ -165,7 +165,7 @@ class Subscriber:
 
     async def _apply_all(self, batches: AsyncGenerator[Batch, None]) -> None:
         async for batch in batches:
-            if self._writer.position.step_to(batch.sequence, batch.published_s) is not Step.NEXT:
+            if self._writer.position.order_of(batch.sequence, batch.published_s) is not BatchOrder.NEXT:
                 raise EventsMissedError(f"a replay has {batch.sequence} after {self._writer.position.sequence}")
             self._writer.take(batch)
             if self._writer.changed_blocks >= CHANGES_PER_CALL:
@@ -205,10 +205,10 @@ class Subscriber:
         """Take what follows; False at a batch that does not, where what is missing can be replayed."""
         writer = self._writer
         for batch in batches:
-            step = writer.position.step_to(batch.sequence, batch.published_s)
-            if step is Step.OLD:
+            step = writer.position.order_of(batch.sequence, batch.published_s)
+            if step is BatchOrder.OLD:
                 continue
-            if step is not Step.NEXT:
+            if step is not BatchOrder.NEXT:
                 if replays:
                     return False
                 self._count(True, "dropped")

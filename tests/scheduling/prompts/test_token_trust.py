@@ -13,7 +13,7 @@ from dualmap.scheduling.prompts.token_trust import (
     MISTRUSTED_S,
     TRANSITIONS,
     WINDOW_COUNTS,
-    Evidence,
+    TokenEvidence,
     TokenTrust,
     Trust,
 )
@@ -29,10 +29,10 @@ def trust() -> TokenTrust:
 
 
 def test_every_state_has_an_answer_to_all_evidence_and_only_a_lapse_leaves_mistrust() -> None:
-    assert set(TRANSITIONS) == set(itertools.product(Trust, Evidence))
+    assert set(TRANSITIONS) == set(itertools.product(Trust, TokenEvidence))
     left = {evidence for (state, evidence), then in TRANSITIONS.items() if state is MISTRUSTED and then is not state}
-    assert left == {Evidence.LAPSED}
-    assert {then for (_, evidence), then in TRANSITIONS.items() if evidence is Evidence.DIFFERED} == {MISTRUSTED}
+    assert left == {TokenEvidence.LAPSED}
+    assert {then for (_, evidence), then in TRANSITIONS.items() if evidence is TokenEvidence.DIFFERED} == {MISTRUSTED}
 
 
 def test_a_count_is_exact_once_texts_were_compared_and_an_engine_counted_its_kind() -> None:
