@@ -1,6 +1,6 @@
 """From prompt rendered to request dispatched: the router's CPU and wall time, by size of the fleet.
 
-An embedded Valkey, one replica, no HTTP: ``Lifecycle.place`` alone, one request at a time, then first token and
+An embedded Valkey, one replica, no HTTP: ``Intake.place`` alone, one request at a time, then first token and
 finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
 for the placing alone and once with the transitions that follow in the background.
 
@@ -26,11 +26,11 @@ from pathlib import Path
 
 import uvloop
 
-from dualmap.router.failover import FailoverStore
 from dualmap.router.http.admission import mint_request_id
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.prompt import sent_prompt
-from dualmap.router.runtime import Runtime
+from dualmap.router.pool.failover import FailoverStore
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.replica.runtime import Runtime
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome, Usage
@@ -80,7 +80,7 @@ async def place_one_by_one(runtime: Runtime, requests: Sequence[InferenceRequest
         cpu_before_s, placing_s = time.process_time(), 0.0
         for request in batch:
             cpu_s, wall_s = time.process_time(), time.perf_counter()
-            placed = await runtime.lifecycle.place(request)
+            placed = await runtime.intake.place(request)
             wall_us.append((time.perf_counter() - wall_s) * 1e6)
             placing_s += time.process_time() - cpu_s
             placed.first_token()

@@ -21,7 +21,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
-from dualmap.router.serve import serve
+from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings

@@ -23,7 +23,7 @@ from typing import Final, cast
 import orjson
 import uvloop
 
-from dualmap.router.serve import serve
+from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings

@@ -51,9 +51,9 @@ from redis.asyncio import ConnectionPool
 
 from dualmap.router.errors import UpstreamError
 from dualmap.router.http import build_data_plane, http_protocol
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.serve import serve
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import PoolSettings
@@ -247,7 +247,7 @@ class BlindRequest:
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
 
 
-class BlindLifecycle:
+class BlindIntake:
     def __init__(self, url: str) -> None:
         self._url = url
         self._loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 0.0, 0.0), RealClock())
@@ -256,7 +256,7 @@ class BlindLifecycle:
         return BlindRequest(request, self._url, self._loss_notifier)
 
 
-class AskingLifecycle(BlindLifecycle):
+class AskingIntake(BlindIntake):
     def __init__(self, url: str, wire: Wire) -> None:
         super().__init__(url)
         self._wire = wire
@@ -266,8 +266,8 @@ class AskingLifecycle(BlindLifecycle):
         return await super().place(request)
 
 
-async def serve_plane(lifecycle: BlindLifecycle, on_ready: Callable[[int, int | None], None]) -> None:
-    plane = build_data_plane(RouterSettings(), lifecycle)  # type: ignore[arg-type]
+async def serve_plane(intake: BlindIntake, on_ready: Callable[[int, int | None], None]) -> None:
+    plane = build_data_plane(RouterSettings(), intake)  # type: ignore[arg-type]
     config = uvicorn.Config(lambda *_: None, http=http_protocol(plane), lifespan="off", log_config=None)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     on_ready(listener.getsockname()[1], None)  # what connects before it is served waits in the backlog
@@ -357,10 +357,10 @@ def run_router(
         if mode == "relay":
             await serve_relay(instance_url, on_ready)
         elif mode == "plane":
-            await serve_plane(BlindLifecycle(instance_url), on_ready)
+            await serve_plane(BlindIntake(instance_url), on_ready)
         elif mode == "asking":
             wire = await Wire.open(ConnectionPool.from_url(store_url), timeout_s=1.0)
-            await serve_plane(AskingLifecycle(instance_url, wire), on_ready)
+            await serve_plane(AskingIntake(instance_url, wire), on_ready)
         else:
             settings = RouterSettings(port=0, settle_s=0.0, **extra)
             scheduling = SchedulingSettings(split=SplitSettings(mode="always" if mode == "split" else "auto"))

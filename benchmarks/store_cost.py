@@ -26,8 +26,8 @@ from typing import Any
 import redis
 import uvloop
 
-from dualmap.router.outbox import Outbox
-from dualmap.router.queue_planner import QueuePlanner
+from dualmap.router.pool.outbox import Outbox
+from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import RouteQuery

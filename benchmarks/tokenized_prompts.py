@@ -32,10 +32,10 @@ import uvloop
 from router_overhead import MockInstance, Router, connect
 
 from dualmap.router.http.admission import mint_request_id
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.prompt import sent_prompt
-from dualmap.router.runtime import Runtime
-from dualmap.router.serve import serve
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
@@ -92,7 +92,7 @@ async def serve_one(runtime: Runtime, body: bytes) -> int:
     """One request from its body to its end; the number of its prompt tokens."""
     prompt = sent_prompt(CHAT, orjson.loads(body))
     request = InferenceRequest(mint_request_id(), "default", CHAT, prompt, None, stream=True)
-    placed: Any = await runtime.lifecycle.place(request)
+    placed: Any = await runtime.intake.place(request)
     placed.first_token()
     placed.finish(Outcome.COMPLETED)
     for pool in runtime.pools.pools.values():

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dualmap.cli.settings import Settings
+from dualmap.router.requests.tracing import TracingUnavailableError, require_tracing
 from dualmap.router.tokens import NoTokenizerError, read_model
-from dualmap.router.tracing import TracingUnavailableError, require_tracing
 from dualmap.runtime.trust import InstanceTrust, TrustError
 from dualmap.statestore.connect import require_shared
 from dualmap.statestore.errors import StoreConfigurationError

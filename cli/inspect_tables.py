@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from dualmap.router.traffic import INFO_FIELD, PROCESS_FIELD
+from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD
 from dualmap.scheduling.queues.rebalance import HotQueue
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.instance import Role

@@ -91,8 +91,8 @@ def _description() -> dict[str, Any]:
     """OpenAPI of a replica without clients."""
     import asyncio
 
-    from dualmap.router.app import create_app
-    from dualmap.router.runtime import Runtime
+    from dualmap.router.replica.runtime import Runtime
+    from dualmap.router.serving.app import create_app
     from dualmap.router.settings import RouterSettings
     from dualmap.runtime.pool_settings import PoolSettings
     from dualmap.scheduling.settings import SchedulingSettings

@@ -21,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     import uvloop
 
-    from dualmap.router.serve import serve
+    from dualmap.router.requests.tracing import TracingUnavailableError
+    from dualmap.router.serving.serve import serve
     from dualmap.router.tokens import NoTokenizerError
-    from dualmap.router.tracing import TracingUnavailableError
     from dualmap.statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.

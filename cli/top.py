@@ -21,7 +21,7 @@ from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
-from dualmap.router.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.simulation.terminal import terminal

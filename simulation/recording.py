@@ -1,8 +1,9 @@
 """From recordings of replicas to a trace: merged, in order of arrival, in Mooncake's format.
 
-A replica appends a line for each request as it finishes (``router.recording``): wall-clock time, lengths, salted
-hashes of the full blocks, the block size as the replica assumed it then, and a fingerprint of the salt. Here the lines
-of all replicas are sorted, their hashes become small numbers in order of appearance, and all lines get one block size.
+A replica appends a line for each request as it finishes (``router.telemetry.recording``): wall-clock time, lengths,
+salted hashes of the full blocks, the block size as the replica assumed it then, and a fingerprint of the salt. Here the
+lines of all replicas are sorted, their hashes become small numbers in order of appearance, and all lines get one block
+size.
 """
 
 from __future__ import annotations

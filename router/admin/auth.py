@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fastapi import Request
 from pydantic import SecretStr
 
-from dualmap.router.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
+from dualmap.router.http.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
 
 
 def key_of(request: Request) -> bytes:

@@ -16,8 +16,8 @@ from fastapi import APIRouter, Request, Response
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
 from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS
-from dualmap.router.runtime import Runtime
-from dualmap.router.served_pool import ServedPool
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 
 log = logging.getLogger(__name__)

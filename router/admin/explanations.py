@@ -18,10 +18,10 @@ from fastapi import APIRouter, Path, Query, Request
 from dualmap.router.admin.auth import key_of
 from dualmap.router.admin.scope import RuntimeParam
 from dualmap.router.errors import NotFoundError
-from dualmap.router.explain import KEPT_EXPLANATIONS, Explanation
-from dualmap.router.explain_costs import costs_of
-from dualmap.router.inference_request import request_of_response
-from dualmap.router.runtime import Runtime
+from dualmap.router.prompts.inference_request import request_of_response
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.requests.explain import KEPT_EXPLANATIONS, Explanation
+from dualmap.router.requests.explain_costs import costs_of
 from dualmap.runtime.trust import system_trust
 from dualmap.scheduling.state.request import StoredRequest
 

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Body, Query
 
 from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam
 from dualmap.router.errors import InvalidRequestError
-from dualmap.router.inference_request import SCHEDULED_PATHS
-from dualmap.router.pools import Route
-from dualmap.router.prompt import read_prompt, sent_prompt
-from dualmap.router.served_pool import ServedPool
+from dualmap.router.pool.pool_directory import Route
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
+from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
 from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError
-from dualmap.router.served_pool import ServedPool
+from dualmap.router.pool.served_pool import ServedPool
 from dualmap.runtime.pool_settings import (
     BaseUrl,
     DispatchWindow,

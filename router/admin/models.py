@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dualmap.router.admin.scope import RuntimeParam, pool_of
 from dualmap.router.errors import ConflictError, NotFoundError
-from dualmap.router.runtime import Runtime
+from dualmap.router.replica.runtime import Runtime
 
 routes = APIRouter(prefix="/admin/models", tags=["models"])
 

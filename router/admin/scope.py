@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Depends, Query, Request
 
 from dualmap.router.errors import InvalidRequestError, NotFoundError
-from dualmap.router.runtime import Runtime
-from dualmap.router.served_pool import ServedPool
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.replica.runtime import Runtime
 
 
 def runtime_of(request: Request) -> Runtime:

@@ -14,8 +14,8 @@ from xxhash import xxh3_64_intdigest
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
-from dualmap.router.api_keys import ApiKeys
 from dualmap.router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
+from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.model_field import form_model
 from dualmap.router.http.paths import (
     INFERENCE_PATHS,
@@ -26,14 +26,14 @@ from dualmap.router.http.paths import (
     stored_response_id,
 )
 from dualmap.router.http.request_reader import HeadCheck, Request
-from dualmap.router.inference_request import (
+from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
     storing_instance,
 )
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)

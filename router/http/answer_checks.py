@@ -11,7 +11,7 @@ from typing import Final
 import orjson
 
 from dualmap.router.http.sse import EVENT_END, error_status, is_aborted
-from dualmap.router.inference_request import COMPLETIONS_PATHS, MESSAGES_PATH, RESPONSES_PATH, SCHEDULED_PATHS
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, MESSAGES_PATH, RESPONSES_PATH, SCHEDULED_PATHS
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import orjson
 
-from dualmap.router import trace_context
 from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, from_exception
 from dualmap.router.http.admission import (
     is_form,
@@ -35,9 +34,10 @@ from dualmap.router.http.request_reader import Request
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.stream_usage import id_edit, usage_edit
-from dualmap.router.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
-from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.live_request import LiveRequest
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
+from dualmap.router.requests.live_request import LiveRequest
+from dualmap.router.telemetry import trace_context
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -66,7 +66,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
         request_id = inference_request.request_id
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
-        placed = await plane.lifecycle.place(inference_request)
+        placed = await plane.intake.place(inference_request)
         forwarding = _Forwarding(request, inference_request, placed, downstream, plane)
         await forwarding.run()
     except Exception as error:

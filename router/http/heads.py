@@ -8,10 +8,10 @@ from typing import Final
 
 import orjson
 
-from dualmap.router import trace_context
 from dualmap.router.errors import RouterError, error_body, error_headers
 from dualmap.router.http.paths import methods_of
-from dualmap.router.trace_context import TraceContext
+from dualmap.router.telemetry import trace_context
+from dualmap.router.telemetry.trace_context import TraceContext
 
 Header = tuple[bytes, bytes]
 """One field: name in lower case, value without surrounding blanks."""

@@ -14,14 +14,14 @@ from typing import Any
 
 import orjson
 
-from dualmap.router.connectors import layerwise_decode_params
 from dualmap.router.http.attempt import ExchangeResult, never_asked, stuck_transfer
+from dualmap.router.http.connectors import layerwise_decode_params
 from dualmap.router.http.heads import Header
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import params_edit, prefill_body
 from dualmap.router.http.sending import Sending
 from dualmap.router.http.split_forward import Forwarding
-from dualmap.router.live_request import LiveRequest
+from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.state.legs import Leg
 
 

@@ -12,7 +12,7 @@ from dualmap.router.http.admission import inference_request_of, json_object, unr
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_json import LongJson, scan_json
 from dualmap.router.http.request_reader import Request
-from dualmap.router.inference_request import InferenceRequest
+from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
 
 LONG_BODY_BYTES: Final = 64 << 10

@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-from dualmap.router.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
-from dualmap.router.metaserver import PATH as METASERVER_PATH
-from dualmap.router.port_metrics import COUNTS_PATH
+from dualmap.router.prompts.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
+from dualmap.router.requests.metaserver import PATH as METASERVER_PATH
+from dualmap.router.telemetry.port_metrics import COUNTS_PATH
 
 PASSTHROUGH_PATHS = frozenset(
     {

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dualmap.router.api_keys import ApiKeys
+from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.long_bodies import LongBodies
@@ -16,9 +16,9 @@ from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
 from dualmap.router.http.usage_asks import UsageAsks
-from dualmap.router.lifecycle import Lifecycle
+from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
-from dualmap.router.trace_context import TraceContexts
+from dualmap.router.telemetry.trace_context import TraceContexts
 from dualmap.runtime.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
@@ -37,7 +37,7 @@ class DataPlane:
     """What the connections of a replica share. Made by ``build_data_plane``, closed by ``close``."""
 
     settings: RouterSettings
-    lifecycle: Lifecycle
+    intake: Intake
     upstreams: UpstreamPool
     transfers: Transfers
     port_checks: PortChecks
@@ -68,7 +68,7 @@ class DataPlane:
 
 def build_data_plane(
     settings: RouterSettings,
-    lifecycle: Lifecycle,
+    intake: Intake,
     *,
     trust: InstanceTrust | None = None,
     observer: Observer | None = None,
@@ -95,7 +95,7 @@ def build_data_plane(
     bodies = BodyBudget(settings.max_buffered_body_bytes)
     return DataPlane(
         settings=settings,
-        lifecycle=lifecycle,
+        intake=intake,
         upstreams=upstreams,
         transfers=Transfers(upstreams),
         port_checks=PortChecks(upstreams),

@@ -17,8 +17,8 @@ from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import Request
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.scheduling.request.outcome import FailureKind
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import orjson
 
-from dualmap.router.connectors import PREFILL_PARAMS
 from dualmap.router.http.attempt import ErrorAnswer, ExchangeResult
+from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.heads import Header
@@ -29,7 +29,7 @@ from dualmap.router.http.request_reader import Request
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
-from dualmap.router.live_request import LiveRequest
+from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg

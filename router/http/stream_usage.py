@@ -31,8 +31,8 @@ def usage_edit(body: bytes) -> Edit:
 
 
 def id_edit(body: bytes, answer_id: str) -> Edit:
-    """Asks for an id of the response, of ``router.inference_request``'s form. The same holds for the body, which must
-    not have a ``request_id``."""
+    """Asks for an id of the response, of ``router.prompts.inference_request``'s form. The same holds for the body,
+    which must not have a ``request_id``."""
     start = body.index(b"{") + 1
     return (start, start), b'"request_id":"%b",' % answer_id.encode()
 

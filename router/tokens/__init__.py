@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dualmap.router.metrics import PoolMetrics
-from dualmap.router.prompt import PromptTokenizer
+from dualmap.router.prompts.prompt import PromptTokenizer
 from dualmap.router.settings import RouterSettings
+from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.router.tokens.comparison import compare
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer

@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
-from dualmap.router.inference_request import TokenSource
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.inference_request import TokenSource
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.instance_tokenizer import TokenizeError
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value

@@ -19,8 +19,8 @@ import httpx
 import orjson
 import xxhash
 
-from dualmap.router.inference_request import SentPrompt, TokenSource
-from dualmap.router.prompt import TokenizedHow
+from dualmap.router.prompts.inference_request import SentPrompt, TokenSource
+from dualmap.router.prompts.prompt import TokenizedHow
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.prompts.chain import Chain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from dualmap.router.inference_request import TokenSource
+from dualmap.router.prompts.inference_request import TokenSource
 
 RequestKind = frozenset[str]
 

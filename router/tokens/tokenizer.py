@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
-from dualmap.router.inference_request import RESPONSES_PATH, SentPrompt, TokenSource
-from dualmap.router.prompt import TokenizedHow
+from dualmap.router.prompts.inference_request import RESPONSES_PATH, SentPrompt, TokenSource
+from dualmap.router.prompts.prompt import TokenizedHow
 from dualmap.router.tokens.chat_template import ChatTemplate
 from dualmap.router.tokens.conversation import UntokenizedError
 from dualmap.router.tokens.encoder import Encoder

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Final, Protocol
 
-from dualmap.router.inference_request import SentPrompt
-from dualmap.router.prompt import TokenCount, TokenizedHow, TokenizedPrompt
+from dualmap.router.prompts.inference_request import SentPrompt
+from dualmap.router.prompts.prompt import TokenCount, TokenizedHow, TokenizedPrompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.request_kind import kind_of
 from dualmap.runtime.clock import Clock

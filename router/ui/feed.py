@@ -15,9 +15,9 @@ from typing import Any
 
 import orjson
 
-from dualmap.router.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
-from dualmap.router.runtime import Runtime
-from dualmap.router.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
+from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
 from dualmap.router.ui.happenings import Reading, happenings
 from dualmap.router.ui.own_requests import Keys, OwnRequests

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from dualmap.router.explain import Explanation
-from dualmap.router.traffic import TrafficCounts
+from dualmap.router.requests.explain import Explanation
+from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad

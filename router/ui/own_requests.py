@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, Final
 
-from dualmap.router.explain import Explanation
-from dualmap.router.runtime import Runtime
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.requests.explain import Explanation
 from dualmap.router.ui.figures import is_notable, key_counts, request_row
 
 NEW_REQUESTS: Final = 20

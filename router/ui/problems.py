@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from dualmap.router.traffic import TrafficCounts
+from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role

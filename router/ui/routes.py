@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse, Response, StreamingResponse
 
 from dualmap.router.errors import NotFoundError, ReplicaFullError
-from dualmap.router.runtime import Runtime
+from dualmap.router.replica.runtime import Runtime
 from dualmap.router.ui.feed import INTERVAL_S, MAX_VIEWERS, Feed, frame
 from dualmap.router.ui.own_requests import OwnRequests
 from dualmap.router.ui.peers import PATH as REPLICA_STREAM

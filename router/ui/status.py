@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from dualmap.router.runtime import Runtime
+from dualmap.router.replica.runtime import Runtime
 
 WINDOW_S: Final = 60.0
 """What counts as lately."""

@@ -73,7 +73,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
         self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
     ) -> None:
         """Set the functions that return the live requests of this process at a time of the store's clock, which a
-        recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.failover``
+        recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.pool.failover``
         does."""
 
     # the life of a request ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dualmap.cli.main import main
-from dualmap.router import tracing
+from dualmap.router.requests import tracing
 
 NOT_THERE = "/no/such/file"
 

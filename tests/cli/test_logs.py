@@ -25,7 +25,7 @@ def logging_as_it_was() -> Iterator[None]:
 def test_a_line_is_one_json_object_whatever_is_in_it(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr("info", style="json")
 
-    logging.getLogger("dualmap.router.serve").warning('two\nlines of "%s"', "schlüssel")
+    logging.getLogger("dualmap.router.serving.serve").warning('two\nlines of "%s"', "schlüssel")
     try:
         raise ValueError("no")
     except ValueError:
@@ -33,7 +33,7 @@ def test_a_line_is_one_json_object_whatever_is_in_it(capsys: pytest.CaptureFixtu
 
     first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert first["message"] == 'two\nlines of "schlüssel"'
-    assert (first["level"], first["logger"]) == ("warning", "dualmap.router.serve")
+    assert (first["level"], first["logger"]) == ("warning", "dualmap.router.serving.serve")
     assert first["time"].endswith("+00:00")
     assert "ValueError: no" in second["exception"]
 

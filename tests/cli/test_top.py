@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dualmap.cli.settings import Settings
 from dualmap.cli.top import Shown, _bar, _screen, pool_table
-from dualmap.router.traffic import INFO_FIELD, TrafficCounts
+from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.statestore.answers import PoolOverview

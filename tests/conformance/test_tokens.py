@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.encoder import LocalEncoder
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.model_files import read_templates

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dualmap.router.app import create_app
-from dualmap.router.runtime import Runtime
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.serving.app import create_app
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from dualmap.router.inference_request import SCHEDULED_PATHS, InferenceRequest
-from dualmap.router.prompt import sent_prompt
-from dualmap.router.runtime import Runtime
+from dualmap.router.prompts.inference_request import SCHEDULED_PATHS, InferenceRequest
+from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.recording import TrafficRecorder
+from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.recording import merge_recordings, render_mooncake

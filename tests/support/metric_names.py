@@ -6,8 +6,8 @@ import asyncio
 
 from prometheus_client import CollectorRegistry
 
-from dualmap.router.fleet_gauges import FleetGauges, FleetOverviews
-from dualmap.router.metrics import RouterMetrics
+from dualmap.router.telemetry.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.memory import MemoryStore

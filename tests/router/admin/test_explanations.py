@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from dualmap.router.admin.explanations import meant_by
-from dualmap.router.explain import REASONS
-from dualmap.router.live_request import LiveRequest
+from dualmap.router.requests.explain import REASONS
+from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router import tools
@@ -23,7 +23,7 @@ from tests.router import tools
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    request = await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))
+    request = await runtime.intake.place(tools.request("x" * 400, request_id="one"))
     request.finish(Outcome.COMPLETED)
 
     story = (await client_of(runtime).get("/admin/explain/one")).json()
@@ -57,7 +57,7 @@ class Lazy(Mapping[str, Any]):
 
 async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    request = await runtime.lifecycle.place(tools.request(request_id="one"))
+    request = await runtime.intake.place(tools.request(request_id="one"))
     request.finish(Outcome.COMPLETED)
     explanation = runtime.context.decisions.get("one")
     (each,) = explanation.rounds
@@ -74,7 +74,7 @@ async def test_an_id_may_have_every_character_that_a_request_id_may_have(
     start_runtime: Any, client_of: Any, sent: str
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await runtime.lifecycle.place(tools.request(request_id="team/a=1"))
+    await runtime.intake.place(tools.request(request_id="team/a=1"))
 
     assert (await client_of(runtime).get(sent)).json()["request_id"] == "team/a=1"
     for listing in ("/admin/explain", "/admin/explain/"):
@@ -86,9 +86,9 @@ async def test_a_request_under_way_tells_its_story_so_far_and_is_listed_before_t
     start_runtime: Any, client_of: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    (await runtime.lifecycle.place(tools.request(request_id="ended"))).finish(Outcome.COMPLETED)
+    (await runtime.intake.place(tools.request(request_id="ended"))).finish(Outcome.COMPLETED)
     for name in ("older", "newer"):
-        await runtime.lifecycle.place(tools.request(request_id=name))
+        await runtime.intake.place(tools.request(request_id=name))
 
     story = (await client_of(runtime).get("/admin/explain/older")).json()
     listed = (await client_of(runtime).get("/admin/explain")).json()
@@ -102,7 +102,7 @@ async def test_no_more_live_requests_are_explained_than_are_listed(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=100_000),))
     for number in range(5):
-        await runtime.lifecycle.place(tools.request(request_id=f"r{number}"))
+        await runtime.intake.place(tools.request(request_id=f"r{number}"))
     explained: list[str] = []
     explain = LiveRequest.explain
 
@@ -121,7 +121,7 @@ async def test_a_live_request_of_a_replica_that_cannot_be_asked_is_told_by_its_r
 ) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
-    await one.lifecycle.place(tools.request(request_id="far"))
+    await one.intake.place(tools.request(request_id="far"))
 
     story = (await client_of(other).get("/admin/explain/far")).json()
 
@@ -247,7 +247,7 @@ def test_an_id_of_an_answers_body_means_its_request(given: str, meant: str) -> N
 
 async def test_a_request_is_found_by_the_id_in_its_answer(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await runtime.lifecycle.place(tools.request(request_id="one"))
+    await runtime.intake.place(tools.request(request_id="one"))
 
     story = (await client_of(runtime).get("/admin/explain/resp_one%40a")).json()
 
@@ -263,7 +263,7 @@ async def test_what_peers_remember_is_listed_beside_what_this_replica_does(
     start_runtime: Any, client_of: Any, store: Any
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await runtime.lifecycle.place(tools.request(request_id="own"))
+    await runtime.intake.place(tools.request(request_id="own"))
     far = {"request_id": "far", "replica_id": "peer", "rounds": [], "received_unix_s": 1.0, "done_s": 2.0}
     with answering([far]) as url:
         await store.pool("default").heartbeat("peer", 60_000, {"ops_url": url})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.failover import FailoverStore
+from dualmap.router.pool.failover import FailoverStore
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
@@ -16,10 +16,10 @@ from tests.router import tools
 async def test_queues_list_held_requests_in_the_order_of_their_turn(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     long = "word " * 1000
-    await runtime.lifecycle.place(tools.request(long))
+    await runtime.intake.place(tools.request(long))
     waiting = []
     for name in ("first", "second"):
-        waiting.append(asyncio.create_task(runtime.lifecycle.place(tools.request(long, request_id=name))))
+        waiting.append(asyncio.create_task(runtime.intake.place(tools.request(long, request_id=name))))
         await tools.settle()
 
     queue = (await client_of(runtime).get("/admin/queues")).json()[0]
@@ -47,7 +47,7 @@ async def test_the_ring_shows_shares_that_add_up_and_the_pair_of_a_key(start_run
 async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcdefgh"))
     client = client_of(runtime)
-    request = await runtime.lifecycle.place(tools.request("the very same prompt"))
+    request = await runtime.intake.place(tools.request("the very same prompt"))
 
     by_query = (await client.get("/admin/ring", params={"prompt": "the very same prompt"})).json()
     by_body = (
@@ -81,8 +81,8 @@ async def test_hot_prefixes_are_listed_by_depth(start_runtime: Any, client_of: A
 async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any, client_of: Any) -> None:
     one = await start_runtime(instances=(tools.spec("a"),))
     other = await start_runtime()
-    await one.lifecycle.place(tools.request(request_id="mine"))
-    theirs = await other.lifecycle.place(tools.request(request_id="theirs"))
+    await one.intake.place(tools.request(request_id="mine"))
+    theirs = await other.intake.place(tools.request(request_id="theirs"))
     theirs.first_token()
     await tools.settle()
     client = client_of(one)

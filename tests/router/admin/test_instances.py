@@ -157,7 +157,7 @@ async def test_a_busy_instance_drains_first_and_is_removed_when_it_is_done(
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client = client_of(runtime)
-    request = await runtime.lifecycle.place(tools.request())
+    request = await runtime.intake.place(tools.request())
 
     refused = await client.delete("/admin/instances/a?wait_s=0")
     assert refused.status_code == 409

@@ -16,7 +16,7 @@ async def test_a_change_reaches_the_searches_of_every_replica(start_runtime: Any
     assert answer.status_code == 200 and answer.json()["changed"] == {"policy": "round-robin"}
     assert one.pools.pools["default"].policy.name == "round-robin"
     # The other replica hears of it with its next reply.
-    placed = await other.lifecycle.place(tools.request())
+    placed = await other.intake.place(tools.request())
     placed.finish(Outcome.COMPLETED)
     await tools.settle()
     assert other.pools.pools["default"].policy.name == "round-robin"

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from dualmap.router.http import build_data_plane, http_protocol
 from dualmap.router.settings import RouterSettings
-from tests.router.http.kit import Instance, Lifecycle, Router, Script, StartInstance, StartRouter, eventually, tiny_app
+from tests.router.http.kit import Instance, Intake, Router, Script, StartInstance, StartRouter, eventually, tiny_app
 
 
 def pytest_asyncio_loop_factories(
@@ -61,14 +61,14 @@ async def start_router() -> AsyncIterator[StartRouter]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
-            lifecycle: Lifecycle,
+            intake: Intake,
             *,
             app: Any = tiny_app,
             draining: Any = lambda: False,
             tls: Any = None,
             **settings: Any,
         ) -> Router:
-            plane = build_data_plane(RouterSettings(**settings), lifecycle, draining=draining)
+            plane = build_data_plane(RouterSettings(**settings), intake, draining=draining)
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()
             state = ServerState()

@@ -14,9 +14,9 @@ from uvicorn.server import ServerState
 
 from dualmap.router.errors import UpstreamError, UpstreamTimeoutError
 from dualmap.router.http import DataPlane
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.instance_loss import InstanceLossNotifier
-from dualmap.router.refusals import outcome_of
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.requests.refusals import outcome_of
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
@@ -39,7 +39,7 @@ async def eventually(condition: Callable[[], object], *, within_s: float = WITHI
 # the life cycle ------------------------------------------------------------------------------------------------
 @dataclass
 class PlacedRequest:
-    lifecycle: Lifecycle
+    intake: Intake
     request_id: str
     model: str
     urls: list[str]
@@ -58,7 +58,7 @@ class PlacedRequest:
 
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
-        return self.lifecycle.loss_notifier
+        return self.intake.loss_notifier
 
     @property
     def target(self) -> InstanceSpec:
@@ -88,7 +88,7 @@ class PlacedRequest:
     async def failed(
         self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
     ) -> None:
-        if overdue or (failure.kind is FailureKind.TIMEOUT and not self.lifecycle.requests[-1].stream):
+        if overdue or (failure.kind is FailureKind.TIMEOUT and not self.intake.requests[-1].stream):
             self.faults.append(failure)
             raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}")
         self.failures.append(failure)
@@ -106,7 +106,7 @@ class PlacedRequest:
 
 
 @dataclass
-class Lifecycle:
+class Intake:
     """Places every request on the first URL; retries go down the list."""
 
     urls: list[str]

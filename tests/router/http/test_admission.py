@@ -5,7 +5,6 @@ import json
 import orjson
 import pytest
 
-from dualmap.router.api_keys import ApiKeys
 from dualmap.router.errors import (
     ForbiddenPathError,
     InvalidApiKeyError,
@@ -22,10 +21,11 @@ from dualmap.router.http.admission import (
     read_request_id,
     read_slo_s,
 )
+from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
 from dualmap.router.http.request_reader import Request
-from dualmap.router.inference_request import response_id
-from dualmap.router.prompt import read_prompt
+from dualmap.router.prompts.inference_request import response_id
+from dualmap.router.prompts.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule, TokenPrompt

@@ -23,7 +23,7 @@ def serve(start_router: StartRouter) -> Serve:
     """A router over an ASGI application, and a connected client."""
 
     async def start(app: Any, **settings: Any) -> Any:
-        router = await start_router(kit.Lifecycle([]), app=app, **settings)
+        router = await start_router(kit.Intake([]), app=app, **settings)
         return router, await router.connect()
 
     return start

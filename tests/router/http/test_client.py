@@ -26,7 +26,7 @@ async def echo(talk: Talk) -> None:
     await talk.answer({"echo": orjson.loads(talk.body)["messages"][0]["content"]})
 
 
-StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, Instance, Router]]]
+StartFleet = Callable[..., Awaitable[tuple[kit.Intake, Instance, Router]]]
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFlee
         script: Script = echo, *, gate: asyncio.Event | None = None, draining: Any = lambda: False, **settings: Any
     ) -> Any:
         instance = await start_instance(script)
-        lifecycle = kit.Lifecycle([instance.url], gate=gate)
-        return lifecycle, instance, await start_router(lifecycle, draining=draining, **settings)
+        intake = kit.Intake([instance.url], gate=gate)
+        return intake, instance, await start_router(intake, draining=draining, **settings)
 
     return start
 
@@ -60,7 +60,7 @@ async def test_one_connection_mixes_inference_and_everything_else(fleet: StartFl
 
 
 async def test_pipelined_requests_are_answered_in_order(fleet: StartFleet) -> None:
-    lifecycle, _, router = await fleet()
+    intake, _, router = await fleet()
     client = await router.connect()
     for n in range(5):
         client.request(kit.CHAT, chat(f"q{n}"))
@@ -68,7 +68,7 @@ async def test_pipelined_requests_are_answered_in_order(fleet: StartFleet) -> No
     for n in range(5):
         assert (await client.answer()).json() == {"echo": f"q{n}"}
         assert (await client.answer()).json()["app"] == f"/ui/{n}"
-    assert len(lifecycle.requests) == 5
+    assert len(intake.requests) == 5
 
 
 async def test_a_flood_of_pipelined_requests_is_answered_up_to_a_bound_and_closed(fleet: StartFleet) -> None:
@@ -105,12 +105,12 @@ async def test_requests_sent_while_one_is_answered_are_bounded_too(fleet: StartF
 
 async def test_bodies_sent_ahead_are_bounded(fleet: StartFleet) -> None:
     gate = asyncio.Event()
-    lifecycle, _, router = await fleet(gate=gate, max_body_bytes=400_000)
+    intake, _, router = await fleet(gate=gate, max_body_bytes=400_000)
     client = await router.connect()
     for _ in range(10):  # each is longer than one read of a socket
         client.request(kit.CHAT, chat("x" * 300_000))
     await kit.eventually(lambda: any(connection._reader.stopped for connection in router.state.connections))
-    await kit.eventually(lambda: len(lifecycle.requests) == 1)
+    await kit.eventually(lambda: len(intake.requests) == 1)
     gate.set()
     answers = 1
     while (await client.answer()).headers.get("connection") != "close":
@@ -121,7 +121,7 @@ async def test_bodies_sent_ahead_are_bounded(fleet: StartFleet) -> None:
 
 async def test_all_bodies_together_are_bounded(fleet: StartFleet) -> None:
     gate = asyncio.Event()
-    lifecycle, _, router = await fleet(gate=gate, max_body_bytes=2048, max_buffered_body_bytes=4096)
+    intake, _, router = await fleet(gate=gate, max_body_bytes=2048, max_buffered_body_bytes=4096)
     held, half_read, refused, later = [await router.connect() for _ in range(4)]
     held.request(kit.CHAT, chat("x" * 1500))
     half_read.send(b"POST %b HTTP/1.1\r\nhost: h\r\ncontent-length: 2000\r\n\r\n" % kit.CHAT.encode())
@@ -137,7 +137,7 @@ async def test_all_bodies_together_are_bounded(fleet: StartFleet) -> None:
     half_read.close()
     await kit.eventually(lambda: router.plane.bodies.held_bytes < 1700)
     later.request(kit.CHAT, chat("x" * 1500))
-    await kit.eventually(lambda: len(lifecycle.requests) == 2)
+    await kit.eventually(lambda: len(intake.requests) == 2)
     gate.set()
     assert [(await client.answer()).status for client in (held, later)] == [200, 200]
     assert router.plane.bodies.held_bytes == 0
@@ -183,7 +183,7 @@ async def test_connection_close_is_obeyed(fleet: StartFleet) -> None:
 async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_ones(
     fleet: StartFleet, method: str
 ) -> None:
-    lifecycle, _, router = await fleet()
+    intake, _, router = await fleet()
     client = await router.connect()
     client.request(kit.CHAT, method=method)
     answer = await client.answer(bodiless=method == "HEAD")
@@ -192,7 +192,7 @@ async def test_other_methods_on_an_inference_path_are_refused_with_the_allowed_o
         assert answer.error["code"] == "method_not_allowed"
     client.request(kit.CHAT, chat("still in step"))
     assert (await client.answer()).status == 200
-    assert len(lifecycle.requests) == 1
+    assert len(intake.requests) == 1
 
 
 async def test_options_tells_what_is_allowed(fleet: StartFleet) -> None:
@@ -228,14 +228,14 @@ async def test_connect_is_refused(fleet: StartFleet) -> None:
     ],
 )  # fmt: skip
 async def test_bad_input_gets_its_error_and_the_connection_closes(fleet: StartFleet, wire: bytes, status: int) -> None:
-    lifecycle, _, router = await fleet(max_body_bytes=65536)
+    intake, _, router = await fleet(max_body_bytes=65536)
     client = await router.connect()
     client.send(wire)
     answer = await client.answer()
     assert answer.status == status and answer.error["type"] == "invalid_request_error"
     assert answer.headers["connection"] == "close"
     assert await client.closed()
-    assert not lifecycle.requests
+    assert not intake.requests
 
 
 async def test_an_error_is_read_even_by_a_client_that_goes_on_sending(fleet: StartFleet) -> None:
@@ -290,12 +290,12 @@ async def test_expect_100_continue_is_answered_before_the_body(fleet: StartFleet
 
 
 async def test_a_refused_expectation_gets_the_refusal_instead(fleet: StartFleet) -> None:
-    lifecycle, _, router = await fleet(api_keys=("k",))
+    intake, _, router = await fleet(api_keys=("k",))
     client = await router.connect()
     client.send(b"POST %b HTTP/1.1\r\nhost: h\r\nexpect: 100-continue\r\ncontent-length: 5\r\n\r\n" % kit.CHAT.encode())
     assert (await client.answer()).status == 401
     assert await client.closed()
-    assert not lifecycle.requests
+    assert not intake.requests
 
 
 async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet: StartFleet) -> None:
@@ -316,14 +316,14 @@ async def test_a_chunked_body_reaches_the_instance_with_its_length(fleet: StartF
     "start", [b"POST /v1", b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 9\r\n\r\n{"]
 )
 async def test_a_request_that_does_not_come_in_time_gets_a_408(fleet: StartFleet, start: bytes) -> None:
-    lifecycle, _, router = await fleet(client_timeout_s=0.2)
+    intake, _, router = await fleet(client_timeout_s=0.2)
     client = await router.connect()
     client.send(start)
     answer = await client.answer()
     assert answer.status == 408 and answer.error["code"] == "request_timeout"
     assert "within 0.2 s" in answer.error["message"] and "router.client_timeout_s" in answer.error["message"]
     assert await client.closed()
-    assert not lifecycle.requests
+    assert not intake.requests
 
 
 async def test_dripping_bytes_do_not_extend_the_time_for_a_request(fleet: StartFleet) -> None:
@@ -404,7 +404,7 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet: StartFle
         await go.wait()
         await talk.end_stream()
 
-    lifecycle, _, router = await fleet(script)
+    intake, _, router = await fleet(script)
     idle, busy = await router.connect(), await router.connect()
     busy.chat(stream=True)
     await busy.head()
@@ -416,7 +416,7 @@ async def test_shutdown_lets_requests_finish_and_closes_the_idle(fleet: StartFle
     go.set()
     assert await busy.chunk() == b"data: [DONE]\n\n" and await busy.chunk() == b""
     assert await busy.closed()
-    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
+    assert intake.placed_request.outcome is Outcome.COMPLETED
 
 
 async def test_an_idle_connection_keeps_no_shutdown_waiting_and_leaves_no_task(fleet: StartFleet) -> None:
@@ -443,7 +443,7 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
         arrived.set()
         await talk.until_closed()
 
-    lifecycle, instance, router = await fleet(hang)
+    intake, instance, router = await fleet(hang)
     client = await router.connect()
     client.chat()
     await arrived.wait()
@@ -451,7 +451,7 @@ async def test_a_cancelled_task_breaks_its_connection_and_frees_the_instance(fle
         task.cancel()
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
+    assert intake.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(fleet: StartFleet) -> None:
@@ -461,7 +461,7 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
         arrived.set()
         await talk.until_closed()
 
-    lifecycle, instance, router = await fleet(hang)
+    intake, instance, router = await fleet(hang)
     sent, half_sent, _idle = [await router.connect() for _ in range(3)]
     sent.chat()
     half_sent.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
@@ -475,19 +475,19 @@ async def test_what_is_cut_off_before_its_first_byte_is_answered_with_the_error(
         assert answer.headers["connection"] == "close"
         assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.placed_request.finished == [(Outcome.CUT_OFF, None)]
+    assert intake.placed_request.finished == [(Outcome.CUT_OFF, None)]
 
 
 async def test_a_held_request_that_is_cut_off_is_answered_with_the_error(fleet: StartFleet) -> None:
-    lifecycle, _, router = await fleet(gate=asyncio.Event())
+    intake, _, router = await fleet(gate=asyncio.Event())
     client = await router.connect()
     client.chat(stream=True)
-    await kit.eventually(lambda: len(lifecycle.requests) == 1)
+    await kit.eventually(lambda: len(intake.requests) == 1)
     for connection in list(router.state.connections):
         connection.cut_off(ENDING)
     assert (await client.answer()).error["code"] == "shutting_down"
     assert await client.closed()
-    assert lifecycle.ended == [Outcome.CUT_OFF]
+    assert intake.ended == [Outcome.CUT_OFF]
 
 
 async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet: StartFleet) -> None:
@@ -496,7 +496,7 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet: StartFle
         await talk.token("a")
         await talk.until_closed()
 
-    lifecycle, instance, router = await fleet(script)
+    intake, instance, router = await fleet(script)
     client = await router.connect()
     client.chat(stream=True)
     await client.head()
@@ -508,7 +508,7 @@ async def test_a_stream_that_is_cut_off_ends_with_an_error_event(fleet: StartFle
     assert error == {"message": ENDING.message, "type": "service_unavailable", "param": None, "code": "shutting_down"}
     assert await client.closed()
     await kit.eventually(lambda: instance.open == 0)
-    assert lifecycle.placed_request.outcome is Outcome.CUT_OFF
+    assert intake.placed_request.outcome is Outcome.CUT_OFF
 
 
 async def test_anthropics_clients_get_errors_as_anthropic_sends_them(fleet: StartFleet) -> None:

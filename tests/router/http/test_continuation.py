@@ -73,7 +73,7 @@ def serve(start_runtime: Any, start_instance: Any, start_router: Any) -> Any:
             instance = await start_instance(fleet.prefill if role is Role.PREFILL else fleet.decode)
             specs.append(InstanceSpec(name, instance.url, role, InstanceState.READY))
         runtime = await start_runtime(instances=tuple(specs), pools=(PoolSettings(connector=connector),))
-        router = await start_router(runtime.lifecycle)
+        router = await start_router(runtime.intake)
         for spec in specs:
             router.plane.usage_asks.saw(spec.url, sends_unasked=False)
         return router

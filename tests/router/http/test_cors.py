@@ -30,7 +30,7 @@ def page(start_instance: StartInstance, start_router: StartRouter) -> StartPage:
 
     async def start(*, refusal: Any = None, **settings: Any) -> Any:
         instance = await start_instance(answer_as_vllm_does)
-        router = await start_router(kit.Lifecycle([instance.url], refusal=refusal), **settings)
+        router = await start_router(kit.Intake([instance.url], refusal=refusal), **settings)
         return instance, await router.connect()
 
     return start

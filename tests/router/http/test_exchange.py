@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 COMMENT = b": the engine is busy\n\n"
 
 
-StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, list[Instance], Client]]]
+StartFleet = Callable[..., Awaitable[tuple[kit.Intake, list[Instance], Client]]]
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFlee
 
     async def start(*scripts: Script, **settings: Any) -> Any:
         instances = [await start_instance(script) for script in scripts]
-        lifecycle = kit.Lifecycle([instance.url for instance in instances])
-        router = await start_router(lifecycle, **settings)
-        return lifecycle, instances, await router.connect()
+        intake = kit.Intake([instance.url for instance in instances])
+        router = await start_router(intake, **settings)
+        return intake, instances, await router.connect()
 
     return start
 
@@ -74,12 +74,12 @@ async def test_a_first_event_of_any_length_passes_and_is_the_first_token(
     event = b'data: {"choices":[{"index":0,"text":"a","prompt_token_ids":%b}]}\n\n' % ids
     assert len(event) > MAX_HELD_BYTES
     stream = event + TOKEN + DONE
-    lifecycle, _, client = await fleet(streaming(*(stream[at : at + cut] for at in range(0, len(stream), cut))))
+    intake, _, client = await fleet(streaming(*(stream[at : at + cut] for at in range(0, len(stream), cut))))
     client.chat(stream=True, asks_usage=asks_usage)
     answer = await client.answer()
     assert answer.status == 200 and answer.whole and answer.body == stream
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
-    assert lifecycle.placed_request.first_tokens == 1 and lifecycle.placed_request.failures == []
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.COMPLETED)
+    assert intake.placed_request.first_tokens == 1 and intake.placed_request.failures == []
 
 
 async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet: StartFleet) -> None:
@@ -101,11 +101,11 @@ async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet: Start
 
 
 async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(streaming(b'{"choices":[]}\n'))
+    intake, _, client = await fleet(streaming(b'{"choices":[]}\n'))
     client.chat(stream=True, asks_usage=True)
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, b'{"choices":[]}\n')
-    assert lifecycle.placed_request.failures == []
+    assert intake.placed_request.failures == []
 
 
 # what passes unread ------------------------------------------------------------------------------------------
@@ -126,13 +126,13 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_c
             + COMPRESSED
         )
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     for _ in range(3):
         client.chat(stream=True)
         answer = await client.answer()
         assert (answer.status, answer.body) == (200, COMPRESSED)
     assert not any(b"stream_options" in body for body in bodies)
-    assert all(not placed.failures for placed in lifecycle.placed_requests)
+    assert all(not placed.failures for placed in intake.placed_requests)
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/x-ndjson", ""])
@@ -153,7 +153,7 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(
         await talk.chunk(DONE)
         await talk.send(b"0\r\n\r\n")
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     go.set()
     for _ in range(2):
         client.chat(stream=True)
@@ -166,7 +166,7 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(
         received += await client.chunk()
     go.set()
     assert [await client.chunk(), await client.chunk()] == [USAGE, DONE]
-    assert all(not placed.failures for placed in lifecycle.placed_requests)
+    assert all(not placed.failures for placed in intake.placed_requests)
 
 
 # ends --------------------------------------------------------------------------------------------------------
@@ -194,12 +194,12 @@ async def test_a_stream_that_came_to_its_end_is_whole_however_small_its_reads_ar
             await asyncio.sleep(0)
         await talk.send(b"0\r\n\r\n")
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     body = b'{"model":"m","stream":true,"input":"hi","messages":[{"role":"user","content":"hi"}],"stream_options":{}}'
     client.send(b"POST %b HTTP/1.1\r\nhost: f\r\ncontent-length: %d\r\n\r\n%b" % (path, len(body), body))
     answer = await client.answer()
     assert (answer.whole, answer.body) == (True, stream)
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.COMPLETED)
 
 
 # line ends -----------------------------------------------------------------------------------------------------
@@ -226,14 +226,14 @@ async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_
             await talk.chunk(piece)
         await talk.send(b"0\r\n\r\n")
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     for asks_usage in (True, False, False, True):
         client.chat(stream=True, asks_usage=asks_usage)
         answer = await client.answer()
         assert answer.whole
         assert answer.body == b"\xef\xbb\xbf" + streams[-1][asks_usage]
-    assert [placed.first_tokens for placed in lifecycle.placed_requests] == [1] * 4
-    assert all(not placed.failures for placed in lifecycle.placed_requests)
+    assert [placed.first_tokens for placed in intake.placed_requests] == [1] * 4
+    assert all(not placed.failures for placed in intake.placed_requests)
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\r\r\n", b"\n\r", b"\r\n\r"])
@@ -249,14 +249,14 @@ async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_end
         await talk.chunk(TOKEN.strip() + end)
         await talk.until_closed()
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     client.chat(stream=True, asks_usage=True)
     await client.head()
     assert b"assistant" in await client.chunk()
-    assert lifecycle.placed_request.first_tokens == 0
+    assert intake.placed_request.first_tokens == 0
     go.set()
     assert b'"a"' in await client.chunk()
-    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+    await kit.eventually(lambda: intake.placed_request.first_tokens == 1)
 
 
 # comments ------------------------------------------------------------------------------------------------------
@@ -274,14 +274,14 @@ async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_t
         await talk.chunk(TOKEN)
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     client.chat(stream=True, asks_usage=asks_usage)
     assert (await client.head()).status == 200
     assert await client.chunk() == comment
-    assert lifecycle.placed_request.first_tokens == 0
+    assert intake.placed_request.first_tokens == 0
     go.set()
     assert (await client.chunk()).startswith(TOKEN)
-    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+    await kit.eventually(lambda: intake.placed_request.first_tokens == 1)
 
 
 async def begin_and_fail(talk: Talk) -> None:
@@ -305,7 +305,7 @@ async def begin_and_fail(talk: Talk) -> None:
 async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_come(
     fleet: StartFleet, script: Script, kind: FailureKind, asks_usage: bool, version: str
 ) -> None:
-    lifecycle, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
+    intake, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
     options = {"stream_options": {"include_usage": True}} if asks_usage else {}
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **options})
     client.send(
@@ -315,18 +315,18 @@ async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_
     answer = await client.answer()
     assert answer.status == 200 and answer.whole
     assert answer.body.removeprefix(COMMENT).removeprefix(COMMENT).removeprefix(COMMENT) == ROLE + TOKEN + DONE
-    placed = lifecycle.placed_request
+    placed = intake.placed_request
     await kit.eventually(lambda: placed.outcome is Outcome.COMPLETED)
     assert [failure.kind for failure in placed.failures] == [kind] and placed.first_tokens == 1
 
 
 async def test_a_client_that_has_comments_alone_gets_an_error_event_when_no_instance_is_left(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(streaming(COMMENT, ends=False), streaming(COMMENT, ends=False))
+    intake, _, client = await fleet(streaming(COMMENT, ends=False), streaming(COMMENT, ends=False))
     client.chat(stream=True)
     answer = await client.answer()
     assert answer.status == 200 and not answer.whole
     assert b'data: {"error":' in answer.body.removeprefix(COMMENT + COMMENT)
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED)
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.UPSTREAM_FAILED)
 
 
 async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet: StartFleet) -> None:
@@ -336,8 +336,8 @@ async def test_comments_do_not_keep_a_hung_engine_from_its_timeout(fleet: StartF
             await talk.chunk(COMMENT)
             await asyncio.sleep(0.02)
 
-    lifecycle, _, client = await fleet(hung, streaming(TOKEN, DONE), first_byte_timeout_s=0.3)
+    intake, _, client = await fleet(hung, streaming(TOKEN, DONE), first_byte_timeout_s=0.3)
     client.chat(stream=True)
     answer = await client.answer()
     assert answer.whole and answer.body.endswith(COMMENT + TOKEN + DONE)
-    assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.TIMEOUT]
+    assert [failure.kind for failure in intake.placed_request.failures] == [FailureKind.TIMEOUT]

@@ -42,17 +42,17 @@ async def whole_stream(talk: Talk) -> None:
     await talk.end_stream()
 
 
-StartFleet = Callable[..., Awaitable[tuple[kit.Lifecycle, list[Instance], Client]]]
+StartFleet = Callable[..., Awaitable[tuple[kit.Intake, list[Instance], Client]]]
 
 
 @pytest.fixture
 def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFleet:
     """A router in front of scripted instances, and a connected client."""
 
-    async def start(*scripts: Script, settings: Any = None, must_be_asked: Any = False, **lifecycle: Any) -> Any:
+    async def start(*scripts: Script, settings: Any = None, must_be_asked: Any = False, **intake: Any) -> Any:
         """``must_be_asked``: the instances are known to send usage on request alone."""
         instances = [await start_instance(script) for script in scripts]
-        placed = kit.Lifecycle([instance.url for instance in instances], **lifecycle)
+        placed = kit.Intake([instance.url for instance in instances], **intake)
         router = await start_router(placed, **(settings or {}))
         for instance in instances if must_be_asked else ():
             router.plane.usage_asks.saw(instance.url, sends_unasked=False)
@@ -75,7 +75,7 @@ async def test_a_rank_is_asked_for_by_its_number_and_clients_choose_none(fleet: 
 
 # answers that pass ---------------------------------------------------------------------------------------------
 async def test_an_answer_passes_with_the_fleets_fields(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer)
+    intake, [instance], client = await fleet(whole_answer)
     client.chat(headers="x-request-id: mine\r\ntraceparent: 00-aa-bb-01\r\nauthorization: Bearer own\r\n")
     answer = await client.answer()
     assert answer.status == 200 and answer.json()["object"] == "chat.completion"
@@ -89,14 +89,14 @@ async def test_an_answer_passes_with_the_fleets_fields(fleet: StartFleet) -> Non
     assert sent["traceparent"] == "00-aa-bb-01"
     assert sent["authorization"] == "Bearer own"
     assert sent["host"] == instance.url.removeprefix("http://")
-    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+    assert intake.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_as_its_parent(
     fleet: StartFleet,
 ) -> None:
     tracing = {"tracing_url": "http://127.0.0.1:9/v1/traces", "tracing_share": 0.0}
-    lifecycle, [instance], client = await fleet(whole_answer, settings=tracing)
+    intake, [instance], client = await fleet(whole_answer, settings=tracing)
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
     client.chat(headers=f"traceparent: 00-{trace}-{parent}-01\r\ntracestate: vendor=x\r\n")
@@ -110,16 +110,16 @@ async def test_an_instance_of_a_replica_that_traces_finds_the_requests_own_span_
     assert span != parent
     assert continued["tracestate"] == "vendor=x"
     assert begun["traceparent"].endswith("-00"), "not sampled: the instance must not begin a trace of its own"
-    assert lifecycle.requests[0].trace.to_header().decode() == continued["traceparent"]
+    assert intake.requests[0].trace.to_header().decode() == continued["traceparent"]
 
 
 async def test_a_request_without_an_id_gets_one_that_instance_and_client_agree_on(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer)
+    intake, [instance], client = await fleet(whole_answer)
     client.chat()
     answer = await client.answer()
     assert len(answer.headers["x-request-id"]) == 32
     assert instance.talks[0].headers["x-request-id"] == answer.headers["x-request-id"]
-    assert lifecycle.requests[0].request_id == answer.headers["x-request-id"]
+    assert intake.requests[0].request_id == answer.headers["x-request-id"]
 
 
 async def test_a_body_reaches_the_instance_byte_for_byte(fleet: StartFleet) -> None:
@@ -158,20 +158,20 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet:
         await talk.event({"choices": [], "usage": USAGE})
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     client.chat(stream=True, asks_usage=True)
     assert (await client.head()).headers["transfer-encoding"] == "chunked"
     assert b"assistant" in await client.chunk()
-    assert lifecycle.placed_request.first_tokens == 0, "a role is no token"
+    assert intake.placed_request.first_tokens == 0, "a role is no token"
     go.set()
     assert b'"a"' in await client.chunk()
-    await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+    await kit.eventually(lambda: intake.placed_request.first_tokens == 1)
     assert b"usage" in await client.chunk()
     assert await client.chunk() == b"data: [DONE]\n\n"
     assert await client.chunk() == b""
-    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
-    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
-    assert lifecycle.placed_request.first_tokens == 1
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    assert intake.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+    assert intake.placed_request.first_tokens == 1
 
 
 @pytest.mark.parametrize("asks_usage", [True, False])
@@ -186,7 +186,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, asks_us
             await talk.send(bytes([byte]))
             await asyncio.sleep(0)
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     for _ in range(2):
         client.chat(stream=True, asks_usage=asks_usage)
         answer = await client.answer()
@@ -198,7 +198,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, asks_us
                 b"data: [DONE]\n\n",
             ]
         )
-    assert [placed.first_tokens for placed in lifecycle.placed_requests] == [1, 1]
+    assert [placed.first_tokens for placed in intake.placed_requests] == [1, 1]
 
 
 # usage ---------------------------------------------------------------------------------------------------------
@@ -212,14 +212,14 @@ async def test_a_streams_usage_is_asked_for_and_kept_from_a_client_that_did_not_
         await talk.event(USAGE_EVENT)
         await talk.end_stream()
 
-    lifecycle, [instance], client = await fleet(script, must_be_asked=True)
+    intake, [instance], client = await fleet(script, must_be_asked=True)
     client.chat(stream=True)
     answer = await client.answer()
     assert orjson.loads(instance.talks[0].body)["stream_options"] == {"include_usage": True}
     assert answer.whole and b"usage" not in answer.body
     assert answer.body.endswith(b'"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n')
-    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
-    assert lifecycle.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    assert intake.placed_request.finished == [(Outcome.COMPLETED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 @pytest.mark.parametrize("cut", [1, 7, 50, 1000])
@@ -261,14 +261,14 @@ def engine(*, forced: bool, continuous: bool = False, fingerprint: str | None = 
 
 @pytest.mark.parametrize("continuous", [True, False])
 async def test_usage_that_an_instance_sends_unasked_is_the_clients(fleet: StartFleet, continuous: bool) -> None:
-    lifecycle, [instance], client = await fleet(engine(forced=True, continuous=continuous))
+    intake, [instance], client = await fleet(engine(forced=True, continuous=continuous))
     for _ in range(3):
         client.chat(stream=True)
         answer = await client.answer()
         assert orjson.dumps(USAGE_EVENT) in answer.body
     assert all(b"stream_options" not in talk.body for talk in instance.talks)
-    await kit.eventually(lambda: len(lifecycle.placed_requests[-1].finished) == 1)
-    assert lifecycle.placed_requests[-1].finished[0][1] == Usage(prompt_tokens=9, cached_tokens=4)
+    await kit.eventually(lambda: len(intake.placed_requests[-1].finished) == 1)
+    assert intake.placed_requests[-1].finished[0][1] == Usage(prompt_tokens=9, cached_tokens=4)
 
 
 async def test_an_instance_is_asked_for_usage_once_a_stream_has_shown_that_it_must_be(fleet: StartFleet) -> None:
@@ -364,11 +364,11 @@ async def test_a_client_error_of_the_instance_passes_and_is_not_tried_elsewhere(
     async def script(talk: Talk) -> None:
         await talk.answer({"error": {"message": "prompt too long", "code": 400}}, status=400)
 
-    lifecycle, [_, other], client = await fleet(script, whole_answer)
+    intake, [_, other], client = await fleet(script, whole_answer)
     client.chat()
     answer = await client.answer()
     assert answer.status == 400 and answer.json()["error"]["message"] == "prompt too long"
-    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
+    assert intake.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
 async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet: StartFleet) -> None:
@@ -379,12 +379,12 @@ async def test_a_client_error_inside_a_stream_is_the_clients_own(fleet: StartFle
         await talk.event({"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}})
         await talk.end_stream()
 
-    lifecycle, [_, other], client = await fleet(refuse_late, whole_stream)
+    intake, [_, other], client = await fleet(refuse_late, whole_stream)
     client.chat(stream=True)
     answer = await client.answer()
     assert answer.status == 200 and b"top_k must be -1" in answer.body and answer.body.endswith(b"[DONE]\n\n")
-    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
-    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_ERROR, None)] and not other.talks
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    assert intake.placed_request.finished == [(Outcome.CLIENT_ERROR, None)] and not other.talks
 
 
 @pytest.mark.parametrize("status", [501, 505])
@@ -392,11 +392,11 @@ async def test_what_no_instance_can_do_is_not_tried_elsewhere(fleet: StartFleet,
     async def script(talk: Talk) -> None:
         await talk.answer({"error": {"message": "best_of is not supported", "code": status}}, status=status)
 
-    lifecycle, [_, other], client = await fleet(script, whole_answer)
+    intake, [_, other], client = await fleet(script, whole_answer)
     client.chat()
     answer = await client.answer()
     assert answer.status == status and answer.json()["error"]["message"] == "best_of is not supported"
-    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
+    assert intake.placed_request.outcome is Outcome.CLIENT_ERROR and not other.talks
 
 
 async def test_informational_answers_are_skipped(fleet: StartFleet) -> None:
@@ -417,12 +417,12 @@ async def test_an_answer_that_ends_with_the_connection_is_framed_for_the_client(
         await talk.send(b"1}")
         talk.writer.close()
 
-    lifecycle, _, client = await fleet(script)
+    intake, _, client = await fleet(script)
     for _ in range(2):
         client.chat()
         answer = await client.answer()
         assert answer.whole and answer.json() == {"a": 1}
-    assert {placed.outcome for placed in lifecycle.placed_requests} == {Outcome.COMPLETED}
+    assert {placed.outcome for placed in intake.placed_requests} == {Outcome.COMPLETED}
 
 
 async def test_an_http_10_client_gets_a_stream_without_chunks(fleet: StartFleet) -> None:
@@ -435,11 +435,11 @@ async def test_an_http_10_client_gets_a_stream_without_chunks(fleet: StartFleet)
 
 
 async def test_paths_beside_the_scheduled_ones_are_passed_with_their_query(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer)
+    intake, [instance], client = await fleet(whole_answer)
     client.request("/v1/embeddings?x=y", {"model": "m", "input": "hi"})
     assert (await client.answer()).status == 200
     assert instance.talks[0].head.startswith(b"POST /v1/embeddings?x=y HTTP/1.1\r\n")
-    assert lifecycle.requests[0].path == "/v1/embeddings"
+    assert intake.requests[0].path == "/v1/embeddings"
 
 
 async def test_connections_to_an_instance_are_kept_and_reused(fleet: StartFleet) -> None:
@@ -571,13 +571,13 @@ async def unavailable_and_stuck(talk: Talk) -> None:
 async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_nothing(
     fleet: StartFleet, script: Script, kind: FailureKind
 ) -> None:
-    lifecycle, [bad, good], client = await fleet(script, whole_stream)
+    intake, [bad, good], client = await fleet(script, whole_stream)
     client.chat(stream=True)
     answer = await client.answer()
     assert answer.status == 200 and answer.whole and answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.headers["x-dualmap-instance"] == "i1" and answer.headers["x-dualmap-attempts"] == "2"
     assert "x-dualmap-expected-ttft-ms" not in answer.headers, "it was of the first try"
-    placed = lifecycle.placed_request
+    placed = intake.placed_request
     assert [failure.kind for failure in placed.failures] == [kind]
     assert placed.outcome is Outcome.COMPLETED and len(placed.finished) == 1
     assert len(bad.talks) == len(good.talks) == 1
@@ -589,7 +589,7 @@ async def test_an_instance_that_fails_before_the_first_byte_costs_the_client_not
 async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(
     fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lifecycle, instances, client = await fleet(whole_answer, whole_answer)
+    intake, instances, client = await fleet(whole_answer, whole_answer)
 
     async def no_descriptor_left(*_: object, **__: object) -> None:
         raise OutOfFilesError("no file descriptor left", retry_after_s=1.0)
@@ -599,7 +599,7 @@ async def test_a_replica_without_descriptors_refuses_and_blames_no_instance(
     answer = await client.answer()
 
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "out_of_files", "1")
-    assert lifecycle.placed_request.failures == [] and lifecycle.placed_request.outcome is Outcome.REFUSED
+    assert intake.placed_request.failures == [] and intake.placed_request.outcome is Outcome.REFUSED
     assert [instance.connections for instance in instances] == [0, 0]
 
 
@@ -610,20 +610,20 @@ async def test_a_port_where_nobody_listens_is_a_connect_failure(
         unused.bind(("127.0.0.1", 0))
         dead_url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         good = await start_instance(whole_answer)
-        lifecycle = kit.Lifecycle([dead_url, good.url])
-        client = await (await start_router(lifecycle)).connect()
+        intake = kit.Intake([dead_url, good.url])
+        client = await (await start_router(intake)).connect()
         client.chat()
         assert (await client.answer()).status == 200
-    assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT
+    assert intake.placed_request.failures[0].kind is FailureKind.CONNECT
 
 
 async def test_when_every_instance_fails_the_last_ones_own_error_is_the_answer(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(reset, too_many)
+    intake, _, client = await fleet(reset, too_many)
     client.chat()
     answer = await client.answer()
     assert answer.status == 429 and answer.json()["error"]["message"] == "later"
     assert answer.headers["retry-after"] == "7" and answer.headers["x-dualmap-attempts"] == "2"
-    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert intake.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
     client.chat()
     assert (await client.answer()).status == 429, "the connection is still good"
 
@@ -637,21 +637,21 @@ async def test_an_error_event_that_nobody_could_avoid_becomes_an_error_answer(fl
 
 
 async def test_when_every_instance_is_gone_the_answer_is_a_502_in_openais_form(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(reset, close_silently)
+    intake, _, client = await fleet(reset, close_silently)
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
     assert answer.status == 502 and answer.error["code"] == "upstream_failed"
     assert answer.headers["x-request-id"] == "r1"
-    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert intake.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
 
 
 async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet_gave_it(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(reset, renamed="r1-2")
+    intake, _, client = await fleet(reset, renamed="r1-2")
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
     assert answer.status == 502 and answer.headers["x-request-id"] == "r1-2"
-    lifecycle.refusal = UnavailableError("nobody is ready")
-    lifecycle.refusal.request_id = "r1-3"
+    intake.refusal = UnavailableError("nobody is ready")
+    intake.refusal.request_id = "r1-3"
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
     assert answer.status == 503 and answer.headers["x-request-id"] == "r1-3"
@@ -665,8 +665,8 @@ def died_unseen(start_instance: StartInstance, start_router: StartRouter, monkey
 
     async def start(*, listens: bool) -> Any:
         instance = await start_instance(whole_answer)
-        lifecycle = kit.Lifecycle([instance.url])
-        router = await start_router(lifecycle)
+        intake = kit.Intake([instance.url])
+        router = await start_router(intake)
         client = await router.connect()
         client.chat()
         assert (await client.answer()).status == 200
@@ -678,24 +678,24 @@ def died_unseen(start_instance: StartInstance, start_router: StartRouter, monkey
         await kit.eventually(lambda: instance.open == 0)
         if not listens:
             await instance.stop()
-        return lifecycle, instance, client
+        return intake, instance, client
 
     return start
 
 
 async def test_a_kept_connection_that_died_unseen_is_replaced_without_a_retry(died_unseen: Any) -> None:
-    lifecycle, instance, client = await died_unseen(listens=True)
+    intake, instance, client = await died_unseen(listens=True)
     client.chat()
     assert (await client.answer()).status == 200
     assert (instance.connections, len(instance.talks)) == (2, 2)
-    assert [placed.failures for placed in lifecycle.placed_requests] == [[], []]
+    assert [placed.failures for placed in intake.placed_requests] == [[], []]
 
 
 async def test_a_kept_connection_that_broke_and_cannot_be_replaced_may_have_carried_work(died_unseen: Any) -> None:
-    lifecycle, _, client = await died_unseen(listens=False)
+    intake, _, client = await died_unseen(listens=False)
     client.chat()
     assert (await client.answer()).status == 502
-    [failure] = lifecycle.placed_requests[1].failures
+    [failure] = intake.placed_requests[1].failures
     assert failure.kind is FailureKind.CLOSED and failure.wasted_work, "the retry budget must be asked"
 
 
@@ -709,12 +709,12 @@ async def test_a_request_that_was_computed_on_a_kept_connection_is_not_sent_to_t
         await talk.reader.readuntil(b"\r\n\r\n")  # the next request came and is being computed
         talk.reset()
 
-    lifecycle, [killed, other], client = await fleet(answer_once_per_connection, whole_answer)
+    intake, [killed, other], client = await fleet(answer_once_per_connection, whole_answer)
     for _ in range(2):
         client.chat()
         assert (await client.answer()).status == 200
     assert len(killed.talks) == 1 and len(other.talks) == 1
-    assert [failure.kind for failure in lifecycle.placed_requests[1].failures] == [FailureKind.CLOSED]
+    assert [failure.kind for failure in intake.placed_requests[1].failures] == [FailureKind.CLOSED]
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -724,10 +724,10 @@ async def test_accepted_then_closed_is_no_death_while_the_port_accepts(fleet: St
             instances[0].close_port()
         talk.reset()
 
-    lifecycle, instances, client = await fleet(close, whole_answer)
+    intake, instances, client = await fleet(close, whole_answer)
     client.chat()
     assert (await client.answer()).status == 200
-    [failure] = lifecycle.placed_request.failures
+    [failure] = intake.placed_request.failures
     assert failure.kind is FailureKind.CLOSED
     assert failure.engine_died is not listens
 
@@ -737,10 +737,10 @@ async def test_a_hanging_instance_is_left_after_the_first_byte_timeout(fleet: St
         await talk.begin_stream()
         await talk.until_closed()
 
-    lifecycle, [stuck, _], client = await fleet(hang, whole_stream, settings={"first_byte_timeout_s": 0.2})
+    intake, [stuck, _], client = await fleet(hang, whole_stream, settings={"first_byte_timeout_s": 0.2})
     client.chat(stream=True)
     assert (await client.answer()).whole
-    assert lifecycle.placed_request.failures[0].kind is FailureKind.TIMEOUT
+    assert intake.placed_request.failures[0].kind is FailureKind.TIMEOUT
     await kit.eventually(lambda: stuck.open == 0)
 
 
@@ -748,12 +748,12 @@ async def test_an_answer_that_does_not_stream_is_not_computed_again_after_its_ti
     async def compute(talk: Talk) -> None:
         await talk.until_closed()
 
-    lifecycle, [stuck, other], client = await fleet(compute, whole_answer, settings={"first_byte_timeout_s": 0.2})
+    intake, [stuck, other], client = await fleet(compute, whole_answer, settings={"first_byte_timeout_s": 0.2})
     client.chat()
     answer = await client.answer()
     assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
     assert "router.first_byte_timeout_s" in answer.error["message"]
-    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+    assert intake.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
     await kit.eventually(lambda: stuck.open == 0)
 
 
@@ -774,17 +774,17 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(
             await talk.begin_stream()
         await talk.until_closed()
 
-    lifecycle, [stuck, _], client = await fleet(hang, whole_stream if stream else whole_answer)
+    intake, [stuck, _], client = await fleet(hang, whole_stream if stream else whole_answer)
     client.chat(stream=stream)
     await kit.eventually(lambda: stuck.talks)
 
-    lifecycle.loss_notifier.check(down_view)
+    intake.loss_notifier.check(down_view)
 
     answer = await client.answer()
     assert answer.whole and answer.headers["x-dualmap-instance"] == "i1"
-    assert lifecycle.placed_request.failures[0].kind is FailureKind.DOWN
+    assert intake.placed_request.failures[0].kind is FailureKind.DOWN
     await kit.eventually(lambda: stuck.open == 0)
-    assert not lifecycle.loss_notifier._listeners
+    assert not intake.loss_notifier._listeners
 
 
 async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_down(
@@ -798,18 +798,18 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
         await resumed.wait()
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(pause, whole_stream)
+    intake, _, client = await fleet(pause, whole_stream)
     client.chat(stream=True)
     await client.head()
     await client.chunk()
 
-    lifecycle.loss_notifier.check(down_view)
+    intake.loss_notifier.check(down_view)
     resumed.set()
 
     assert b"[DONE]" in await client.chunk()
-    await kit.eventually(lambda: lifecycle.placed_request.finished)
-    assert lifecycle.placed_request.outcome is Outcome.COMPLETED and lifecycle.placed_request.failures == []
-    assert not lifecycle.loss_notifier._listeners
+    await kit.eventually(lambda: intake.placed_request.finished)
+    assert intake.placed_request.outcome is Outcome.COMPLETED and intake.placed_request.failures == []
+    assert not intake.loss_notifier._listeners
 
 
 @pytest.fixture
@@ -826,13 +826,13 @@ def begun_stream(fleet: StartFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
             await resumed.wait()
             await talk.end_stream()
 
-        lifecycle, [instance, _], client = await fleet(
+        intake, [instance, _], client = await fleet(
             pause, whole_stream, settings={"client_timeout_s": 0.2}
         )  # swept often
         client.chat(stream=True)
         await client.head()
         await client.chunk()
-        return lifecycle, instance, client, resumed
+        return intake, instance, client, resumed
 
     return start
 
@@ -851,24 +851,24 @@ async def until_error_event(client: Any, tick: Any = lambda: None) -> dict[str, 
 async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an_error(
     begun_stream: Any, down_view: Any
 ) -> None:
-    lifecycle, stuck, client, resumed = await begun_stream()
+    intake, stuck, client, resumed = await begun_stream()
 
-    error = await until_error_event(client, tick=lambda: lifecycle.loss_notifier.check(down_view))
+    error = await until_error_event(client, tick=lambda: intake.loss_notifier.check(down_view))
 
     assert "instance i0 is down" in error["message"]
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
     resumed.set()
     await kit.eventually(lambda: stuck.open == 0)
 
 
 async def test_a_stream_that_falls_silent_behind_a_closed_port_ends_in_an_error(begun_stream: Any) -> None:
-    lifecycle, stuck, client, resumed = await begun_stream()
+    intake, stuck, client, resumed = await begun_stream()
     stuck.close_port()
 
     error = await until_error_event(client)
 
     assert "closed its port" in error["message"]
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
     resumed.set()
     await kit.eventually(lambda: stuck.open == 0)
 
@@ -891,10 +891,10 @@ async def test_an_error_answer_that_never_ends_is_not_waited_for(
         await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")
         await talk.until_closed()
 
-    lifecycle, _, client = await fleet(half_an_error, whole_answer, settings={"chunk_timeout_s": 1.0})
+    intake, _, client = await fleet(half_an_error, whole_answer, settings={"chunk_timeout_s": 1.0})
     client.chat()
     assert (await client.answer()).status == 200
-    assert (lifecycle.placed_request.failures[0].kind, lifecycle.placed_request.failures[0].status) == (
+    assert (intake.placed_request.failures[0].kind, intake.placed_request.failures[0].status) == (
         FailureKind.STATUS,
         503,
     )
@@ -904,12 +904,12 @@ async def test_the_time_for_the_whole_request_ends_all_tries(fleet: StartFleet) 
     async def hang(talk: Talk) -> None:
         await talk.until_closed()
 
-    lifecycle, [_, other], client = await fleet(hang, whole_answer, settings={"total_timeout_s": 0.2})
+    intake, [_, other], client = await fleet(hang, whole_answer, settings={"total_timeout_s": 0.2})
     client.chat()
     answer = await client.answer()
     assert answer.status == 504 and answer.error["code"] == "upstream_timeout"
     assert "router.total_timeout_s" in answer.error["message"]
-    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
+    assert intake.placed_request.finished == [(Outcome.TIMED_OUT, None)] and not other.talks
 
 
 # instances that lie --------------------------------------------------------------------------------------------
@@ -986,12 +986,12 @@ BEFORE_THE_FIRST_BYTE = [
 async def test_where_an_instance_lies_before_the_first_byte_another_one_answers(
     fleet: StartFleet, lie: Any, kind: FailureKind
 ) -> None:
-    lifecycle, _, client = await fleet(lie, whole_answer)
+    intake, _, client = await fleet(lie, whole_answer)
     client.chat()
     answer = await client.answer()
     assert (answer.status, answer.headers["x-dualmap-instance"]) == (200, "i1")
-    assert [failure.kind for failure in lifecycle.placed_request.failures] == [kind]
-    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
+    assert [failure.kind for failure in intake.placed_request.failures] == [kind]
+    assert intake.placed_request.outcome is Outcome.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -1024,10 +1024,10 @@ async def test_the_clients_own_error_is_asked_once(fleet: StartFleet, status: in
     async def refuse(talk: Talk) -> None:
         await talk.answer({"error": {"message": "bad", "code": status}}, status=status)
 
-    lifecycle, [_, other], client = await fleet(refuse, whole_answer)
+    intake, [_, other], client = await fleet(refuse, whole_answer)
     client.chat()
     assert (await client.answer()).status == status
-    assert not other.talks and lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
+    assert not other.talks and intake.placed_request.outcome is Outcome.CLIENT_ERROR
 
 
 async def test_an_answer_that_is_bytes_is_no_lie(fleet: StartFleet) -> None:
@@ -1044,10 +1044,10 @@ async def test_a_pause_that_an_instance_asks_for_is_read(fleet: StartFleet) -> N
     async def busy(talk: Talk) -> None:
         await talk.answer({"error": {"code": 429}}, status=429, extra="retry-after: 17\r\n")
 
-    lifecycle, _, client = await fleet(busy, whole_answer)
+    intake, _, client = await fleet(busy, whole_answer)
     client.chat()
     assert (await client.answer()).status == 200
-    assert [failure.pause_s for failure in lifecycle.placed_request.failures] == [17.0]
+    assert [failure.pause_s for failure in intake.placed_request.failures] == [17.0]
 
 
 async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_instance(fleet: StartFleet) -> None:
@@ -1057,12 +1057,12 @@ async def test_a_stream_without_its_end_is_broken_off_and_held_against_its_insta
         await asyncio.sleep(0.02)
         await talk.send(b"0\r\n\r\n")
 
-    lifecycle, [_, other], client = await fleet(stop_short, whole_stream)
+    intake, [_, other], client = await fleet(stop_short, whole_stream)
     client.chat(stream=True)
     answer = await client.answer()
     assert not answer.whole and b"the stream ended before the answer did" in answer.body
-    assert [fault.kind for fault in lifecycle.placed_request.faults] == [FailureKind.TRUNCATED]
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED and not other.talks
+    assert [fault.kind for fault in intake.placed_request.faults] == [FailureKind.TRUNCATED]
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED and not other.talks
 
 
 async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet: StartFleet) -> None:
@@ -1073,11 +1073,11 @@ async def test_a_stream_that_its_instance_aborts_is_held_against_it(fleet: Start
         await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(abort)
+    intake, _, client = await fleet(abort)
     client.chat(stream=True)
     assert (await client.answer()).whole
-    assert [fault.kind for fault in lifecycle.placed_request.faults] == [FailureKind.ABORTED]
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    assert [fault.kind for fault in intake.placed_request.faults] == [FailureKind.ABORTED]
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 # failures behind the first byte --------------------------------------------------------------------------------
@@ -1088,14 +1088,14 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event_and_no_done(fleet
         await asyncio.sleep(0.02)  # let the token out: a reset overtakes it
         talk.reset()
 
-    lifecycle, [_, other], client = await fleet(die, whole_stream)
+    intake, [_, other], client = await fleet(die, whole_stream)
     client.chat(stream=True)
     answer = await client.answer()
     assert not answer.whole and b"[DONE]" not in answer.body
     error = orjson.loads(answer.body.split(b"\n\n")[1].removeprefix(b"data: "))["error"]
     assert error["code"] == "upstream_failed"
-    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
-    assert [fault.engine_died for fault in lifecycle.placed_request.faults] == [True]
+    assert intake.placed_request.finished == [(Outcome.UPSTREAM_FAILED, None)]
+    assert [fault.engine_died for fault in intake.placed_request.faults] == [True]
     assert not other.talks
 
 
@@ -1110,12 +1110,12 @@ async def test_an_engine_that_dies_under_a_stream_is_told_from_one_that_fails_it
         return script
 
     for message, died in (("EngineCore encountered an issue. See stack trace", True), ("a bug", False)):
-        lifecycle, _, client = await fleet(ending_with(message))
+        intake, _, client = await fleet(ending_with(message))
         client.chat(stream=True)
         assert b"[DONE]" in (await client.answer()).body
-        await kit.eventually(lambda lifecycle=lifecycle: bool(lifecycle.placed_request.finished))
-        assert [fault.engine_died for fault in lifecycle.placed_request.faults] == [died]
-        assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+        await kit.eventually(lambda intake=intake: bool(intake.placed_request.finished))
+        assert [fault.engine_died for fault in intake.placed_request.faults] == [died]
+        assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_too(fleet: StartFleet) -> None:
@@ -1163,15 +1163,15 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet: S
             await talk.event(event)
         await talk.send(b"0\r\n\r\n")
 
-    lifecycle, _, client = await fleet(abort)
+    intake, _, client = await fleet(abort)
     client.chat(stream=True)
     await client.head()
     for _ in range(3):  # each event is a read of its own
         await client.chunk()
         seen.set()
     assert await client.chunk() == b"data: [DONE]\n\n" and await client.chunk() == b""
-    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
-    assert lifecycle.placed_request.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    assert intake.placed_request.finished == [(Outcome.UPSTREAM_FAILED, Usage(prompt_tokens=9, cached_tokens=4))]
 
 
 @pytest.mark.parametrize("size", [5, MAX_HELD_BYTES + 5])
@@ -1184,15 +1184,15 @@ async def test_half_an_answer_is_never_taken_for_a_whole_one(fleet: StartFleet, 
         await asyncio.sleep(0.02)
         talk.writer.close()
 
-    lifecycle, [_, other], client = await fleet(die, whole_answer)
+    intake, [_, other], client = await fleet(die, whole_answer)
     client.chat()
     answer = await client.answer()
     if size > MAX_HELD_BYTES:
         assert not answer.whole and not other.talks
-        assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+        assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
     else:  # nothing of it was sent
         assert answer.whole and answer.status == 200
-        assert [failure.kind for failure in lifecycle.placed_request.failures] == [FailureKind.CLOSED]
+        assert [failure.kind for failure in intake.placed_request.failures] == [FailureKind.CLOSED]
 
 
 async def test_a_gap_in_a_stream_ends_it(fleet: StartFleet) -> None:
@@ -1201,11 +1201,11 @@ async def test_a_gap_in_a_stream_ends_it(fleet: StartFleet) -> None:
         await talk.token("a")
         await talk.until_closed()
 
-    lifecycle, [instance], client = await fleet(stall, settings={"chunk_timeout_s": 0.2})
+    intake, [instance], client = await fleet(stall, settings={"chunk_timeout_s": 0.2})
     client.chat(stream=True)
     answer = await client.answer()
     assert not answer.whole and b"upstream_timeout" in answer.body and b"router.chunk_timeout_s" in answer.body
-    assert lifecycle.placed_request.finished == [(Outcome.TIMED_OUT, None)]
+    assert intake.placed_request.finished == [(Outcome.TIMED_OUT, None)]
     await kit.eventually(lambda: instance.open == 0)
 
 
@@ -1216,11 +1216,11 @@ async def test_a_stream_that_the_engine_gave_up_counts_as_failed(fleet: StartFle
         await talk.event({"error": {"message": "EngineCore died", "code": 500}})
         await talk.end_stream()
 
-    lifecycle, _, client = await fleet(give_up)
+    intake, _, client = await fleet(give_up)
     client.chat(stream=True)
     assert (await client.answer()).whole
-    await kit.eventually(lambda: bool(lifecycle.placed_request.finished))
-    assert lifecycle.placed_request.outcome is Outcome.UPSTREAM_FAILED
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
 async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet: StartFleet) -> None:
@@ -1229,11 +1229,11 @@ async def test_bytes_behind_the_end_of_an_answer_never_reach_a_client(fleet: Sta
             b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil"
         )
 
-    lifecycle, _, client = await fleet(two_answers, whole_answer)
+    intake, _, client = await fleet(two_answers, whole_answer)
     client.chat()
     answer = await client.answer()
     assert answer.json()["object"] == "chat.completion"
-    assert lifecycle.placed_request.failures[0].kind is FailureKind.PROTOCOL
+    assert intake.placed_request.failures[0].kind is FailureKind.PROTOCOL
 
 
 async def test_line_ends_behind_an_answer_never_reach_a_client(fleet: StartFleet) -> None:
@@ -1269,13 +1269,13 @@ async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet: StartFlee
         await talk.until_closed()
         gone.set()
 
-    lifecycle, [instance], client = await fleet(endless)
+    intake, [instance], client = await fleet(endless)
     client.chat(stream=True)
     await client.head()
     await client.chunk()
     getattr(client, leave)()
     await asyncio.wait_for(gone.wait(), 60.0)
-    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
+    assert intake.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
     await kit.eventually(lambda: instance.open == 0)
 
 
@@ -1287,21 +1287,21 @@ async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fle
         await talk.until_closed()
         gone.set()
 
-    lifecycle, _, client = await fleet(slow)
+    intake, _, client = await fleet(slow)
     client.chat()
     await arrived.wait()
     client.close()
     await asyncio.wait_for(gone.wait(), 60.0)
-    assert lifecycle.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
+    assert intake.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
 
 
 async def test_a_client_that_leaves_while_held_is_forgotten(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
+    intake, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
     client.chat()
-    await kit.eventually(lambda: bool(lifecycle.requests))
+    await kit.eventually(lambda: bool(intake.requests))
     client.close()
-    await kit.eventually(lambda: lifecycle.ended == [Outcome.CLIENT_GONE], within_s=1.0)
-    assert not instance.talks and not lifecycle.placed_requests
+    await kit.eventually(lambda: intake.ended == [Outcome.CLIENT_GONE], within_s=1.0)
+    assert not instance.talks and not intake.placed_requests
 
 
 async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
@@ -1315,8 +1315,8 @@ async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_th
             await asyncio.sleep(0)
 
     instance = await start_instance(flood)
-    lifecycle = kit.Lifecycle([instance.url])
-    router = await start_router(lifecycle)
+    intake = kit.Intake([instance.url])
+    router = await start_router(intake)
 
     async def leave() -> None:
         client = await router.connect()
@@ -1325,8 +1325,8 @@ async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_th
         client.close()
 
     await asyncio.gather(*[leave() for _ in range(40)])
-    await kit.eventually(lambda: all(placed.finished for placed in lifecycle.placed_requests))
-    assert [placed.outcome for placed in lifecycle.placed_requests] == [Outcome.CLIENT_GONE] * 40
+    await kit.eventually(lambda: all(placed.finished for placed in intake.placed_requests))
+    assert [placed.outcome for placed in intake.placed_requests] == [Outcome.CLIENT_GONE] * 40
     assert not caplog.records
 
 
@@ -1350,11 +1350,11 @@ async def test_a_client_that_closed_its_half_gets_its_whole_answer(
         else:
             await script(talk)
 
-    lifecycle, _, client = await fleet(slow)
+    intake, _, client = await fleet(slow)
     client.chat(stream=True)
     await arrived.wait()
     if begun:
-        await kit.eventually(lambda: lifecycle.placed_request.first_tokens == 1)
+        await kit.eventually(lambda: intake.placed_request.first_tokens == 1)
     client.writer.write_eof()
     await asyncio.sleep(0.3)  # until it was asked more than once whether it is there
     go_on.set()
@@ -1363,7 +1363,7 @@ async def test_a_client_that_closed_its_half_gets_its_whole_answer(
     assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b'"usage"' in answer
     assert (b"\r\nconnection: close\r\n" in answer) is not begun
-    assert lifecycle.placed_request.outcome is Outcome.COMPLETED
+    assert intake.placed_request.outcome is Outcome.COMPLETED
 
 
 async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answered(fleet: StartFleet) -> None:
@@ -1386,12 +1386,12 @@ async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(
 
 async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet: StartFleet) -> None:
     """It cannot be asked whether it is there."""
-    lifecycle, _, client = await fleet(whole_answer, gate=asyncio.Event())
+    intake, _, client = await fleet(whole_answer, gate=asyncio.Event())
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
     client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), len(body)) + body)
-    await kit.eventually(lambda: bool(lifecycle.requests))
+    await kit.eventually(lambda: bool(intake.requests))
     client.writer.write_eof()
-    await kit.eventually(lambda: lifecycle.ended == [Outcome.CLIENT_GONE], within_s=1.0)
+    await kit.eventually(lambda: intake.ended == [Outcome.CLIENT_GONE], within_s=1.0)
     assert await client.closed()
 
 
@@ -1414,8 +1414,8 @@ async def test_a_slow_client_slows_the_instance_down(start_instance: StartInstan
         return any(source is not None and source.paused for source in sources)
 
     instance = await start_instance(flood)
-    lifecycle = kit.Lifecycle([instance.url])
-    router = await start_router(lifecycle)
+    intake = kit.Intake([instance.url])
+    router = await start_router(intake)
     client = await router.connect()
     client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 10)
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -1428,7 +1428,7 @@ async def test_a_slow_client_slows_the_instance_down(start_instance: StartInstan
         data = await asyncio.wait_for(client.reader.read(1 << 20), 60)
         got, tail = got + len(data), tail[-10:] + data
     assert got > total
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.COMPLETED)
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.COMPLETED)
 
 
 async def test_a_client_that_stops_reading_for_good_is_dropped(fleet: StartFleet) -> None:
@@ -1442,22 +1442,22 @@ async def test_a_client_that_stops_reading_for_good_is_dropped(fleet: StartFleet
         finally:
             gone.set()
 
-    lifecycle, _, client = await fleet(flood, settings={"chunk_timeout_s": 0.3})
+    intake, _, client = await fleet(flood, settings={"chunk_timeout_s": 0.3})
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.chat(stream=True)
     await asyncio.wait_for(gone.wait(), 60)
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.CLIENT_GONE)
     client.reset()
 
 
 # refusals ------------------------------------------------------------------------------------------------------
 async def test_a_refused_placement_is_the_answer(fleet: StartFleet) -> None:
-    lifecycle, _, client = await fleet(whole_answer, refusal=QueueFullError("all full", retry_after_s=3))
+    intake, _, client = await fleet(whole_answer, refusal=QueueFullError("all full", retry_after_s=3))
     client.chat(headers="x-request-id: r9\r\n")
     answer = await client.answer()
     assert answer.status == 429 and answer.headers["retry-after"] == "3"
     assert answer.headers["x-request-id"] == "r9" and answer.error["code"] == "queue_full"
-    lifecycle.refusal = UnavailableError("nobody is ready")
+    intake.refusal = UnavailableError("nobody is ready")
     client.chat()
     assert (await client.answer()).status == 503
 
@@ -1465,11 +1465,11 @@ async def test_a_refused_placement_is_the_answer(fleet: StartFleet) -> None:
 async def test_a_store_that_is_away_is_a_503_and_a_bug_is_a_500_that_tells_nothing(
     fleet: StartFleet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lifecycle, _, client = await fleet(whole_answer, refusal=StoreUnavailableError("redis://secret"))
+    intake, _, client = await fleet(whole_answer, refusal=StoreUnavailableError("redis://secret"))
     client.chat()
     answer = await client.answer()
     assert answer.status == 503 and "secret" not in answer.error["message"]
-    lifecycle.refusal = KeyError("secret")
+    intake.refusal = KeyError("secret")
     client.chat()
     answer = await client.answer()
     assert answer.status == 500 and "secret" not in answer.error["message"]
@@ -1483,16 +1483,16 @@ async def test_what_the_router_cannot_read_the_instance_judges(fleet: StartFleet
     async def judge(talk: Talk) -> None:
         await talk.answer({"error": {"message": "as the engine says"}}, status=400)
 
-    lifecycle, [instance], client = await fleet(judge)
+    intake, [instance], client = await fleet(judge)
     client.request(kit.CHAT, body)
     answer = await client.answer()
     assert answer.status == 400 and answer.json()["error"]["message"] == "as the engine says"
     assert instance.talks[0].body == body
-    assert lifecycle.placed_request.outcome is Outcome.CLIENT_ERROR
+    assert intake.placed_request.outcome is Outcome.CLIENT_ERROR
 
 
 async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_served(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer)
+    intake, [instance], client = await fleet(whole_answer)
     for fields, request_id in [
         ("x-request-id: a1, b2\r\n", "a1"),
         ("x-request-id: a1\r\nx-request-id: b2\r\n", "a1"),
@@ -1505,7 +1505,7 @@ async def test_headers_that_name_or_trace_a_request_do_not_decide_whether_it_is_
         assert answer.status == 200
         assert instance.talks[-1].headers["x-request-id"] == answer.headers["x-request-id"]
         assert request_id is None or answer.headers["x-request-id"] == request_id
-    assert all(request.slo_s is None for request in lifecycle.requests)
+    assert all(request.slo_s is None for request in intake.requests)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1//chat///completions", "/v1/chat/completion%73"])
@@ -1525,20 +1525,20 @@ async def test_an_unknown_path_is_the_instances_and_one_that_changes_an_engine_i
     async def nothing_there(talk: Talk) -> None:
         await talk.answer({"detail": "Not Found"}, status=404)
 
-    lifecycle, [instance], client = await fleet(nothing_there)
+    intake, [instance], client = await fleet(nothing_there)
     client.request("/v2/brand/new?a=1", method=method)
     answer = await client.answer()
     assert (answer.status, answer.json()) == (404, {"detail": "Not Found"})
     assert instance.talks[0].head.startswith(f"{method} /v2/brand/new?a=1 HTTP/1.1".encode())
     client.request("/update_weights", method=method)
     assert ((refused := await client.answer()).status, refused.error["code"]) == (403, "forbidden_path")
-    assert len(lifecycle.requests) == 1
+    assert len(intake.requests) == 1
 
 
 # keys ----------------------------------------------------------------------------------------------------------
 async def test_keys_of_the_router_stay_with_the_router(fleet: StartFleet) -> None:
     settings = {"api_keys": ("k1", "k2"), "upstream_api_key": "theirs"}
-    lifecycle, [instance], client = await fleet(whole_answer, settings=settings)
+    intake, [instance], client = await fleet(whole_answer, settings=settings)
     client.chat()
     refused = await client.answer()
     assert refused.status == 401 and refused.error["code"] == "invalid_api_key"
@@ -1547,7 +1547,7 @@ async def test_keys_of_the_router_stay_with_the_router(fleet: StartFleet) -> Non
     assert (await client.answer()).status == 200
     assert instance.talks[0].headers["authorization"] == "Bearer theirs"
     assert b"k2" not in instance.talks[0].head
-    assert len(lifecycle.requests) == 1
+    assert len(intake.requests) == 1
 
 
 async def test_a_response_gets_an_id_that_names_its_instance(fleet: StartFleet) -> None:
@@ -1569,7 +1569,7 @@ async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_re
     async def script(talk: Talk) -> None:
         await talk.answer({"object": "response"})
 
-    lifecycle, [instance], client = await fleet(script)
+    intake, [instance], client = await fleet(script)
     client.request("/v1/responses", {"model": "m", "input": "hi"}, headers=f"x-request-id: {sent_id}\r\n")
     answer = await client.answer()
     given = orjson.loads(instance.talks[0].body)["request_id"]
@@ -1577,11 +1577,11 @@ async def test_no_character_of_a_clients_id_means_anything_in_a_path_with_the_re
     assert unquote(given) == given == quote(given, safe="@~")
     client.request(f"/v1/responses/{quote(given)}", method="GET")
     assert (await client.answer()).status == 200
-    assert lifecycle.requests[-1].pinned_to == "i0"
+    assert intake.requests[-1].pinned_to == "i0"
 
 
 async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_method(fleet: StartFleet) -> None:
-    lifecycle, [instance], client = await fleet(whole_answer, settings={"api_keys": ("k1",)})
+    intake, [instance], client = await fleet(whole_answer, settings={"api_keys": ("k1",)})
     key = "authorization: Bearer k1\r\n"
     for method, path in (
         ("GET", "/v1/responses/resp_1%40i0?include=x"),
@@ -1591,7 +1591,7 @@ async def test_a_stored_response_is_read_and_cancelled_with_the_clients_own_meth
         client.request(path, method=method, headers=key)
         assert (await client.answer()).status == 200
         assert instance.talks[-1].head.startswith(f"{method} {path} HTTP/1.1\r\n".encode())
-    assert [request.pinned_to for request in lifecycle.requests] == ["i0"] * 3
+    assert [request.pinned_to for request in intake.requests] == ["i0"] * 3
 
     client.request("/v1/responses/resp_1@i0", method="GET")
     assert (await client.answer()).status == 401
@@ -1613,9 +1613,9 @@ async def test_an_answer_that_breaks_in_the_middle_is_no_death_while_the_port_ac
         await talk.answer({"choices": []})
 
     instances = [await start_instance(broken), await start_instance(whole)]
-    lifecycle = kit.Lifecycle([instance.url for instance in instances])
-    client = await (await start_router(lifecycle)).connect()
+    intake = kit.Intake([instance.url for instance in instances])
+    client = await (await start_router(intake)).connect()
     client.chat()
     assert (await client.answer()).status == 200
-    (failure,) = lifecycle.placed_request.failures
+    (failure,) = intake.placed_request.failures
     assert failure.kind is FailureKind.CLOSED and not failure.engine_died

@@ -88,8 +88,8 @@ async def test_whatever_an_instance_sends_every_request_ends_once(
         talk.writer.close()
 
     instances = [await start_instance(babble) for _ in range(2)]
-    lifecycle = kit.Lifecycle([instance.url for instance in instances])
-    router = await start_router(lifecycle)
+    intake = kit.Intake([instance.url for instance in instances])
+    router = await start_router(intake)
     for _ in range(60):
         client = await router.connect()
         client.chat(stream=True)
@@ -101,7 +101,7 @@ async def test_whatever_an_instance_sends_every_request_ends_once(
             assert 200 <= answer.status < 600
         client.close()
     await kit.eventually(lambda: not router.state.connections and not router.state.tasks)
-    assert {len(placed.finished) for placed in lifecycle.placed_requests} == {1}
+    assert {len(placed.finished) for placed in intake.placed_requests} == {1}
     router.plane.upstreams.close()
     await kit.eventually(lambda: all(instance.open == 0 for instance in instances))
 
@@ -116,8 +116,8 @@ async def test_whatever_a_client_sends_nothing_of_it_stays(
         await talk.answer({"ok": 1})
 
     instance = await start_instance(answer)
-    lifecycle = kit.Lifecycle([instance.url])
-    router = await start_router(lifecycle)
+    intake = kit.Intake([instance.url])
+    router = await start_router(intake)
     for _ in range(60):
         client = await router.connect()
         client.send(mutated(rng, b"".join(rng.choices(REQUESTS, k=rng.randint(1, 4)))))
@@ -126,7 +126,7 @@ async def test_whatever_a_client_sends_nothing_of_it_stays(
             assert (await client.reader.read()).count(b"HTTP/1.1 5") == 0
         client.close()
     await kit.eventually(lambda: not router.state.connections and not router.state.tasks)
-    assert all(len(placed.finished) == 1 for placed in lifecycle.placed_requests)
+    assert all(len(placed.finished) == 1 for placed in intake.placed_requests)
     client = await router.connect()
     client.chat()
     assert (await client.answer()).status == 200, "the router serves on"

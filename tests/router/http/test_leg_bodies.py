@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.connectors import PREFILL_PARAMS
 from dualmap.router.http.admission import may_split
+from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
 from dualmap.router.http.model_field import edited
 

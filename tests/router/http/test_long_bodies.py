@@ -12,8 +12,8 @@ import pytest
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies
 from dualmap.router.http.request_reader import Request
-from dualmap.router.inference_request import InferenceRequest
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.prompt import sent_prompt
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, StartRouter, Talk
 
@@ -137,7 +137,7 @@ async def test_a_long_body_reaches_the_instance_under_the_models_own_name_and_is
         await talk.answer()
 
     instance = await start_instance(answer)
-    router = await start_router(kit.Lifecycle([instance.url], model="real"))
+    router = await start_router(kit.Intake([instance.url], model="real"))
     client = await router.connect()
     body = chat([{"type": "text", "text": LONG, "model": "m"}], metadata={"model": "m"})
     sent = json.dumps(body, ensure_ascii=False).encode()

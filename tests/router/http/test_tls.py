@@ -44,8 +44,8 @@ async def test_an_instance_behind_https_is_verified_and_served(
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     instance = await start_instance(stream, tls=server_tls)
-    lifecycle = kit.Lifecycle([instance.url])
-    client = await (await start_router(lifecycle)).connect()
+    intake = kit.Intake([instance.url])
+    client = await (await start_router(intake)).connect()
     for _ in range(3):
         client.chat(stream=True)
         answer = await client.answer()
@@ -57,11 +57,11 @@ async def test_an_instance_whose_certificate_nobody_vouches_for_is_not_spoken_to
     start_instance: StartInstance, start_router: StartRouter, server_tls: ssl.SSLContext
 ) -> None:
     instance = await start_instance(stream, tls=server_tls)
-    lifecycle = kit.Lifecycle([instance.url])
-    client = await (await start_router(lifecycle)).connect()
+    intake = kit.Intake([instance.url])
+    client = await (await start_router(intake)).connect()
     client.chat(stream=True)
     assert (await client.answer()).status == 502
-    assert lifecycle.placed_request.failures[0].kind is FailureKind.CONNECT and not instance.talks
+    assert intake.placed_request.failures[0].kind is FailureKind.CONNECT and not instance.talks
 
 
 async def test_clients_may_come_by_https(
@@ -76,8 +76,8 @@ async def test_clients_may_come_by_https(
         gone.set()
 
     instance = await start_instance(endless)
-    lifecycle = kit.Lifecycle([instance.url])
-    router = await start_router(lifecycle, tls=server_tls)
+    intake = kit.Intake([instance.url])
+    router = await start_router(intake, tls=server_tls)
     client = await router.connect(tls=client_tls)
     client.request("/health", method="GET")
     assert (await client.answer()).json()["app"] == "/health"
@@ -86,7 +86,7 @@ async def test_clients_may_come_by_https(
     await client.chunk()
     client.close()
     await asyncio.wait_for(gone.wait(), 60.0)
-    await kit.eventually(lambda: lifecycle.placed_request.outcome is Outcome.CLIENT_GONE)
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.CLIENT_GONE)
     flood = await router.connect(tls=client_tls)
     flood.send(b"GET / HTTP/1.1\r\nhost: h\r\nx: " + b"y" * 70_000)
     assert (await flood.answer()).status == 431

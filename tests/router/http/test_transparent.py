@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dualmap.router.inference_request import COMPLETIONS_PATHS
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS
 from dualmap.runtime.pool_settings import PoolSettings
 from tests.router import tools
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
@@ -82,7 +82,7 @@ async def replica(start_runtime: Any, start_instance: Any, start_router: Any) ->
 
     instance = await start_instance(judge)
     runtime = await start_runtime(instances=(tools.spec("one", url=instance.url),), pools=(PoolSettings(),))
-    router = await start_router(runtime.lifecycle)
+    router = await start_router(runtime.intake)
     return router, instance
 
 

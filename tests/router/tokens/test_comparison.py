@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from dualmap.router.inference_request import TokenSource
+from dualmap.router.prompts.inference_request import TokenSource
 from dualmap.router.tokens.comparison import Compared, compare
 from dualmap.router.tokens.encoder import LocalEncoder
 from dualmap.router.tokens.instance_tokenizer import TokenizeError

@@ -9,7 +9,7 @@ import httpx
 import orjson
 import pytest
 
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.request_kind import RequestKind, kind_of
 from tests.conformance.agent_sessions import SESSIONS
 

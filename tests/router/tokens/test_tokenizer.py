@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from dualmap.router.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.encoder import AT_ONCE_CHARS, LocalEncoder
 from dualmap.router.tokens.fast_tokenizer import Encoded
 from dualmap.router.tokens.model_files import read_templates

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.metrics import RouterMetrics
-from dualmap.router.prompt import read_prompt, sent_prompt
+from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.router.settings import RouterSettings
+from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.tokens import NoTokenizerError, build_tokenizer
 from dualmap.router.tokens.verified import FILES
 from dualmap.runtime.clock import RealClock

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.prompt import TokenizedPrompt, sent_prompt
+from dualmap.router.prompts.prompt import TokenizedPrompt, sent_prompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, VerifiedTokenizer
 from dualmap.scheduling.prompts.chain import Chain

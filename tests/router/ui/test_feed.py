@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.peer_watch import FIRST_S
-from dualmap.router.traffic import INFO_FIELD, TrafficCounts
+from dualmap.router.replica.peer_watch import FIRST_S
+from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
 from dualmap.router.ui.feed import Feed
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from dualmap.router.ui.own_requests import NEW_REQUESTS
@@ -49,11 +49,11 @@ def feed_of(runtime: Any) -> Feed:
 
 async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
-    (await runtime.lifecycle.place(tools.request("x" * 400, request_id="one"))).finish(Outcome.COMPLETED)
+    (await runtime.intake.place(tools.request("x" * 400, request_id="one"))).finish(Outcome.COMPLETED)
     viewer = Viewer(feed_of(runtime))
 
     event, hello = await viewer.read()
-    (await runtime.lifecycle.place(tools.request("x" * 400, request_id="two"))).finish(Outcome.COMPLETED)
+    (await runtime.intake.place(tools.request("x" * 400, request_id="two"))).finish(Outcome.COMPLETED)
     await clock.advance(1.0)
     next_event, tick = await viewer.read()
 
@@ -234,10 +234,10 @@ async def test_rows_of_failed_requests_outlive_those_that_went_well(start_runtim
     runtime = await start_runtime(instances=(tools.spec("a"),))
     viewer = Viewer(feed_of(runtime))
     await viewer.read()
-    (await runtime.lifecycle.place(tools.request("x" * 40, request_id="bad"))).finish(Outcome.UPSTREAM_FAILED)
+    (await runtime.intake.place(tools.request("x" * 40, request_id="bad"))).finish(Outcome.UPSTREAM_FAILED)
     for number in range(30):
         request = tools.request("x" * 40, request_id=f"good-{number}")
-        (await runtime.lifecycle.place(request)).finish(Outcome.COMPLETED)
+        (await runtime.intake.place(request)).finish(Outcome.COMPLETED)
 
     await clock.advance(1.0)
     rows = (await viewer.read())[1]["requests"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from dualmap.router.pool.view import empty_view
 from dualmap.router.ui.happenings import Reading, happenings
-from dualmap.router.view import empty_view
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.answers import Note, PoolOverview

@@ -14,12 +14,12 @@ async def test_a_new_reader_gets_what_is_remembered_and_then_what_is_new(start_r
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for number in range(30):
         request = tools.request("x" * 40, request_id=f"r-{number}")
-        (await runtime.lifecycle.place(request)).finish(Outcome.COMPLETED)
+        (await runtime.intake.place(request)).finish(Outcome.COMPLETED)
     own = OwnRequests(runtime)
 
     first, keys = own.read()
     again, _ = own.read()
-    (await runtime.lifecycle.place(tools.request("x" * 40, request_id="new"))).finish(Outcome.REFUSED)
+    (await runtime.intake.place(tools.request("x" * 40, request_id="new"))).finish(Outcome.REFUSED)
     new, _ = own.read()
 
     assert FIRST_REQUESTS >= 30

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dualmap.router import errors
-from dualmap.router.traffic import TrafficCounts
+from dualmap.router.pool.view import empty_view
+from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.router.ui.problems import (
     ADVICE,
     NAMED,
@@ -23,7 +24,6 @@ from dualmap.router.ui.problems import (
     troubles,
 )
 from dualmap.router.ui.status import Avoidance, ReplicaStatus
-from dualmap.router.view import empty_view
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Note, PoolOverview

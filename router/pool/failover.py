@@ -1,0 +1,303 @@
+"""One pool that outlives its store: shared while Redis answers, local while it does not.
+
+A store that cannot be reached is away, and so is one that refuses calls: for a request it makes no difference why it
+cannot be entered. While the store is away the replica decides on a local state, seeded with the last known members and
+its own live requests. It does not see other replicas' load then, but the dual mapping still keeps prefixes together.
+When the store is back, the replica hands its requests over and shares the state again.
+
+There is no await between reading and changing local state. A hand-over waits for the calls under way, and other calls
+wait for its end, so nothing changes during it; every wait is bounded by the store's own timeouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from dualmap.router.pool.recovery import lost_members, recover_requests, restore_members
+from dualmap.runtime.clock import Clock, RealClock
+from dualmap.scheduling.backoff import backoff_s, worth_logging
+from dualmap.scheduling.placing.placement import Observation, PlaceReply
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.steps import at_once, drive
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.connect import Store
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore, wall_clock_ms
+from dualmap.statestore.pool import PoolStore
+
+FIRST_PROBE_S = 0.05
+LONGEST_PROBE_S = 1.0
+STEADY_S = 5.0
+"""A store that is away again sooner than this after a hand-over was not really back: its backoff continues."""
+HAND_OVER_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
+"""The calls that a local state answers while the store is away."""
+OF_THE_FLEET = frozenset({"snapshot", "overview"})
+"""Those that have no answer then, and that tell that it is away."""
+_CALLS = frozenset(name for name in dir(PoolStore) if not name.startswith("_"))
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Calls of the shared store under way, which a hand-over waits for, and the hand-over that others wait for."""
+
+    under_way: int = 0
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event | None = None
+
+    def ended(self) -> None:
+        self.under_way -= 1
+        if self.settled is not None and not self.under_way:
+            self.quiet.set()
+
+    async def until_quiet(self) -> None:
+        while self.under_way:
+            self.quiet.clear()
+            await self.quiet.wait()
+
+
+class FailoverPool:
+    """``PoolStore`` for a replica. Calls of requests never raise StoreError once members are known; heartbeats,
+    snapshots, operators' and leaders' calls do: the state of one replica is not the fleet's. What is not defined here
+    goes to the shared store and fails with it."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(
+        self,
+        primary: PoolStore,
+        scheduling: SchedulingSettings,
+        *,
+        clock: Clock | None = None,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._primary = primary
+        self.name = primary.name
+        trusts: dict[str, Callable[[Any], bool]] = {
+            "membership": self._trusts_members,
+            "place": self._trusts_reply,
+            "observe": self._trusts_reply,
+        }
+        for call in OF_REQUESTS:
+            setattr(self, call, partial(self._either, call, getattr(primary, call), trusts.get(call)))
+        for call in OF_THE_FLEET:
+            setattr(self, call, partial(self._of_the_fleet, call))
+        for call in _CALLS.difference(dir(self)):
+            setattr(self, call, getattr(primary, call))
+        self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
+        self._rates: Callable[[], Mapping[str, float]] = dict
+        self._scheduling = scheduling
+        self._clock = clock if clock is not None else RealClock()
+        self._now_ms = now_ms
+        self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
+        self._known: Membership | None = None
+        self._local: PoolStore | None = None
+        self._beat: tuple[str, int, Mapping[str, str]] | None = None
+        """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
+        self._calls = _Calls()
+        self._early_grants: list[Callable[[], None]] = []
+        self._returning: asyncio.Task[None] | None = None
+        self._probes = 0
+        """In a row, without a store that was steady in between."""
+        self._back_s = float("-inf")
+        """When the last hand-over succeeded."""
+
+    @property
+    def degraded(self) -> bool:
+        return self._local is not None
+
+    def recover_from(
+        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+    ) -> None:
+        self._live, self._rates = live, rates
+
+    async def close(self) -> None:
+        """Stop probing."""
+        if self._returning is not None:
+            self._returning.cancel()
+            await asyncio.gather(self._returning, return_exceptions=True)
+
+    # calls of requests -----------------------------------------------------------------------------------
+    async def _either(
+        self,
+        call: str,
+        shared: Callable[..., Awaitable[Any]],
+        trusts: Callable[[Any], bool] | None,
+        *arguments: Any,
+        **named: Any,
+    ) -> Any:
+        """The answer of the ``shared`` store, else the local one. A call that another one overtook, as that found the
+        store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
+        shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
+        calls = self._calls
+        local = self._local if calls.settled is None else await self._local_pool()
+        if local is None:
+            calls.under_way += 1
+            try:
+                answer = await shared(*arguments, **named)
+            except StoreError as error:
+                local = self._degrade(error)
+            else:
+                if self._local is None and (trusts is None or trusts(answer)):
+                    return answer
+                local = self._degrade(StoreUnavailableError("the store lost its members"))
+            finally:
+                calls.ended()
+        return await getattr(local, call)(*arguments, **named)
+
+    def _trusts_members(self, found: Membership) -> bool:
+        if self._known is not None and lost_members(found, self._known):
+            return False
+        self._known = found
+        return True
+
+    def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
+        return self._known is None or reply.epoch >= self._known.epoch
+
+    # replicas --------------------------------------------------------------------------------------------
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        self._beat = (replica_id, lease_ms, info)
+        known: bool = await self._of_the_fleet("heartbeat", replica_id, lease_ms, info)
+        return known
+
+    async def retire(self, replica_id: str) -> None:
+        self._beat = None
+        await self._primary.retire(replica_id)
+
+    # grants ----------------------------------------------------------------------------------------------
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
+        """While this replica decides alone, its local state's grants count instead of the shared store's."""
+        self._listeners.append((replica_id, deliver))
+        if self._local is not None:
+            self._local.on_grant(replica_id, deliver)
+
+        def granted(grant: Grant) -> None:
+            if self._calls.settled is not None:
+                self._early_grants.append(partial(granted, grant))
+            elif self._local is None:
+                deliver(grant)
+
+        self._primary.on_grant(replica_id, granted)
+
+    # away and back ---------------------------------------------------------------------------------------
+    async def _local_pool(self) -> PoolStore | None:
+        """The state to use instead of the store, if any; waits for a hand-over to end."""
+        while self._calls.settled is not None:
+            await self._calls.settled.wait()
+        return self._local
+
+    async def _of_the_fleet(self, call: str, *arguments: Any) -> Any:
+        """A call that a local state cannot answer. Raises StoreUnavailableError, at once while this replica decides
+        alone."""
+        if await self._local_pool() is not None:
+            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica decides alone")
+        try:
+            return await getattr(self._primary, call)(*arguments)
+        except StoreError as error:
+            self._degrade(error)
+            raise
+
+    def _degrade(self, error: StoreError) -> PoolStore:
+        """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
+        if self._local is not None:
+            return self._local
+        if self._known is None:
+            raise error
+        _log.warning("pool %s: on its own, without the store: %s", self.name, error)
+        self._local = self._local_state(self._known)
+        for listener in self._listeners:
+            self._local.on_grant(*listener)
+        self._returning = asyncio.get_running_loop().create_task(self._return())
+        return self._local
+
+    def _local_state(self, known: Membership) -> PoolStore:
+        """The last known members and rates, and only this replica's live requests."""
+        store = MemoryStore(with_overrides(self._scheduling, known.overrides), now_ms=self._now_ms)
+        local = store.pool_of(self.name, known, self._rates())
+        at_once(local.adopt(self._live(self._now_ms())))
+        return local
+
+    async def _return(self) -> None:
+        """Probe the store until a hand-over succeeds; meanwhile no worker sweeps the queues, so do it here."""
+        if self._clock.monotonic_s() - self._back_s >= STEADY_S:
+            self._probes = 0
+        while self._local is not None:
+            self._probes += 1
+            await self._clock.sleep(backoff_s(self._probes, first_s=FIRST_PROBE_S, longest_s=LONGEST_PROBE_S))
+            await self._sweep(self._local)
+            try:
+                found = await self._primary.membership()
+                async with asyncio.timeout(HAND_OVER_TIMEOUT_S):
+                    await self._hand_over(found)
+            except (StoreError, TimeoutError) as error:
+                if worth_logging(self._probes):
+                    _log.info("pool %s: the store is still away, probes=%d: %s", self.name, self._probes, error)
+            except Exception:
+                _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
+
+    async def _sweep(self, local: PoolStore) -> None:
+        for instance_id in (await local.membership()).instances:
+            await drive(sweep_queue(instance_id, local.order), local)
+
+    async def _hand_over(self, found: Membership) -> None:
+        """Members where the store lost them (what was removed there on purpose stays removed), then live requests."""
+        known = self._known
+        assert self._local is not None and known is not None
+        settled = self._calls.settled = asyncio.Event()
+        try:
+            await self._calls.until_quiet()
+            if lost_members(found, known):
+                await restore_members(self._primary, known.instances.values(), known)
+            live: Sequence[StoredRequest] = ()
+            if self._beat is not None:
+                await self._primary.heartbeat(*self._beat)
+                now_ms = (await self._primary.snapshot()).now_ms
+                stored = await self._primary.requests_of(self._beat[0])
+                live = self._live(now_ms)
+                await recover_requests(self._primary, stored, live)
+            self._known = await self._primary.membership()
+            self._local = None
+            self._back_s = self._clock.monotonic_s()
+            _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(live))
+        finally:
+            self._calls.settled = None
+            early, self._early_grants = self._early_grants, []
+            for granted in early:
+                granted()
+            settled.set()
+
+
+class FailoverStore:
+    """Wraps an open store, and closes it."""
+
+    def __init__(self, primary: Store, scheduling: SchedulingSettings) -> None:
+        self._primary = primary
+        self._scheduling = scheduling
+        self._pools: dict[str, FailoverPool] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._primary, name)
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.close()
+        await self._primary.close()
+
+    def pool(self, name: str) -> PoolStore:
+        """It has every call of a ``PoolStore``."""
+        if name not in self._pools:
+            self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
+        return cast(PoolStore, self._pools[name])

@@ -1,0 +1,107 @@
+"""Releases on their way to the store: posted without waiting, delivered together in the background, retried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+from dualmap.router.telemetry.instruments import Counter
+from dualmap.runtime.clock import Clock
+from dualmap.scheduling.request.release import Release
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+LIMIT = 65_536
+"""Releases that wait: those of minutes without the store."""
+TOGETHER = 64
+"""Releases in one delivery at most."""
+FIRST_RETRY_S = 0.05
+LONGEST_RETRY_S = 2.0
+
+
+class Outbox:
+    """A bounded queue of the releases of one pool, so that the byte path never waits for the store.
+
+    They are delivered in the order in which they were posted. While one delivery is under way, the next ones gather:
+    the busier the store, the more share a call. A delivery that finds the store away is repeated until it succeeds, and
+    one that is refused is repeated release by release: they are idempotent. When the queue is full the new release is
+    dropped and counted: the replica's reconciliation finds what it should have released.
+    """
+
+    def __init__(
+        self,
+        deliver: Callable[[Sequence[Release]], Awaitable[None]],
+        *,
+        clock: Clock,
+        limit: int = LIMIT,
+        dropped: Counter | None = None,
+    ) -> None:
+        self._deliver = deliver
+        self._posted: deque[tuple[Release, Callable[[], None] | None]] = deque()
+        self._limit = limit
+        self._clock = clock
+        self._arrived = asyncio.Event()
+        self._owed = 0
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self.dropped = dropped or Counter()
+
+    def __len__(self) -> int:
+        return len(self._posted)
+
+    def post(self, release: Release, settled: Callable[[], None] | None = None) -> None:
+        """Hand a release over; never waits and never raises. ``settled`` is called once it was delivered, refused or
+        dropped."""
+        if len(self._posted) >= self._limit:
+            self.dropped.inc()
+            if settled is not None:
+                settled()
+            return
+        self._posted.append((release, settled))
+        self._owed += 1
+        if self._owed == 1:
+            self._settled.clear()
+        if len(self._posted) == 1:
+            self._arrived.set()
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        while True:
+            while not self._posted:
+                self._arrived.clear()
+                await self._arrived.wait()
+            posted = [self._posted.popleft() for _ in range(min(TOGETHER, len(self._posted)))]
+            try:
+                await self._deliver_all([release for release, _ in posted])
+            finally:
+                for _, settled in posted:
+                    if settled is not None:
+                        settled()
+                self._owed -= len(posted)
+                if self._owed == 0:
+                    self._settled.set()
+
+    async def _deliver_all(self, releases: Sequence[Release]) -> None:
+        delay_s = FIRST_RETRY_S
+        while True:
+            try:
+                await self._deliver(releases)
+            except StoreUnavailableError:
+                await self._clock.sleep(delay_s)
+                delay_s = min(2 * delay_s, LONGEST_RETRY_S)
+            except Exception as error:
+                if len(releases) > 1:
+                    break
+                return log.error("a release was refused: %s", error, exc_info=not isinstance(error, StoreError))
+            else:
+                return None
+        for each in releases:  # one that cannot be carried out takes no others with it
+            await self._deliver_all((each,))
+        return None
+
+    async def flush(self) -> None:
+        """Wait until everything posted has been delivered, refused or dropped."""
+        await self._settled.wait()

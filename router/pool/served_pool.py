@@ -1,0 +1,106 @@
+"""One pool as a replica serves it: the parts that its requests share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dualmap.router.pool.contexts_ahead import ContextsAhead
+from dualmap.router.pool.grant_waiters import GrantWaiters
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.model_lists import ModelLists
+from dualmap.router.pool.outbox import Outbox
+from dualmap.router.pool.pool_fleet import PoolFleet
+from dualmap.router.pool.recent_answers import RecentAnswers
+from dualmap.router.pool.stored_responses import StoredResponses
+from dualmap.router.pool.view import ViewKeeper
+from dualmap.router.prompts.prompt import PromptTokenizer
+from dualmap.router.telemetry.metrics import PoolMetrics
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.placing.decision import Policy, holds
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
+from dualmap.scheduling.placing.split import SplitRule
+from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.machine import RequestRules
+from dualmap.scheduling.request.passed_on import PassedOnBalancer
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.statestore.pool import PoolStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServedPool:
+    settings: PoolSettings
+    scheduling: SchedulingSettings
+    store: PoolStore
+    view: ViewKeeper
+    loss_notifier: InstanceLossNotifier
+    grant_waiters: GrantWaiters
+    fleet: PoolFleet
+    outbox: Outbox
+    policy: Policy
+    evidence: Evidence
+    metrics: PoolMetrics
+    blocks: BlockRule
+    recent_answers: RecentAnswers
+    contexts_ahead: ContextsAhead
+    model_lists: ModelLists
+    configured: SchedulingSettings
+    """``scheduling`` as it was at the start."""
+    replica_id: str
+    max_tries: int
+    refuses_late: bool
+    tokenizer: PromptTokenizer | None = None
+    """None: prompts that are text are cut by bytes."""
+    stored_responses: StoredResponses = field(init=False)
+    rules: RequestRules = field(init=False)
+    """What a request that arrives now is served by."""
+    _balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
+
+    def __post_init__(self) -> None:
+        self.stored_responses = StoredResponses(self.store)
+        self._schedule_by(self.scheduling)
+
+    def _schedule_by(self, scheduling: SchedulingSettings) -> None:
+        self.scheduling, split_rule = scheduling, SplitRule(scheduling.split)
+        self.rules = RequestRules(
+            replica_id=self.replica_id,
+            fleet=self.fleet,
+            policy=self.policy,
+            order=self.fleet.order,
+            decode_policy=DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, split_rule),
+            split_rule=split_rule,
+            decode_stall_s=scheduling.decode_stall_s,
+            max_hold_s=scheduling.max_hold_s,
+            at_once=not holds(self.policy, self.fleet.order),
+            refuses_late=self.refuses_late,
+            max_tries=self.max_tries,
+            decode_first=self.settings.connector == "mooncake-layerwise",
+            staged_timeout_s=self.settings.staged_timeout_s,
+            transfer_timeout_s=self.settings.transfer_timeout_s,
+            evidence=self.evidence,
+            balancer=self._balancer,
+        )
+
+    def follow(self, overrides: Mapping[str, Any]) -> None:
+        """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
+        of the engines' blocks."""
+        if self.view.view.block_tokens != self.blocks.engine_block_tokens:
+            self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
+        scheduling = with_overrides(self.configured, overrides)
+        if scheduling != self.scheduling:
+            self.policy, self.fleet.order = build_policy(scheduling), queue_order_of(scheduling)
+            self._schedule_by(scheduling)
+            self.grant_waiters.order = self.fleet.order
+            log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))
+
+    def forget_departed(self) -> None:
+        """Drop what is kept about instances that left the fleet."""
+        self.evidence.forget_all_but(self.view.view.instances)
+        self.model_lists.forget_all_but(self.view.view.instances)
+        self.fleet.forget_departed()

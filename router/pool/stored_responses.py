@@ -1,0 +1,57 @@
+"""How long the conversations are that instances have stored: what a continued response does not send, and yet takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from dualmap.router.prompts.inference_request import InferenceRequest, response_id
+from dualmap.scheduling.request.outcome import Usage
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
+
+log = logging.getLogger(__name__)
+
+
+class Answered(Protocol):
+    request_id: str
+    inference_request: InferenceRequest
+
+    @property
+    def instance_id(self) -> str: ...
+
+
+class StoredResponses:
+    """Of one pool, as all replicas know them."""
+
+    def __init__(self, store: PoolStore) -> None:
+        self._store = store
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    async def tokens(self, continued: str) -> int:
+        """Of the conversation up to this response; 0 where that is not known."""
+        if self._store.degraded:
+            return 0
+        try:
+            return await self._store.response_tokens(continued)
+        except StoreError as error:
+            log.debug("the length of a stored response cannot be read: %s", error)
+            return 0
+
+    def answered(self, request: Answered, usage: Usage) -> None:
+        """If the answer was stored under an id that the fleet gave it, its length is kept, in the background."""
+        sent = request.inference_request
+        if not (sent.stores and sent.leaves_id_open and usage.prompt_tokens) or self._store.degraded:
+            return
+        tokens = usage.prompt_tokens + (usage.output_tokens or 0)
+        keeping = self._keep(response_id(request.request_id, request.instance_id), tokens)
+        task = asyncio.get_running_loop().create_task(keeping)
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
+
+    async def _keep(self, response: str, tokens: int) -> None:
+        try:
+            await self._store.keep_response(response, tokens)
+        except StoreError as error:
+            log.debug("the length of a stored response cannot be kept: %s", error)

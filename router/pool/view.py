@@ -1,0 +1,134 @@
+"""The keeper of a replica's copy of the cluster: members, rings and hotness tree of one pool."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dualmap.router.telemetry.metrics import StoreCall, measured
+from dualmap.runtime.clock import Clock
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.model_names import merged_models
+from dualmap.scheduling.state.view import ClusterView
+from dualmap.statestore.answers import Membership
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool import PoolStore
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+"""After this long without a reply that shows another epoch the copy is read again."""
+
+
+def empty_view() -> ClusterView:
+    return ClusterView.build(epoch=-1, tree_version=-1, instances={}, tree=HotnessTree())
+
+
+def next_view(view: ClusterView, membership: Membership) -> ClusterView:
+    """The view of a membership; rings are kept, or changed only next to the anchors of who came and went."""
+    return ClusterView.build(
+        epoch=membership.epoch,
+        tree_version=membership.tree_version,
+        instances=membership.instances,
+        tree=membership.tree,
+        previous=view,
+    )
+
+
+class ViewKeeper:
+    """Replaces the view whole when the store shows another epoch or tree version.
+
+    Reads of the store run one at a time, and one more waits at most: callers during a read, which may have started
+    before the change that they want to see, share the next.
+    """
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        *,
+        clock: Clock,
+        call: StoreCall,
+        seen: Callable[[ClusterView], None] = lambda view: None,
+    ) -> None:
+        """``seen`` is called with the view after every refresh; it must not wait."""
+        self._pool = pool
+        self._seen = seen
+        self._call = call
+        self._clock = clock
+        self._wanted = asyncio.Event()
+        self._last: asyncio.Task[None] | None = None
+        """The refresh that was started last, perhaps done."""
+        self._coming: asyncio.Task[None] | None = None
+        """The same until it reads the store: callers may share it."""
+        self.view = empty_view()
+        self.learned = Learned()
+        """By the leader; the prior until the store says otherwise."""
+        self.last_seen: Membership | None = None
+        """The last membership that was not empty: what a store that came back empty is given again."""
+        self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
+        """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
+        self.tell_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
+        """Called with the model names that operators added, and those that instances list, after every refresh."""
+
+    def renew(self) -> None:
+        """The copy is out of date, as a reply shows: read it again soon. Never waits."""
+        self._wanted.set()
+
+    async def refresh(self) -> ClusterView:
+        """The view as of now, or later: read after the call. Waits for two reads of the store at most.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach; the copy stays as it is.
+        """
+        task = self._coming
+        if task is None:
+            task = self._last = self._coming = asyncio.create_task(self._load_after(self._last))
+            task.add_done_callback(self._loaded)
+        await asyncio.shield(task)
+        return self.view
+
+    async def _load_after(self, former: asyncio.Task[None] | None) -> None:
+        if former is not None and not former.done():
+            await asyncio.wait((former,))  # whichever way it ends
+        self._coming = None
+        await self._load()
+
+    async def _load(self) -> None:
+        self._wanted.clear()
+        membership = await measured(self._call, self._pool.membership())
+        self.view = next_view(self.view, membership)
+        self.learned = membership.learned
+        self.follow(membership.overrides)
+        listed = merged_models(spec.models for spec in membership.instances.values())
+        self.tell_names(membership.names, listed)
+        if membership.instances:
+            self.last_seen = membership
+        self._seen(self.view)
+
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        if self._coming is task:  # cancelled before it could read
+            self._coming = None
+        if not task.cancelled():
+            task.exception()  # retrieved here: every waiter has seen it, and there may be none
+
+    async def run(self) -> None:
+        """Refresh when noted, and when nothing was for a while. Runs until cancelled."""
+        while True:
+            try:
+                await self.refresh()
+            except StoreError as error:
+                log.warning("pool %s: the view stays at epoch %d: %s", self._pool.name, self.view.epoch, error)
+                await self._clock.sleep(POLL_S)
+            await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        idle = asyncio.ensure_future(self._clock.sleep(POLL_S))
+        noted = asyncio.ensure_future(self._wanted.wait())
+        try:
+            await asyncio.wait((idle, noted), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+            noted.cancel()

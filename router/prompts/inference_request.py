@@ -1,0 +1,188 @@
+"""An inference request as its client sent it, before it is placed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.prompt import LongTexts
+from dualmap.api_bodies.responses_api import chat_of_response
+from dualmap.router.telemetry.trace_context import TraceContext
+from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
+from dualmap.scheduling.values import record, value
+
+MESSAGES_PATH = "/v1/messages"
+RESPONSES_PATH = "/v1/responses"
+COMPLETIONS_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+POOLED_PATHS = frozenset(
+    {
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/v2/embed",
+        "/v2/rerank",
+        "/classify",
+        "/pooling",
+        "/rerank",
+        "/score",
+    }
+)
+"""Scheduled by load alone: their prompts are counted, and looked for in no cache."""
+SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
+"""Every other path is passed to any suitable instance of the pool."""
+
+
+@value
+class TokenSource:
+    """What a prompt's tokens are computed from: a body with one prompt, of text or with media in it."""
+
+    path: str
+    fields: Mapping[str, Any]
+    long_texts: LongTexts
+    """Strings that ``fields`` has the names of."""
+    prompt: TextPrompt
+    """The same as blocks of bytes are cut from it."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Length of the rendered text, roughly."""
+        return self.prompt.size
+
+    @property
+    def has_media(self) -> bool:
+        """Tokens can be computed of what comes before the first message with media."""
+        return self.prompt.has_media
+
+    @property
+    def parts(self) -> int:
+        """Messages or items, or 1."""
+        listed = self.fields.get("input" if self.path == RESPONSES_PATH else "messages")
+        return len(listed) if isinstance(listed, list) else 1
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the engine puts the tokenizer's own special tokens around the text, unless the body says."""
+        return self.path in ("/v1/completions", RESPONSES_PATH)
+
+    def body(self, *, system_first: bool = False, unthinking_effort: str = "none") -> Mapping[str, Any]:
+        """A chat completions body, or a completions body, with all its strings. ``system_first``: the model's template
+        takes no other system message than the first; ``unthinking_effort``: it is given this for disabled thinking.
+        Media are left out as far as they are long."""
+        left_out = _MEDIA_FIELDS if self.has_media else _NONE
+        fields = _with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
+        if self.path == MESSAGES_PATH:
+            return chat_of_message(fields, system_first=system_first, unthinking_effort=unthinking_effort)
+        return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
+
+
+_MEDIA_FIELDS = frozenset({"audio_url", "file", "image_embeds", "image_url", "input_audio", "source", "video_url"})
+_NONE: frozenset[str] = frozenset()
+
+
+def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> Any:
+    if isinstance(given, str):
+        text = long_texts.get(given)
+        return given if text is None else text.decode("utf-8", "surrogatepass")
+    if isinstance(given, list):
+        return [_with_texts(each, long_texts, left_out) for each in given]
+    if isinstance(given, dict):
+        return {
+            name: each if name in left_out else _with_texts(each, long_texts, left_out) for name, each in given.items()
+        }
+    return given
+
+
+@dataclass(slots=True)
+class SentPrompt:
+    """What a scheduled request says about its prompt, for any pool."""
+
+    prompt: Prompt
+    salt: str | None
+    """Requests that differ in it share no KV cache."""
+    teaches: bool
+    """Bytes per token, or tokens per image, can be learned from it: it is text, has no media other than images, and the
+    engine is not to truncate it."""
+    output_limit: int | None
+    """Tokens of the answer at most."""
+    source: TokenSource | None = field(default=None, compare=False)
+    """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
+    instance has stored."""
+    pooled: bool = False
+    """Its prompts are pooled: they count, and no cache is looked at."""
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Length of the rendered text; None where nothing can be learned from it."""
+        return self.prompt.size if self.teaches and isinstance(self.prompt, TextPrompt) else None
+
+    @property
+    def images(self) -> int:
+        return len(self.prompt.image_ends) if isinstance(self.prompt, TextPrompt) else 0
+
+
+@record
+class InferenceRequest:
+    """One parsed inference request, before it is placed."""
+
+    request_id: str
+    model: str
+    """As the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
+    path: str
+    prompt: SentPrompt | None
+    """None for requests that are passed on, and once it is hashed: it may take as much memory as what was sent."""
+    slo_s: float | None
+    """TTFT SLO by header; None for the configured one."""
+    stream: bool
+    form: bool = False
+    """The body is a form, not JSON."""
+    body_hash: int = 0
+    """Of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt."""
+    leaves_usage_open: bool = False
+    """It streams, and has no ``stream_options``: only the fleet uses its usage."""
+    leaves_id_open: bool = False
+    """Its response is to be found again by an id that the fleet may give it."""
+    may_split: bool = False
+    """Another instance than the one that prefills it can answer it."""
+    stores: bool = False
+    """Its instance may store the response."""
+    pinned_to: str | None = None
+    """The instance that has stored what it continues."""
+    continues: str | None = None
+    """The stored response that it continues, which names the instance."""
+    model_span: tuple[int, int] | None = None
+    """Where a long body names its model, quotes included; None if not searched for."""
+    unread: str = ""
+    """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
+    trace: TraceContext | None = None
+    """None where the replica does not trace."""
+
+
+_NO_PART_OF_A_NAME = re.compile(rb"[^A-Za-z0-9_.-]")
+
+
+def response_id(request_id: str, instance_id: str) -> str:
+    """The id of a response that an instance stores: it names the instance, so that every replica finds it again.
+
+    Clients put it into a path, with its characters escaped or not, and engines split that path when it is decoded: so
+    no character of a client's id is left in it that means something there, but ``~`` and two digits.
+    """
+    named = _NO_PART_OF_A_NAME.sub(lambda found: b"~%02X" % found[0][0], request_id.encode("utf-8", "surrogatepass"))
+    return f"resp_{named.decode()}@{instance_id}"
+
+
+def request_of_response(response: str) -> str:
+    """The request that ``response_id`` made this id for; nonsense for any other."""
+    named = response.removeprefix("resp_").rpartition("@")[0]
+    return unquote(named.replace("~", "%"), errors="surrogatepass")
+
+
+def storing_instance(previous_response_id: object) -> str | None:
+    """The instance that such an id names; None for any other."""
+    if not isinstance(previous_response_id, str):
+        return None
+    _, at, instance_id = previous_response_id.rpartition("@")
+    return instance_id if at and instance_id else None

@@ -1,0 +1,228 @@
+"""From a request body to what the scheduler needs of it: chain, expected output, bytes to learn from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final, Literal, Protocol
+
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.lax_values import lax_int
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.pooled_prompt import pooled_prompt
+from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
+from dualmap.api_bodies.responses_api import chat_of_response
+from dualmap.router.prompts.inference_request import (
+    MESSAGES_PATH,
+    POOLED_PATHS,
+    RESPONSES_PATH,
+    SentPrompt,
+    TokenSource,
+)
+from dualmap.router.steps import in_steps
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.prompts.blocks import (
+    BlockRule,
+    Prompt,
+    TextPrompt,
+    cache_seed,
+    continued_chain,
+    uncached_chain,
+    with_images,
+)
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras
+from dualmap.scheduling.values import value
+
+LONG_PROMPT_BYTES: Final = 1 << 20
+"""A longer one is hashed in steps."""
+
+_UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
+"""With these, an engine sees less of a prompt, or more, than the body has."""
+
+_MAX_COUNT: Final = 2**31 - 1
+_NO_LONG_TEXTS: Final[LongTexts] = {}
+
+log = logging.getLogger(__name__)
+
+TokenizedHow = Literal["exact", "unverified", "head", "bytes", "late", "busy"]
+"""What became of a prompt that a tokenizer was given. ``exact``: its tokens are counted in a way that engines' own
+counts have confirmed; ``unverified``: they have not yet. ``head``: tokens are computed up to the first message with
+media.
+``bytes``: they cannot be computed, or are known to be others than the engine's."""
+
+
+@value
+class TokenCount:
+    """How a prompt's tokens were counted, to be compared with what its instance reports."""
+
+    by: str
+    kind: frozenset[str]
+    """The kind of request, see ``router.tokens.request_kind``."""
+
+
+@value
+class TokenizedPrompt:
+    chain: Chain
+    """The prompt's chain of engine blocks, with media that of what comes before the first message with some."""
+    count: TokenCount | None
+    """None with media: nothing was counted that an instance would report."""
+
+
+class PromptTokenizer(Protocol):
+    """Computes the engine's own blocks of prompts that are text, and is told what engines count."""
+
+    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
+        """None if the blocks cannot be had, or not in time."""
+
+    def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
+        """An instance has answered a prompt that was counted."""
+
+    @property
+    def status(self) -> str:
+        """Whether its counts are exact, in words."""
+
+    @property
+    def is_mistrusted(self) -> bool:
+        """Whether it is known to count other tokens than the instances, be it for some kinds of requests only."""
+
+    async def run(self) -> None:
+        """Compare it with the instances, at the start and when there is reason to. Runs until cancelled."""
+
+    async def close(self) -> None:
+        """Let go of threads and connections."""
+
+
+@value
+class ReadPrompt:
+    chain: Chain
+    text_bytes: int | None
+    """See ``SentPrompt``."""
+    expected_output_tokens: int
+    """Counts in the shared load: the mean answer to requests with similar limits, or the limit if that is lower. A
+    limit is no forecast: most clients send one that few of their answers reach, and instances whose running requests
+    were counted by it would always look full. The instance gets the limit as it was sent."""
+    output_limit: int | None = None
+    """The most tokens that its answer may have; None: it sets no limit."""
+    count: TokenCount | None = None
+    """How the tokens of text were counted: the chain is of the engine's own blocks then. None: they are estimated."""
+    images: int = 0
+    """In the prompt: how many tokens they have is learned from it, and no bytes per token."""
+    stored_tokens: int = 0
+    """Of the conversation before it, which the request continues and its instance has stored."""
+
+    @property
+    def tokens(self) -> int:
+        """Of the whole conversation."""
+        return self.stored_tokens + self.chain.prompt_tokens
+
+
+def sent_prompt(
+    path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
+) -> SentPrompt | None:
+    """What the body of a scheduled request says about its prompt.
+
+    None where no prompt is found, or none that can be read: such a request is passed on. Whether an engine serves it,
+    the engine decides, by the same bytes.
+    """
+    pooled = path in POOLED_PATHS
+    try:
+        prompt = (
+            _render(path, body, long_texts, max_parts)
+            if not pooled
+            else pooled_prompt(body, long_texts, max_parts=max_parts)
+        )
+    except (PromptError, UnreadableJsonError, RecursionError) as error:
+        log.debug("a request of %s is passed on: %s", path, error)
+        return None
+    if prompt is None:
+        return None
+    salt = body.get("cache_salt")
+    source, teaches = None, False
+    if isinstance(prompt, TextPrompt):
+        if prompt.is_empty:
+            return None
+        known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
+        if known and not pooled and not prompt.unread:
+            if not isinstance(body.get("prompt"), list):
+                source = TokenSource(path, body, long_texts, prompt)
+            teaches = not prompt.other_media
+    limit = 1 if pooled else _output_limit(body)
+    return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled)
+
+
+def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts: int) -> Prompt:
+    """All APIs' conversations as those of chat completions, so that they have the same blocks."""
+    if path == MESSAGES_PATH:
+        body = chat_of_message(body)
+    elif path == RESPONSES_PATH:
+        body = chat_of_response(body)
+    elif not path.endswith("/chat/completions"):
+        return completion_prompt(body, long_texts, max_parts=max_parts)
+    return chat_prompt(body, long_texts, max_parts=max_parts)
+
+
+async def read_prompt(
+    sent: SentPrompt,
+    *,
+    model: str,
+    lora: str | None,
+    rule: BlockRule,
+    learned: Learned,
+    tokenizer: PromptTokenizer | None = None,
+) -> ReadPrompt:
+    """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
+    blocks if there is a tokenizer, and it answers in time."""
+    limit = sent.output_limit
+    expected = expected_answer_tokens(learned.answer_tokens, limit)
+    if sent.pooled:
+        return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
+    if tokenizer is not None:
+        tokenized = await tokenizer.tokenize(sent, lora=lora, block_tokens=rule.token_block_tokens)
+        if tokenized is not None:
+            return _tokenized(tokenized, sent, expected, learned)
+    seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
+    prompt, images = sent.prompt, 0
+    if isinstance(prompt, TextPrompt) and prompt.image_ends:
+        images = len(prompt.image_ends)
+        prompt = with_images(prompt, learned.image_tokens, learned.bytes_per_token)
+    if isinstance(prompt, TextPrompt) and len(prompt.data) <= LONG_PROMPT_BYTES:
+        chain = rule.chain(prompt, seed, learned.bytes_per_token)
+    else:
+        extras = BlockExtras.of(lora, sent.salt)
+        chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
+    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images)
+
+
+def _tokenized(tokenized: TokenizedPrompt, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
+    prompt, ratio, chain = sent.prompt, learned.bytes_per_token, tokenized.chain
+    if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
+        rest = with_images(prompt, learned.image_tokens, ratio).data[prompt.media_at :]
+        chain, images = continued_chain(chain, rest, ratio), len(prompt.image_ends)
+        return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=images)
+    return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized.count)
+
+
+@lru_cache(maxsize=1024)
+def _unsalted_seed(model: str, lora: str | None) -> int:
+    """The same for almost all requests for a model."""
+    return cache_seed(model, lora)
+
+
+def _output_limit(body: Mapping[str, Any]) -> int | None:
+    """Of the names that APIs have for it the newer one counts."""
+    newer, older = _count(body, "max_completion_tokens"), _count(body, "max_tokens")
+    if newer is None and older is None:
+        return _count(body, "max_output_tokens")
+    return older if newer is None else newer
+
+
+def _count(body: Mapping[str, Any], name: str) -> int | None:
+    """The count in a field of the body; None where it is absent, or no count."""
+    if (sent := body.get(name)) is None:
+        return None
+    count = lax_int(sent)
+    return count if count is not None and 0 <= count <= _MAX_COUNT else None

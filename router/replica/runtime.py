@@ -1,0 +1,306 @@
+"""One replica, put together: its pools, its life cycle, its background work. Everything but the network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from dualmap.router.pool.contexts_ahead import ContextsAhead
+from dualmap.router.pool.grant_waiters import GrantWaiters
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.model_lengths import ModelLengths
+from dualmap.router.pool.model_lists import InstanceAsker, ModelLists
+from dualmap.router.pool.outbox import Outbox
+from dualmap.router.pool.pool_directory import PoolDirectory
+from dualmap.router.pool.pool_fleet import PoolFleet
+from dualmap.router.pool.recent_answers import RecentAnswers
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.pool.view import ViewKeeper
+from dualmap.router.replica.peer_watch import PeerWatch
+from dualmap.router.replica.replica import Replica
+from dualmap.router.replica.supervision import Supervisor
+from dualmap.router.requests.context import LiveRequests, ReplicaContext
+from dualmap.router.requests.explain import DecisionLog, Explanation
+from dualmap.router.requests.intake import Intake
+from dualmap.router.requests.request_log import RequestLog, open_request_log
+from dualmap.router.requests.tracing import SpanExport, open_tracing
+from dualmap.router.settings import FLUSH_TIMEOUT_S, LEAVING_S, RouterSettings
+from dualmap.router.telemetry.fleet_gauges import FleetGauges, FleetOverviews
+from dualmap.router.telemetry.metrics import RouterMetrics
+from dualmap.router.telemetry.port_metrics import PortMetrics
+from dualmap.router.telemetry.recording import open_recorder
+from dualmap.router.telemetry.trace_context import TraceContext
+from dualmap.router.timers import CallLater
+from dualmap.router.tokens import build_tokenizer
+from dualmap.runtime.clock import Clock, RealClock
+from dualmap.runtime.extras import package_version
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.trust import InstanceTrust
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
+from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.breakers import CircuitBreakers
+from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.quarantine import Quarantine
+from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.connect import Store
+
+log = logging.getLogger(__name__)
+
+
+def make_replica_id() -> str:
+    """An id that no other replica has, and that shows where the replica runs."""
+    host = "".join(char if char.isalnum() or char in "-_." else "-" for char in socket.gethostname())[:64]
+    return f"{host}-{secrets.token_hex(3)}"
+
+
+class Runtime:
+    """The parts of one replica. Build it inside a running event loop; ``start``, serve, ``stop``."""
+
+    def __init__(
+        self, settings: RouterSettings, scheduling: SchedulingSettings, store: Store, pools: Sequence[PoolSettings], *,
+        trust: InstanceTrust | None = None, replica_id: str | None = None, clock: Clock | None = None,
+        call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.store = store
+        self.trust = trust or InstanceTrust()
+        self.scheduling = scheduling
+        self.context = _context(
+            settings,
+            [pool.name for pool in pools],
+            replica_id=replica_id or settings.replica_id or make_replica_id(),
+            clock=clock or RealClock(),
+            call_later=call_later or asyncio.get_running_loop().call_later,
+        )
+        live = self.context.live
+        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, self.context.clock.monotonic_s(), lambda: live.accepted)
+        self.pools: PoolDirectory[ServedPool] = PoolDirectory(
+            [_served_pool(pool, store, scheduling, self.context, retries, self.trust) for pool in pools]
+        )
+        for pool in self.pools.pools.values():
+            pool.view.tell_names = partial(self.pools.learn, pool.settings.name)
+        self.intake = Intake(self.pools, self.context)
+        self.context.metaserver.base_url = (info or {}).get("ops_url", "")
+        self.replicas = {
+            name: Replica(pool, self.context, {"version": package_version(), **(info or {})})
+            for name, pool in self.pools.pools.items()
+        }
+        self.fleet = FleetOverviews(
+            {name: pool.store for name, pool in self.pools.pools.items()},
+            clock=self.context.clock,
+            call=self.context.metrics.store_calls["overview"],
+        )
+        FleetGauges(self.fleet, self.context.metrics.registry)
+        self.port = (info or {}).get("port", "")
+        """Of the endpoint, which other replicas may share; "" where it is not told."""
+        models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
+        self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
+        self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key, self.trust))
+        self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
+        self._supervisor = Supervisor(self.context.clock)
+        self._tellers = [
+            teller
+            for teller in (
+                open_request_log(settings, self.context.call_later),
+                open_tracing(settings, self.context.replica_id),
+            )
+            if teller is not None
+        ]
+        self.context.ended = _telling(self._tellers)
+        self.joined = False
+
+    async def start(self) -> bool:
+        """Join every pool and start the background work; True.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        for replica in self.replicas.values():
+            await replica.join()
+        for name, pool in self.pools.pools.items():
+            replica = self.replicas[name]
+            self._supervisor.start(f"outbox {name}", pool.outbox.run)
+            self._supervisor.start(f"view {name}", pool.view.run)
+            pool.store.on_grant(self.context.replica_id, pool.grant_waiters.deliver)
+            self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
+            self._supervisor.start(f"lease {name}", replica.keep_lease)
+            self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
+            if pool.tokenizer is not None:
+                self._supervisor.start(f"tokens {name}", pool.tokenizer.run)
+        self._supervisor.start("peers", self.peer_watch.run)
+        self.joined = True
+        return True
+
+    async def addresses(self) -> dict[str, str]:
+        """The operation addresses of all living replicas by their ids, "" of one that advertises none.
+
+        Raises:
+            StoreUnavailableError: the store is out of reach.
+        """
+        found: dict[str, str] = {}
+        for pool in self.pools.pools:
+            overview = await self.fleet.get(pool)
+            for replica in overview.replicas:
+                if replica.is_alive(overview.now_ms):
+                    found[replica.replica_id] = replica.info.get("ops_url") or found.get(replica.replica_id, "")
+        return found
+
+    @property
+    def accepts_traffic(self) -> bool:
+        return self.joined and not self.context.draining
+
+    @property
+    def outbox_releases(self) -> int:
+        """Releases that wait for the store."""
+        return sum(len(pool.outbox) for pool in self.pools.pools.values())
+
+    async def stop(self) -> None:
+        """End what is still live, deliver the outbox to the store, give up the lease, end the background work."""
+        self.context.draining = True
+        await asyncio.sleep(0)  # requests that were cancelled when the drain took too long end by themselves
+        for live in self.context.live:
+            live.finish(Outcome.CUT_OFF)
+        await asyncio.gather(*(_let_go(pool) for pool in self.pools.pools.values()))
+        await self._supervisor.stop()
+        await self.fleet.close()
+        with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
+            async with asyncio.timeout(LEAVING_S / 2):
+                await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
+        await self.port_metrics.close()
+        for pool in self.pools.pools.values():
+            await pool.model_lists.close()
+            if pool.tokenizer is not None:
+                await pool.tokenizer.close()
+        if self.context.recorder is not None:
+            self.context.recorder.close()
+        self.context.ended = None
+        while self._tellers:
+            await asyncio.to_thread(self._tellers.pop().close)  # bounded: a collector or a disk may hang
+
+    async def read_metrics(self) -> None:
+        """Bring the gauges up to date; called before they are scraped."""
+        self.read_own_gauges()
+        await self.fleet.refresh()
+
+    def read_own_gauges(self) -> None:
+        """Those that tell of this replica alone."""
+        metrics = self.context.metrics
+        metrics.outbox.set(self.outbox_releases)
+        metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
+        for pool in self.pools.pools.values():
+            if pool.tokenizer is not None:
+                pool.metrics.tokens_mistrusted.set(pool.tokenizer.is_mistrusted)
+
+
+async def _let_go(pool: ServedPool) -> None:
+    """Deliver the releases of a pool, and what the room that they make is granted to; bounded."""
+    with contextlib.suppress(TimeoutError):  # the leader's sweep grants instead
+        async with asyncio.timeout(FLUSH_TIMEOUT_S):
+            await pool.outbox.flush()
+            await pool.fleet.planner.done()
+
+
+def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
+    """What the end of a request calls; None while nothing is logged or traced."""
+    if len(tellers) < 2:
+        return tellers[0].ended if tellers else None
+
+    def ended(explanation: Explanation, trace: TraceContext | None) -> None:
+        for teller in tellers:
+            teller.ended(explanation, trace)
+
+    return ended
+
+
+def _context(
+    settings: RouterSettings, pools: Sequence[str], *, replica_id: str, clock: Clock, call_later: CallLater
+) -> ReplicaContext:
+    metrics, live = RouterMetrics(pools), LiveRequests(settings.max_requests)
+    return ReplicaContext(
+        replica_id=replica_id,
+        settings=settings,
+        clock=clock,
+        call_later=call_later,
+        metrics=metrics,
+        decisions=DecisionLog(),
+        live=live,
+        recorder=open_recorder(settings, replica_id),
+    )
+
+
+def _served_pool(
+    pool: PoolSettings,
+    store: Store,
+    scheduling: SchedulingSettings,
+    context: ReplicaContext,
+    retries: RetryBudget,
+    trust: InstanceTrust,
+) -> ServedPool:
+    settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
+    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(retries, clock)
+    view = ViewKeeper(
+        shared,
+        clock=clock,
+        call=calls["membership"],
+        seen=loss_notifier.check,
+    )
+    waiters = GrantWaiters(
+        shared,
+        replica_id=context.replica_id,
+        clock=clock,
+        call_later=context.call_later,
+        order=queue_order_of(scheduling),
+        refuses_late=settings.late_requests == "refuse",
+        call=calls["records"],
+    )
+    metrics = context.metrics.pools[pool.name]
+    breakers = CircuitBreakers(
+        BreakerRule(),
+        view=lambda: view.view,
+        on_fault=metrics.count_fault,
+        on_ejection=metrics.count_ejection,
+        warn=log.warning,
+    )
+    fleet = PoolFleet(
+        shared,
+        view,
+        breakers,
+        waiters,
+        order=queue_order_of(scheduling),
+        replica_id=context.replica_id,
+        calls=calls,
+        now_s=clock.monotonic_s,
+    )
+    served = ServedPool(
+        settings=pool,
+        scheduling=scheduling,
+        store=shared,
+        view=view,
+        loss_notifier=loss_notifier,
+        grant_waiters=waiters,
+        fleet=fleet,
+        outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
+        policy=build_policy(scheduling),
+        evidence=Evidence(breakers, Quarantine(log.warning), retries),
+        metrics=context.metrics.pools[pool.name],
+        blocks=BlockRule.of(scheduling),
+        recent_answers=RecentAnswers(clock),
+        contexts_ahead=ContextsAhead(context.live.is_releasing),
+        model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key, trust), clock),
+        configured=scheduling,
+        replica_id=context.replica_id,
+        max_tries=settings.max_attempts,
+        refuses_late=settings.late_requests == "refuse",
+        tokenizer=build_tokenizer(
+            pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock, trust=trust
+        ),
+    )
+    view.follow = served.follow
+    return served

@@ -1,0 +1,1 @@
+"""The requests of a replica: taken in, driven through their machine, refused, and explained."""

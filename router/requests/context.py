@@ -1,0 +1,121 @@
+"""What all requests of a replica share, passed in once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dualmap.router.errors import ReplicaFullError
+from dualmap.router.requests.explain import DecisionLog, Explanation
+from dualmap.router.requests.metaserver import Metaserver
+from dualmap.router.settings import RouterSettings
+from dualmap.router.telemetry.metrics import RouterMetrics
+from dualmap.router.telemetry.recording import TrafficRecorder
+from dualmap.router.telemetry.trace_context import TraceContext
+from dualmap.router.timers import CallLater
+from dualmap.runtime.clock import Clock
+from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.state.request import StoredRequest
+
+
+class Live(Protocol):
+    """A request that this replica must answer."""
+
+    request_id: str
+
+    @property
+    def pool_name(self) -> str: ...
+
+    def records(self, now_ms: int) -> Sequence[StoredRequest]:
+        """The request as the store should know it, at ``now_ms`` of the store's clock; one for each leg, none if it
+        needs not."""
+
+    def explain(self) -> Explanation | None:
+        """Its story so far; None if it was passed on without a decision."""
+
+    def finish(self, outcome: Outcome) -> None:
+        """The request is over: release everything."""
+
+
+class LiveRequests:
+    """The requests of this replica that are held or in flight, by id, up to a limit.
+
+    An id is free again once the store knows that its request is over. Until then a reservation would be taken for a
+    repetition of the former one, and a repeated release would end the new request.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.accepted = 0
+        """Requests that were ever admitted."""
+        self._by_id: dict[str, Live] = {}
+        self._releasing: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id
+
+    def __iter__(self) -> Iterator[Live]:
+        return iter(tuple(self._by_id.values()))
+
+    def get(self, request_id: str) -> Live | None:
+        return self._by_id.get(request_id)
+
+    def is_free(self, request_id: str) -> bool:
+        """Whether a new request may take the id."""
+        return request_id not in self._by_id and request_id not in self._releasing
+
+    def admit(self, live: Live) -> None:
+        """Enter a request whose id is not live here.
+
+        Raises:
+            ReplicaFullError: the replica has as many as it may.
+        """
+        if len(self._by_id) >= self._limit:
+            raise ReplicaFullError(
+                f"this replica has reached its limit of {self._limit} requests; try again, or raise"
+                " router.max_requests",
+                retry_after_s=1.0,
+            )
+        self._by_id[live.request_id] = live
+        self.accepted += 1
+
+    def rename(self, live: Live, request_id: str) -> None:
+        self.leave(live)
+        live.request_id = request_id
+        self._by_id[request_id] = live
+
+    def leave(self, live: Live) -> None:
+        if self._by_id.get(live.request_id) is live:
+            del self._by_id[live.request_id]
+
+    def is_releasing(self, request_id: str) -> bool:
+        """Whether its end is on its way to the store."""
+        return request_id in self._releasing
+
+    def releasing(self, request_id: str) -> None:
+        """The end of a request is about to be sent to the store; the caller must call ``released``."""
+        self._releasing.add(request_id)
+
+    def released(self, request_id: str) -> None:
+        self._releasing.discard(request_id)
+
+
+@dataclass(slots=True)
+class ReplicaContext:
+    replica_id: str
+    settings: RouterSettings
+    clock: Clock
+    call_later: CallLater
+    metrics: RouterMetrics
+    decisions: DecisionLog
+    live: LiveRequests
+    recorder: TrafficRecorder | None = field(default=None)
+    ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
+    """Told of every request that ended, while somebody wants to know: the request log, tracing."""
+    metaserver: Metaserver = field(default_factory=Metaserver)
+    draining: bool = field(default=False)
+    """Set once the replica is to stop: /ready is off, requests are still served until the port closes."""

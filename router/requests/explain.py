@@ -1,0 +1,303 @@
+"""Why a request went where it went: its explanation, and a bounded memory of those that ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.request.machine import DecodeLeg, RequestMachine
+from dualmap.scheduling.request.outcome import Usage
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.values import value
+from dualmap.statestore.records import ReportedLoads
+
+REASONS: Mapping[Reason, str] = {
+    Reason.ONLY_ONE: "it is the only candidate",
+    Reason.CACHE: "its cache holds the most of the prompt",
+    Reason.SLO: "the one with the larger hit would be late",
+    Reason.BALANCE: "it is less loaded, and the hits are equal",
+    Reason.ROTATION: "it is its turn",
+    Reason.COST: "it costs least",
+    Reason.BOTH_OVERLOADED: "both candidates are overloaded, and it is the less loaded one",
+    Reason.BEYOND_PAIR: "it costs less than both candidates of the pair",
+}
+"""Why an instance was chosen, as the end of a sentence."""
+
+KEPT_CANDIDATES = 8
+KEPT_EXPLANATIONS = 2048
+"""Of requests that ended last: a few megabytes."""
+
+
+@value
+class PlacementRound:
+    """One decision: what the policy saw, what it chose, and what the store replied."""
+
+    named: tuple[str, ...]
+    """The instances that the policy asked for."""
+    loads: Mapping[str, InstanceLoad]
+    """Of those that were weighed or observed; a few of them where they are many."""
+    decision: Decision
+    attempt: int
+    status: PlaceStatus
+    named_in_all: int = 0
+    """0: no more than are here."""
+
+    @classmethod
+    def of(cls, placed: Placed, attempt: int) -> PlacementRound:
+        """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
+        decision, reply, named = placed.decision, placed.reply, placed.candidates
+        loads = reply.loads
+        if len(loads) <= KEPT_CANDIDATES:
+            return cls(named, loads, decision, attempt, reply.status)
+        names = _candidates(named, loads)
+        chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
+        others = (name for name in names if name not in chosen)
+        kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
+        seen = {name: loads[name] for name in kept if name in loads}
+        return cls(kept, seen, decision, attempt, reply.status, len(names))
+
+    @property
+    def considered(self) -> int:
+        """Candidates in all; ``candidates`` and ``loads`` keep a few of them."""
+        return self.named_in_all or len(_candidates(self.named, self.loads))
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        return _candidates(self.named, self.loads)[:KEPT_CANDIDATES]
+
+    def told(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "candidates": self.candidates,
+            "loads": {instance_id: asdict(load) for instance_id, load in self.loads.items()},
+            "decision": asdict(self.decision),
+            "why": REASONS[self.decision.reason],
+            "attempt": self.attempt,
+            "status": self.status,
+            "considered": self.considered,
+        }
+
+
+def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
+    """Those that were asked for, and others beside them that were weighed."""
+    return tuple(dict.fromkeys((*named, *loads)))
+
+
+@value
+class Explanation:
+    """One request's record on this replica; times are seconds since it was parsed."""
+
+    request_id: str
+    model: str
+    pool: str
+    policy: str
+    slo_s: float
+    prompt_tokens: int
+    chain_blocks: int
+    key_blocks: int
+    hash_key: int
+    tree_version: int
+    epoch: int
+    received_unix_s: float
+    rounds: tuple[PlacementRound, ...] = ()
+    failures: tuple[str, ...] = ()
+    failed_after_s: tuple[float, ...] = ()
+    """When each of them happened."""
+    instance_id: str | None = None
+    """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
+    placed_s: float | None = None
+    """When its first reservation was made."""
+    held_s: float | None = None
+    expected_ttft_s: float | None = None
+    """By the last decision that was reserved, counted from that decision."""
+    first_token_s: float | None = None
+    done_s: float | None = None
+    outcome: str | None = None
+    expected_cached_tokens: int = 0
+    reported_cached_tokens: int | None = None
+    reported_prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    """Reported."""
+    block_tokens: int = 1
+    """Tokens of a block of its chain."""
+    key_tokens: int = 1
+    """Tokens of a key block, the unit of ``key_blocks``."""
+    leg: Leg = Leg.WHOLE
+    """PREFILL: it was split. ``instance_id`` prefilled it, and another one answered."""
+    prefilled_s: float | None = None
+    """When the prefill leg had answered."""
+    decode_instance_id: str | None = None
+    decode_placed_s: float | None = None
+    decode_rounds: tuple[PlacementRound, ...] = ()
+    transferred_tokens: int | None = None
+    """Of the prompt, whose KV the decode instance was not believed to hold."""
+
+
+def explanation(
+    machine: RequestMachine,
+    request: InferenceRequest,
+    pool: ServedPool,
+    seen: tuple[int, int, HotnessTree],
+    expected_cached_tokens: int,
+    now_s: float,
+    now_unix_s: float,
+) -> Explanation:
+    """What has happened to a request so far. ``seen`` are the epoch, the version of the hotness tree and the tree with
+    which the request began."""
+    spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
+    if spec.chain is None:
+        return _explanation_of_passed_on(machine, pool, received_unix_s)
+    chain, decode, usage = spec.chain, machine.decode, machine.usage or Usage()
+    epoch, tree_version, tree = seen
+    key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
+    is_placed = machine.tries or machine.placed is not None
+    # By place: every request pays for this once, and by name it costs six times as much.
+    return Explanation(
+        machine.request_id,
+        request.model,
+        pool.settings.name,
+        pool.policy.name,
+        spec.slo_s,
+        spec.stored_tokens + chain.prompt_tokens,
+        len(chain.hashes),
+        key_blocks,
+        chain.prefix_hash(key_blocks),
+        tree_version,
+        epoch,
+        received_unix_s,
+        tuple([PlacementRound.of(placed, attempt) for search, attempt in machine.searches for placed in search.rounds]),
+        *_failures(machine),
+        machine.instance_id or None,
+        machine.placed_s,
+        machine.held_until_s(now_s) if is_placed else None,
+        None if machine.estimate is None else machine.estimate.decision.expected_ttft_s,
+        machine.first_token_s,
+        machine.ended_s,
+        machine.outcome,
+        expected_cached_tokens,
+        usage.cached_tokens,
+        usage.prompt_tokens,
+        usage.output_tokens,
+        chain.block_tokens,
+        chain.block_tokens * chain.key_stride,
+        machine.leg,
+        machine.prefilled_s,
+        *((None, None, (), None) if decode is None else _decoded(decode, chain)),
+    )
+
+
+def _decoded(decode: DecodeLeg, chain: Chain) -> tuple[str | None, float | None, tuple[PlacementRound, ...], int]:
+    """Where a decode leg went, when that was reserved, every decision on it, and the tokens that were transferred."""
+    rounds = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
+    return decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens
+
+
+def _failures(machine: RequestMachine) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Every failure in words, and when it came."""
+    failures = machine.failures
+    if not failures:
+        return (), ()
+    words = tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures])
+    return words, tuple([failed_s for _, _, failed_s in failures])
+
+
+def _explanation_of_passed_on(machine: RequestMachine, pool: ServedPool, received_unix_s: float) -> Explanation:
+    """The record of a request that was not placed by its prefix. Its tokens are known by report alone."""
+    usage, (failures, failed_after_s) = machine.usage or Usage(), _failures(machine)
+    return Explanation(
+        request_id=machine.request_id,
+        model=machine.spec.model,
+        pool=pool.settings.name,
+        policy="passed_on",
+        slo_s=machine.spec.slo_s,
+        prompt_tokens=usage.prompt_tokens or 0,
+        chain_blocks=0,
+        key_blocks=0,
+        hash_key=0,
+        tree_version=0,
+        epoch=0,
+        received_unix_s=received_unix_s,
+        failures=failures,
+        failed_after_s=failed_after_s,
+        instance_id=machine.instance_id or None,
+        placed_s=0.0,
+        done_s=machine.ended_s,
+        outcome=machine.outcome,
+        reported_cached_tokens=usage.cached_tokens,
+        reported_prompt_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+    )
+
+
+class DecisionLog:
+    """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves.
+
+    Each is kept as one piece of bytes: its many objects would be out of the processor's caches when they are freed.
+    """
+
+    def __init__(self, limit: int = KEPT_EXPLANATIONS) -> None:
+        self._limit = limit
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, explanation: Explanation) -> None:
+        if self._limit == 0:
+            return
+        self._entries[explanation.request_id] = _encoder.encode(explanation)
+        self._entries.move_to_end(explanation.request_id)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
+
+    def get(self, request_id: str) -> Explanation | None:
+        packed = self._entries.get(request_id)
+        return None if packed is None else _unpacked(packed)
+
+    def recent(self, limit: int) -> list[Explanation]:
+        """The one that ended last comes first."""
+        return list(map(_unpacked, islice(reversed(self._entries.values()), limit)))
+
+
+def _plain(loads: Mapping[str, InstanceLoad]) -> Any:
+    """Loads that are no dictionary, for the encoder."""
+    return loads.raw if isinstance(loads, ReportedLoads) else dict(loads)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+def _unpacked(packed: bytes) -> Explanation:
+    told = dict(zip(_FIELDS, msgspec.msgpack.decode(packed), strict=True))
+    for name in ("rounds", "decode_rounds"):
+        told[name] = tuple([_round(*each) for each in told[name]])
+    texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s")}
+    return Explanation(**told | texts | {"leg": Leg(told["leg"])})
+
+
+def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int) -> PlacementRound:
+    if isinstance(loads, dict):
+        seen: Mapping[str, InstanceLoad] = {
+            name: InstanceLoad(name, InstanceState(state), *figures) for name, (_, state, *figures) in loads.items()
+        }
+    else:
+        seen = ReportedLoads(*loads)
+    made = dict(zip(_DECISION_FIELDS, decision, strict=True))
+    made["reason"] = Reason(made["reason"])
+    return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all)
+
+
+_FIELDS = [each.name for each in fields(Explanation)]
+_DECISION_FIELDS = [each.name for each in fields(Decision)]

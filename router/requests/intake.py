@@ -1,0 +1,121 @@
+"""Taking requests in: which pool serves them, how their prompts are read, and who drives them from then on."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from dualmap.router.errors import NotFoundError, from_exception
+from dualmap.router.pool.pool_directory import PoolDirectory, Route
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRequest, SentPrompt
+from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
+from dualmap.router.requests.context import ReplicaContext
+from dualmap.router.requests.live_request import LiveRequest
+from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
+from dualmap.scheduling.request.slo import slo_s
+
+
+class Intake:
+    """Takes requests in and places them, on one replica."""
+
+    def __init__(self, pools: PoolDirectory[ServedPool], context: ReplicaContext) -> None:
+        self.pools = pools
+        self._context = context
+
+    async def place(self, request: InferenceRequest) -> LiveRequest:
+        """Hash, route, reserve, and wait for the grant (bounded).
+
+        The caller must call ``finish`` of the request. When this raises, or is cancelled, nothing is left behind.
+
+        Raises:
+            RouterError: the request is refused.
+        """
+        live: LiveRequest | None = None
+        try:
+            route = self._route_of(request)
+            if request.prompt is None:
+                live = self._taken_in(request, route, None, _passed_on(request, route))
+            else:
+                # Read before anything is entered: a bad body touches no state.
+                prompt = await self._read(request, request.prompt, route)
+                live = self._taken_in(request, route, prompt, _scheduled(request, route, prompt))
+            await live.place()
+            return live
+        except Exception as error:
+            refusal = from_exception(error)
+            if live is not None and live.prompt is not None:
+                refusal.request_id = live.request_id
+            if refusal is error:
+                raise
+            raise refusal from error
+
+    def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
+        """The pool of the model that it names; of a request for what an instance has stored, that of the instance."""
+        if request.pinned_to is None or request.path == RESPONSES_PATH:
+            return self.pools.routes.get(request.model) or self.pools.resolve(request.model, request.unread)
+        for pool in self.pools.pools.values():
+            if request.pinned_to in pool.view.view.instances:
+                return Route(pool, pool.settings.model)
+        raise NotFoundError(f"instance {request.pinned_to!r}, which stored this response, is not in the fleet any more")
+
+    async def _read(self, request: InferenceRequest, sent: SentPrompt, route: Route[ServedPool]) -> ReadPrompt:
+        pool = route.pool
+        prompt = await read_prompt(
+            sent,
+            model=pool.settings.model,
+            lora=route.lora,
+            rule=pool.blocks,
+            learned=pool.view.learned,
+            tokenizer=pool.tokenizer,
+        )
+        if request.continues is not None:
+            prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
+        request.prompt = None
+        return prompt
+
+    def _taken_in(
+        self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt | None, spec: RequestSpec
+    ) -> LiveRequest:
+        """Enter it among the live requests. Raises ReplicaFullError."""
+        context, pool = self._context, route.pool
+        machine = RequestMachine(self._free_id(request.request_id), spec, pool.rules, context.clock.monotonic_s())
+        live = LiveRequest(machine, request, pool, prompt, context)
+        context.live.admit(live)
+        pool.metrics.in_flight.inc()
+        return live
+
+    def _free_id(self, request_id: str) -> str:
+        """The id itself unless a request of this replica has it, or its release is on its way; other replicas are asked
+        by the reservation."""
+        if self._context.live.is_free(request_id):
+            return request_id
+        return f"{request_id}-{secrets.token_hex(4)}"
+
+
+def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
+    chain = prompt.chain
+    # By place: by name it costs several times as much, and every request pays for it.
+    return RequestSpec(
+        chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
+        chain,
+        slo_s(route.pool.scheduling, prompt.tokens, request.slo_s),
+        route.model,
+        prompt.expected_output_tokens,
+        prompt.output_limit,
+        prompt.stored_tokens,
+        prompt.text_bytes or 0,
+        prompt.images,
+        request.stream,
+        request.may_split,
+        request.pinned_to,
+    )
+
+
+def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
+    """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
+    matter but for how long its first byte may take."""
+    slo_ttft_s = route.pool.scheduling.slo_ttft_s
+    return RequestSpec(
+        request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to
+    )

@@ -1,0 +1,471 @@
+"""One request of this replica: its machine, driven with awaits over the store."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
+
+from dualmap.router.errors import from_exception
+from dualmap.router.pool.contexts_ahead import Running
+from dualmap.router.pool.grant_waiters import GrantWaiter, ReservationLostError, TurnedAwayError
+from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.prompt import ReadPrompt
+from dualmap.router.requests.context import ReplicaContext
+from dualmap.router.requests.explain import Explanation, explanation
+from dualmap.router.requests.metaserver import Metaserver
+from dualmap.router.requests.refusals import outcome_of, refusal
+from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
+from dualmap.router.timers import TimerHandle
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
+from dualmap.scheduling.request.machine import (
+    Arrived,
+    AwaitGrant,
+    AwaitTrial,
+    Close,
+    CountRetry,
+    DecoderReserved,
+    Effect,
+    Ended,
+    Event,
+    Failed,
+    FirstToken,
+    Granted,
+    LeaveInstance,
+    NoDecoder,
+    NotPlaced,
+    Post,
+    PrefillEnded,
+    PrefillPresumed,
+    Refuse,
+    ReleaseFirst,
+    Rename,
+    Renamed,
+    RequestMachine,
+    ReservationLost,
+    Reserve,
+    Reserved,
+    ReserveDecoder,
+    Send,
+    Sent,
+    StartTimer,
+    TrialOver,
+    TurnedAway,
+)
+from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.request.stored_request import stored_requests
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.steps import drive
+
+_ARRIVED: Final = Arrived()
+_SENT: Final = Sent()
+_FIRST_TOKEN: Final = FirstToken()
+
+
+class LiveRequest:
+    """A driver without a rule of its own: it reports events, and carries out the effects that the machine returns.
+
+    Whoever took it in must call ``finish``. A method that raises, or is cancelled, has done so already.
+    """
+
+    _timer: TimerHandle | None = None
+    _waiter: GrantWaiter | None = None
+    """Made in the same step as the reservation: its grant can arrive before anything else happens."""
+    _uncounted: Placed | None = None
+    """The last placement, until it is counted."""
+    _expected_cached: int | None = None
+    """Prompt tokens that its instance is expected to find; None: not sent yet."""
+
+    def __init__(
+        self,
+        machine: RequestMachine,
+        inference_request: InferenceRequest,
+        pool: ServedPool,
+        prompt: ReadPrompt | None,
+        context: ReplicaContext,
+    ) -> None:
+        """``prompt`` is None for a request that is passed on."""
+        self.machine = machine
+        self.request_id = machine.request_id
+        self.inference_request = inference_request
+        self.pool = pool
+        self.prompt = prompt
+        self._context = context
+        self._now_s = context.clock.monotonic_s
+        self.on_leave: Callable[[InstanceFailure | None], None] | None = None
+        """Called when it leaves its instances, with what failed it there, if anything did."""
+        view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
+        self.seen_epoch, self.seen_tree_version, self.seen_tree = view.epoch, view.tree_version, view.tree
+
+    # what the data plane reads -----------------------------------------------------------------------------------
+    @property
+    def model(self) -> str:
+        """The model name to send to the instance (an alias resolved)."""
+        return self.machine.spec.model
+
+    @property
+    def target(self) -> InstanceSpec:
+        """Where the whole request, or its prefill leg, is to be sent."""
+        target = self.machine.target
+        assert target is not None
+        return target
+
+    @property
+    def decode_target(self) -> InstanceSpec:
+        """Where its decode leg is to be sent."""
+        decode = self.machine.decode
+        assert decode is not None
+        assert decode.target is not None
+        return decode.target
+
+    @property
+    def to_send(self) -> Leg:
+        """What is to be sent now."""
+        return self.machine.to_send
+
+    @property
+    def instance_id(self) -> str:
+        return self.machine.instance_id
+
+    @property
+    def instance_url(self) -> str:
+        return self.target.url
+
+    @property
+    def data_parallel_rank(self) -> int | None:
+        return self.target.data_parallel_rank
+
+    @property
+    def answering_id(self) -> str:
+        """The instance whose answer the client gets, or is to get."""
+        return self.machine.answering_id
+
+    @property
+    def tries(self) -> int:
+        return self.machine.tries
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether a decoder answers it, which may give it back."""
+        return self.machine.spec.chain is not None and self.machine.is_decoded
+
+    @property
+    def kv_within_s(self) -> float | None:
+        return self.machine.kv_within_s
+
+    @property
+    def expected_ttft_s(self) -> float | None:
+        """TTFT that its placement expected; None if it was passed on, or placed again."""
+        return self.machine.expected_ttft_s
+
+    @property
+    def expected_cached_tokens(self) -> int:
+        """Prompt tokens that its instance is expected to find in its KV cache."""
+        if self._expected_cached is not None:
+            return self._expected_cached
+        machine, pool = self.machine, self.pool
+        target, chain = machine.target, machine.spec.chain
+        if target is None or chain is None:
+            return 0
+        cached = pool.recent_answers.cached(target.instance_id, chain, machine.uncached_tokens)
+        left = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, self._ran_there)
+        return machine.spec.stored_tokens + left
+
+    @property
+    def _ran_there(self) -> Running | None:
+        """What the store counted as running on its instance when it was dispatched."""
+        machine = self.machine
+        if machine.grant is not None or machine.estimate is None:
+            return machine.grant
+        reply = machine.estimate.reply
+        return reply if reply.instance_id == machine.instance_id else None
+
+    @property
+    def connector(self) -> str:
+        """The KV connector of the pool."""
+        return self.pool.settings.connector
+
+    @property
+    def loss_notifier(self) -> InstanceLossNotifier:
+        """Notifies the exchange that waits for the first byte when its instance is given up."""
+        return self.pool.loss_notifier
+
+    @property
+    def metaserver(self) -> Metaserver:
+        return self._context.metaserver
+
+    # what happens to it ------------------------------------------------------------------------------------------
+    async def place(self) -> None:
+        """Find an instance, and wait until it may be sent there.
+
+        Raises:
+            RouterError: it is refused. ``finish`` has been called.
+        """
+        await self._run(_ARRIVED)
+
+    def sent(self) -> None:
+        """It is on its way: do what was put off so as not to delay it. Never waits."""
+        self._count_placed()
+        self._expected_cached = self.expected_cached_tokens  # as it is sent: others come behind it, or are over
+        machine = self.machine
+        chain = machine.spec.chain
+        if chain is not None and machine.leg is Leg.WHOLE and not machine.is_done:
+            output_tokens = machine.spec.expected_output_tokens
+            self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
+        self._report(_SENT)
+
+    def first_token(self) -> None:
+        """Its instance gave the first token. Never waits; repetitions change nothing."""
+        machine = self.machine
+        is_first = machine.first_token_s is None
+        self._report(_FIRST_TOKEN)
+        if is_first and machine.first_token_s is not None and machine.spec.chain is not None:
+            count_first_token(machine, self.pool.metrics)
+
+    async def prefill_ended(self) -> None:
+        """Its prefill leg has answered: afterwards ``to_send`` is its decode leg, unless no instance takes that.
+
+        Raises:
+            RouterError: it is refused. ``finish`` has been called.
+        """
+        await self._run(PrefillEnded())
+
+    async def failed(
+        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+    ) -> None:
+        """An instance failed it, and its client has nothing of the answer, or can have the rest from another one.
+
+        Afterwards ``to_send``, and where to, name the new try. Arguments as in ``scheduling.request.machine.Failed``.
+
+        Raises:
+            RouterError: no attempt, budget or instance is left. ``finish`` has been called.
+        """
+        self._count_placed()
+        if failure.status == HTTPStatus.NOT_FOUND:
+            self.pool.model_lists.doubt(self.answering_id)
+        await self._run(Failed(failure, False, overdue, leg, keeps_kv))
+
+    def broke_off(self, failure: InstanceFailure) -> None:
+        """An instance failed it for good, in an answer that has begun. Never waits."""
+        self._report(Failed(failure, begun=True))
+
+    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
+        """It is over, however it went: release everything. Never waits; only the first call counts."""
+        self._report(Ended(outcome, usage))
+
+    # the driver --------------------------------------------------------------------------------------------------
+    def _report(self, event: Event) -> None:
+        """Report an event whose effects need no waiting."""
+        for effect in self.machine.on(event, self._now_s()):
+            _CARRIED_OUT[type(effect)](self, effect)
+
+    async def _run(self, event: Event | None) -> None:
+        """Report an event, and what comes of its effects, until the request is to be sent, or is over."""
+        try:
+            while event is not None:
+                effects, event = self.machine.on(event, self._now_s()), None
+                for effect in effects:
+                    answer = _ANSWERED.get(type(effect))
+                    if answer is None:
+                        _CARRIED_OUT[type(effect)](self, effect)
+                    else:
+                        event = await answer(self, effect)
+        except BaseException as error:
+            self.finish(outcome_of(error))
+            if isinstance(error, Exception):
+                raise from_exception(error) from error
+            raise
+
+    # effects that nobody waits for -------------------------------------------------------------------------------
+    def _send(self, _: Send) -> None:
+        """Whoever reported the event reads where to."""
+
+    def _leave_instance(self, effect: LeaveInstance) -> None:
+        self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.on_leave is not None:
+            self.on_leave(effect.failure)
+
+    def _start_timer(self, effect: StartTimer) -> None:
+        self._timer = self._context.call_later(effect.delay_s, partial(self._report, PrefillPresumed()))
+
+    def _count_retry(self, effect: CountRetry) -> None:
+        metrics = self.pool.metrics
+        (metrics.decode_retries if effect.decodes else metrics.retries[effect.kind]).inc()
+
+    def _post(self, post: Post) -> None:
+        release, settled = post.release, None
+        if post.teaches and self.pool.fleet.teaches():
+            release = Release(
+                release.request_id, release.instance_id, note=self.machine.ttft_sample(), seen=release.seen
+            )
+        if post.last:
+            self._context.live.releasing(self.request_id)
+            settled = partial(self._context.live.released, self.request_id)
+        self.pool.outbox.post(release, settled)
+
+    # effects with an answer --------------------------------------------------------------------------------------
+    async def _reserve(self, effect: Reserve) -> Event:
+        pool, request_id, search = self.pool, self.request_id, effect.search
+        placing = pool.grant_waiters.placing
+        placing[request_id] = None
+        try:
+            placed = await drive(search.run(), pool.fleet)
+            self._uncounted, reply = placed, placed.reply
+            if reply.status is PlaceStatus.HELD:
+                self._waiter = pool.grant_waiters.expect(request_id, self.machine.attempt)
+                return Reserved(placed, None)
+        except SearchFailed as failed:
+            pool.metrics.stale.inc(search.stale_rounds)
+            return NotPlaced(failed)
+        finally:
+            placing.pop(request_id, None)
+        return Reserved(placed, await self._member(placed.instance_id))
+
+    async def _await_grant(self, effect: AwaitGrant) -> Event:
+        pool, waiter, queue = self.pool, self._waiter, effect.placed.reply.queue
+        assert waiter is not None
+        self._count_placed()
+        if queue is not None:
+            pool.fleet.planner.plan(queue)
+        try:
+            grant = await pool.grant_waiters.wait(waiter, effect.within_s, self.machine.held_s)
+        except ReservationLostError:
+            pool.metrics.replaced.inc()
+            return ReservationLost()
+        except TurnedAwayError as turned_away:
+            return TurnedAway(turned_away.why)
+        finally:
+            pool.grant_waiters.leave(waiter)
+            self._waiter = None
+        return Granted(grant, await self._member(grant.instance_id))
+
+    async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
+        try:
+            placed = await drive(effect.search.run(), self.pool.fleet)
+        except SearchFailed:
+            return NoDecoder()
+        return DecoderReserved(placed, await self._member(placed.instance_id))
+
+    async def _member(self, instance_id: str) -> InstanceSpec | None:
+        """The instance, which may have joined after the last refresh of this replica's view; None if it is gone."""
+        view = self.pool.view
+        return view.view.instances.get(instance_id) or (await view.refresh()).instances.get(instance_id)
+
+    async def _release_first(self, effect: ReleaseFirst) -> None:
+        await self.pool.fleet.release(effect.releases)
+
+    async def _rename(self, _: Rename) -> Event:
+        request_id = f"{self.inference_request.request_id}-{secrets.token_hex(4)}"
+        self._context.live.rename(self, request_id)
+        return Renamed(request_id)
+
+    async def _refuse(self, effect: Refuse) -> Event:
+        raise refusal(effect, self.machine, self.pool)
+
+    async def _await_trial(self, effect: AwaitTrial) -> Event:
+        over = asyncio.get_running_loop().create_future()
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        effect.trial.when_passed(end)
+        timer = self._context.call_later(effect.within_s, end)
+        try:
+            await over
+        finally:
+            timer.cancel()
+        return TrialOver()
+
+    # its end, and what is told of it -----------------------------------------------------------------------------
+    def _count_placed(self) -> None:
+        """Once for every placement: when the request is held, else when it is on its way, which counting would
+        delay."""
+        placed, self._uncounted = self._uncounted, None
+        if placed is not None:
+            count_placed(placed, self.machine, self.pool.metrics)
+
+    def _close(self, _: Close) -> None:
+        machine, context, pool = self.machine, self._context, self.pool
+        outcome, usage, chain = machine.outcome, machine.usage or Usage(), machine.spec.chain
+        assert outcome is not None
+        context.live.leave(self)
+        self._count_placed()
+        count_end(machine, pool.metrics)
+        if chain is not None:
+            if outcome is Outcome.COMPLETED:
+                pool.metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
+                if machine.leg is Leg.WHOLE:
+                    pool.recent_answers.ended(machine.instance_id, chain, usage)
+                self._record(usage)
+                pool.stored_responses.answered(self, usage)
+            count_usage(machine, pool, self.prompt, self.expected_cached_tokens)
+        if chain is None and context.ended is None:
+            return
+        told = self._explanation()
+        if chain is not None:
+            context.decisions.add(told)
+        if context.ended is not None:
+            context.ended(told, self.inference_request.trace)
+
+    def _record(self, usage: Usage) -> None:
+        """Record its shape for a replay. Expected counts replace those that the instance did not report."""
+        recorder, chain = self._context.recorder, self.machine.spec.chain
+        if recorder is not None and chain is not None:
+            prompt_tokens = usage.prompt_tokens or chain.prompt_tokens
+            output_tokens = usage.output_tokens or self.machine.spec.expected_output_tokens
+            received_unix_s = time.time() - self.machine.age_s(self._now_s())
+            recorder.record(received_unix_s, chain, prompt_tokens, output_tokens, self.inference_request.slo_s)
+
+    @property
+    def pool_name(self) -> str:
+        return self.pool.settings.name
+
+    def records(self, now_ms: int) -> Sequence[StoredRequest]:
+        """What the store should know of it: one for each leg that is reserved."""
+        return stored_requests(self.machine, now_ms, self._now_s())
+
+    def explain(self) -> Explanation | None:
+        """What has happened so far; None if it was passed on without a decision."""
+        return None if self.machine.spec.chain is None else self._explanation()
+
+    def _explanation(self) -> Explanation:
+        now_s = self._now_s()
+        seen = self.seen_epoch, self.seen_tree_version, self.seen_tree
+        return explanation(
+            self.machine, self.inference_request, self.pool, seen, self.expected_cached_tokens, now_s, time.time()
+        )
+
+
+_CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] = {
+    Send: LiveRequest._send,
+    Post: LiveRequest._post,
+    LeaveInstance: LiveRequest._leave_instance,
+    Close: LiveRequest._close,
+    StartTimer: LiveRequest._start_timer,
+    CountRetry: LiveRequest._count_retry,
+}
+"""How effects are carried out that nobody waits for."""
+
+_ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
+    Reserve: LiveRequest._reserve,
+    AwaitGrant: LiveRequest._await_grant,
+    ReserveDecoder: LiveRequest._reserve_decoder,
+    ReleaseFirst: LiveRequest._release_first,
+    AwaitTrial: LiveRequest._await_trial,
+    Rename: LiveRequest._rename,
+    Refuse: LiveRequest._refuse,
+}
+"""How effects are carried out that are waited for: the last one of an event is answered by another event."""

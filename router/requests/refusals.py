@@ -1,0 +1,124 @@
+"""The error that a client gets for a request that is not served, and how a request ended that ended in an exception."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dualmap.router.errors import (
+    HoldTimeoutError,
+    QueueFullError,
+    RequestQuarantinedError,
+    RouterError,
+    SloUnreachableError,
+    UnavailableError,
+    UpstreamError,
+    UpstreamTimeoutError,
+    nobody_ready,
+)
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.scheduling.request.machine import Refusal, Refuse, RequestMachine
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+
+
+def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterError:
+    """The error for the request's client, which says what can be done about it."""
+    failure, why = machine.failure, refuse.why
+    match why:
+        case Refusal.OVERDUE | Refusal.TOO_SLOW if failure is not None:
+            return _too_late(why, failure)
+        case Refusal.WOULD_BE_LATE | Refusal.IS_LATE | Refusal.LATE_FOR_TOO_LONG:
+            return _late(refuse, machine, pool)
+        case Refusal.HELD_TOO_LONG:
+            return HoldTimeoutError(
+                f"no instance had room within the {pool.scheduling.max_hold_s:g} s that a request is held at most; try"
+                " again later, add instances, or raise scheduling.max_hold_s",
+                retry_after_s=_expected_wait_s(machine, pool),
+            )
+        case Refusal.QUEUE_FULL if refuse.failed is not None:
+            full = refuse.failed.full
+            return QueueFullError(
+                f"{', '.join(sorted(full))} of pool {pool.settings.name!r} hold as many requests as"
+                " max_queued_requests of each allows; try again later, add instances, or raise max_queued_requests"
+                " (pools[].instances, or PATCH /admin/instances/ID)",
+                retry_after_s=max(1.0, min(map(pool.fleet.expected_wait_s, full))),
+            )
+    if failure is not None:
+        return exhausted(failure, _why_no_other_try(why, machine.tries))
+    if refuse.quarantined is not None:
+        return RequestQuarantinedError(
+            f"{refuse.quarantined.deaths} engines died while they held this prompt: it is refused for a while",
+            retry_after_s=refuse.quarantined.retry_after_s,
+        )
+    if why is Refusal.INSTANCE_REMOVED:
+        return UnavailableError("its instance was removed while the request was sent there", retry_after_s=1.0)
+    return nobody_ready(pool.settings.name, machine.asked_name)
+
+
+def exhausted(failure: InstanceFailure, why: str) -> RouterError:
+    """The error for a client whose last try failed like this."""
+    message = f"no instance could answer ({why}); the last one: {failure}"
+    if failure.kind in (FailureKind.TIMEOUT, FailureKind.TRANSFER):
+        return UpstreamTimeoutError(message, retry_after_s=1.0)
+    return UpstreamError(message, retry_after_s=1.0)
+
+
+def _why_no_other_try(why: Refusal, tries: int) -> str:
+    match why:
+        case Refusal.QUARANTINED:
+            return "engines died while they held it"
+        case Refusal.BUDGET_SPENT:
+            return "the retry budget is spent"
+        case Refusal.TRIES_SPENT:
+            return f"{tries} instances failed"
+        case _:
+            return "no other instance is ready" if tries == 1 else "every ready instance failed"
+
+
+def _too_late(why: Refusal, failure: InstanceFailure) -> RouterError:
+    if why is Refusal.OVERDUE:
+        return UpstreamTimeoutError(f"no instance answered in time: {failure.detail}")
+    advice = "stream long answers, or raise the setting"
+    return UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}; {advice}")
+
+
+def _late(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterError:
+    slo_s, order = machine.spec.slo_s, pool.fleet.order
+    if refuse.failed is not None and refuse.failed.missed is not None:
+        decision = refuse.failed.missed.decision
+        return SloUnreachableError(
+            f"the first token is expected after {decision.expected_ttft_s:.1f} s, past the target of {slo_s:g} s, and"
+            " late requests are refused (router.late_requests: refuse); try again later, allow more time with"
+            " x-slo-ttft-ms, or set router.late_requests to serve",
+            retry_after_s=pool.fleet.expected_wait_s(decision.instance_id),
+        )
+    wait_s = _expected_wait_s(machine, pool)
+    target = f"the first token cannot come within its target of {slo_s:g} s any more"
+    if refuse.why is Refusal.IS_LATE:
+        return SloUnreachableError(
+            f"requests with less to compute went first, {target}, and late requests are refused"
+            " (router.late_requests: refuse); try again later, allow more time with x-slo-ttft-ms, or set"
+            " router.late_requests to serve",
+            retry_after_s=wait_s,
+        )
+    return QueueFullError(
+        f"{target}, and no instance was idle in the {order.max_deferred_s:g} s since, after which late requests are"
+        " refused (scheduling.max_deferred_s); try again later, allow more time with x-slo-ttft-ms, add instances, or"
+        " unset scheduling.max_deferred_s, so that late requests wait",
+        retry_after_s=wait_s,
+    )
+
+
+def _expected_wait_s(machine: RequestMachine, pool: ServedPool) -> float:
+    """Of the instance in whose queue the request was."""
+    return 1.0 if machine.placed is None else pool.fleet.expected_wait_s(machine.placed.instance_id)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How a request ended that ended in this exception; a cancellation may carry ``CUT_OFF``."""
+    if isinstance(error, asyncio.CancelledError):
+        return Outcome.CUT_OFF if Outcome.CUT_OFF in error.args else Outcome.CLIENT_GONE
+    if isinstance(error, HoldTimeoutError | UpstreamTimeoutError):
+        return Outcome.TIMED_OUT
+    if isinstance(error, UpstreamError):
+        return Outcome.UPSTREAM_FAILED
+    return Outcome.REFUSED if isinstance(error, RouterError) else Outcome.INTERNAL_ERROR

@@ -1,0 +1,59 @@
+"""What the metrics count of a request."""
+
+from __future__ import annotations
+
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.prompts.prompt import ReadPrompt
+from dualmap.router.telemetry.metrics import PoolMetrics
+from dualmap.scheduling.placing.placement import Placed
+from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
+from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.state.legs import Leg
+
+
+def count_placed(placed: Placed, machine: RequestMachine, metrics: PoolMetrics) -> None:
+    """Count a placement. It judges what the placement means, for the head of the answer too."""
+    metrics.reasons[placed.decision.reason].inc()
+    (metrics.split if placed.reply.leg is Leg.PREFILL else metrics.whole).inc()
+    search = machine.searches[-1][0]
+    (metrics.one_trip if search.trips == 1 else metrics.more_trips).inc()
+    if search.stale_rounds:
+        metrics.stale.inc(search.stale_rounds)
+    if machine.tries <= 1 and machine.placed_s is not None:
+        metrics.decision_s.observe(machine.placed_s)
+    if machine.grant is None and machine.phase in ON_AN_INSTANCE:
+        metrics.hold_s.observe(machine.held_s)
+
+
+def count_first_token(machine: RequestMachine, metrics: PoolMetrics) -> None:
+    """Count the first token that the client gets, at the age at which it came."""
+    first_token_s, decode = machine.first_token_s, machine.decode
+    assert first_token_s is not None
+    metrics.count_ttft(first_token_s, machine.spec.slo_s, machine.expected_ttft_s)
+    if decode is not None and decode.placed_s is not None:
+        metrics.transfer_s.observe(first_token_s - decode.placed_s)
+
+
+def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
+    """Count how the request ended."""
+    outcome, ended_s, usage, chain = machine.outcome, machine.ended_s, machine.usage, machine.spec.chain
+    assert outcome is not None
+    assert ended_s is not None
+    metrics.in_flight.dec()
+    metrics.outcomes[outcome].inc()
+    if outcome is Outcome.COMPLETED and chain is not None:
+        metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
+        metrics.prompt_tokens_expected.inc(machine.spec.stored_tokens + chain.prompt_tokens)
+
+
+def count_usage(machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int) -> None:
+    """Count what was expected of the prompt beside what the instance counted, where it reported that."""
+    usage, metrics, chain = machine.usage, pool.metrics, machine.spec.chain
+    if usage is None or usage.prompt_tokens is None or prompt is None or chain is None:
+        return
+    if prompt.count is not None and pool.tokenizer is not None:
+        pool.tokenizer.reported(prompt.count, chain.prompt_tokens, usage.prompt_tokens, machine.instance_id)
+    metrics.compare_cached(expected_cached, usage.cached_tokens)
+    if usage.cached_tokens is not None:
+        metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
+        metrics.hit_tokens_reported.inc(usage.cached_tokens)

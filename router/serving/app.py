@@ -1,0 +1,232 @@
+"""The FastAPI side of a replica: health, metrics, models and administration. Inference bytes never pass here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+
+from dualmap.router.admin import engine_control, explanations, inspection, instances, models
+from dualmap.router.admin import settings as fleet_settings
+from dualmap.router.admin.auth import require_key
+from dualmap.router.errors import (
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    RouterError,
+    error_body,
+    error_headers,
+    from_exception,
+)
+from dualmap.router.http.paths import ABORT_PATH, likely_meant
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.requests.metaserver import PATH as METASERVER
+from dualmap.router.serving.health import health_report
+from dualmap.router.serving.listeners import is_loopback
+from dualmap.router.settings import RouterSettings
+from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
+from dualmap.router.ui.routes import add_ui
+from dualmap.runtime.extras import package_version
+from dualmap.statestore.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = """
+Operation of one replica of a DualMap fleet. Every change here applies to the whole fleet, through its shared state; any
+replica answers for all of it.
+
+Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM) is served on the same port.
+"""
+
+
+_ADMIN = (instances, models, inspection, explanations, fleet_settings, engine_control)
+
+
+def create_app(runtime: Runtime) -> FastAPI:
+    """The app over a started or starting runtime; it starts and stops nothing itself."""
+    settings = runtime.context.settings
+    # No redirects: they would contain the host that the client sent.
+    app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION, redirect_slashes=False)
+    app.state.runtime = runtime
+    app.state.started_unix_s = int(time.time())
+    _answer_errors(app)
+    _add_operation(app, runtime)
+    _warn_of_open_admin(settings)
+    admin_keys = [settings.admin_key] if settings.admin_key is not None else []
+    needs_admin = Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))
+    for part in _ADMIN:
+        app.include_router(part.routes, dependencies=[needs_admin])
+    if settings.ui:
+        add_ui(app, runtime, needs_admin)
+    return app
+
+
+def _warn_of_open_admin(settings: RouterSettings) -> None:
+    """Warn where others may have access: inference requires keys, or other machines reach the replica."""
+    if settings.admin_key is None and (settings.api_keys or not is_loopback(settings.host)):
+        log.warning(
+            "/admin requires no key: anyone who reaches this replica may add, drain and remove instances;"
+            " set router.admin_key"
+        )
+
+
+def _add_operation(app: FastAPI, runtime: Runtime) -> None:
+    needs_api_key = require_key(runtime.context.settings.api_keys)
+
+    async def model_cards() -> dict[str, Any]:
+        pools = runtime.pools.pools
+        lengths = await asyncio.gather(*map(runtime.model_lengths.of, pools.values()))
+        known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
+        return runtime.pools.model_cards(app.state.started_unix_s, known)
+
+    @app.get("/", include_in_schema=False)
+    async def root() -> Response:
+        """The live page, for those who open the endpoint in a browser. The place is relative: no host in it."""
+        return RedirectResponse("ui" if runtime.context.settings.ui else "docs")
+
+    @app.get("/health", tags=["operation"])
+    async def health() -> dict[str, Any]:
+        """Alive. Reports when the replica runs without its shared state."""
+        return health_report(runtime)
+
+    @app.get("/ready", tags=["operation"])
+    async def ready() -> Response:
+        """200 while the replica may receive traffic; 503 before it has joined the fleet, and while it drains."""
+        accepts = runtime.accepts_traffic
+        return JSONResponse(health_report(runtime) | {"ready": accepts}, status_code=200 if accepts else 503)
+
+    @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
+    async def metrics(request: Request) -> Response:
+        """Prometheus metrics, and the fleet as the shared state sees it: at `router.ops_port` of this replica; at the
+        endpoint of all replicas that share its port, with vLLM's names for what tools read of a server."""
+        await runtime.read_metrics()
+        port = (request.scope.get("server") or ("", None))[1]
+        if runtime.port and str(port) != runtime.port:
+            page = generate_latest(runtime.context.metrics.registry)
+        else:
+            page = await runtime.port_metrics.page()
+        return Response(page, media_type=CONTENT_TYPE_LATEST)
+
+    @app.get(METRIC_COUNTS, include_in_schema=False)
+    async def metric_counts() -> Response:
+        """The same of this replica alone, for those that share its port."""
+        runtime.read_own_gauges()
+        return Response(runtime.port_metrics.counts(), media_type="application/json")
+
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", tags=["operation"])
+    async def ping() -> Response:
+        """The status of `/ready` without a body, for platforms that use it."""
+        return Response(status_code=200 if runtime.accepts_traffic else 503)
+
+    @app.get("/version", tags=["operation"])
+    async def version() -> dict[str, str]:
+        """Version of this replica's package."""
+        return {"version": package_version()}
+
+    @app.post(METASERVER, include_in_schema=False)
+    async def metaserver(params: dict[str, Any]) -> dict[str, bool]:
+        """A decoder of a layerwise connector asks for the prefill leg of its request."""
+        if not runtime.context.metaserver.ask(params):
+            raise NotFoundError("no request of this replica waits for such a prefill leg", param="request_id")
+        return {"found": True}
+
+    @app.get("/load", tags=["operation"])
+    async def load() -> dict[str, int]:
+        """Requests in flight and held on this replica."""
+        return {"server_load": len(runtime.context.live)}
+
+    app.add_api_route(
+        ABORT_PATH, engine_control.control, methods=["POST"], tags=["operation"], name="abort_requests",
+        operation_id="abort_requests", dependencies=[Depends(needs_api_key)],
+        description="vLLM's own, at every instance in service: only one has the request.",
+    )  # fmt: skip
+
+    @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
+    async def list_models() -> dict[str, Any]:
+        """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
+        return await model_cards()
+
+    @app.get("/v1/models/{model:path}", tags=["models"], dependencies=[Depends(needs_api_key)])
+    async def model(model: str) -> dict[str, Any]:
+        """One model by its name."""
+        runtime.pools.resolve(model)
+        card: dict[str, Any] = next(card for card in (await model_cards())["data"] if card["id"] == model)
+        return card
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error leaves in OpenAI's shape, by the one table."""
+
+    def answer(error: RouterError) -> Response:
+        return JSONResponse(error_body(error), status_code=error.status, headers=error_headers(error))
+
+    async def router_error(_: Request, error: Exception) -> Response:
+        return answer(from_exception(error))
+
+    async def validation_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer(_invalid_request(error.errors()[0]))
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            allowed = _allowed_methods(request)
+            refusal: RouterError = MethodNotAllowedError(f"{request.url.path} takes {allowed}")
+            response = answer(refusal)
+            response.headers["allow"] = allowed
+            return response
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            return answer(NotFoundError(f"there is nothing at {request.url.path}; {_path_hint(request)}"))
+        return answer(InvalidRequestError(str(error.detail)))
+
+    for kind in (RouterError, StoreError, Exception):
+        app.add_exception_handler(kind, router_error)
+    app.add_exception_handler(RequestValidationError, validation_error)
+    app.add_exception_handler(HTTPException, http_error)
+
+
+def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
+    """The first of FastAPI's validation errors, as a message to the client."""
+    if first["type"] == "json_invalid":  # its place is an offset, no field
+        return InvalidRequestError(
+            f"the body is not valid JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+        )
+    if first["loc"] == ("body",):  # bytes, a list, nothing at all
+        return InvalidRequestError("the body must be a JSON object, sent with content-type: application/json")
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
+
+
+def _methods_at(path: str, request: Request) -> set[str]:
+    """Every method of a path of the app; empty for one that it has not."""
+    routes = [*request.app.routes, *(route for part in _ADMIN for route in part.routes.routes)]
+    scope = {**request.scope, "path": path}
+    return {
+        method
+        for route in routes
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE
+        for method in route.methods or ()
+    }
+
+
+def _path_hint(request: Request) -> str:
+    """The path that a client with a wrong base URL probably meant."""
+    meant = likely_meant(request.url.path)
+    return f"did you mean {meant}?" if meant is not None else "see /docs"
+
+
+def _allowed_methods(request: Request) -> str:
+    """Every method of the path; Starlette's error knows those of the first route that matches it alone."""
+    methods = _methods_at(request.url.path, request)
+    return ", ".join(sorted(methods | {"HEAD"} if "GET" in methods else methods))

@@ -1,0 +1,275 @@
+"""What a replica counts, for Prometheus. Every instrument is bound once: a request pays for additions alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
+from dualmap.scheduling.placing.decision import Reason
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from dualmap.scheduling.state.legs import Leg
+from dualmap.statestore.errors import StoreError
+
+T = TypeVar("T")
+
+WAIT_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0)
+_ANSWER_BOUNDS_S = (
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    3.0,
+    5.0,
+    7.5,
+    10.0,
+    15.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+    1800.0,
+    3600.0,
+)
+TPOT_BOUNDS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0)
+_CALL_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+_ERROR_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0)
+_ERROR_BOUNDS_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_536)
+_ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+
+STORE_CALLS = (
+    "place", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of",
+    "snapshot", "overview",
+)  # fmt: skip
+
+TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
+"""What became of a prompt that a tokenizer was given: ``bytes`` if its tokens cannot be computed."""
+
+
+class StoreCall:
+    """Latency and errors of one kind of store call."""
+
+    __slots__ = ("errors", "latency_s")
+
+    def __init__(self, latency_s: Histogram, errors: Counter) -> None:
+        self.latency_s = latency_s
+        self.errors = errors
+
+
+async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
+    """Await a store call, its latency and failure counted."""
+    started_s = time.perf_counter()
+    try:
+        return await answer
+    except StoreError:
+        call.errors.inc()
+        raise
+    finally:
+        call.latency_s.observe(time.perf_counter() - started_s)
+
+
+class PoolMetrics:
+    """The instruments of one pool."""
+
+    def __init__(self, metrics: RouterMetrics, pool: str) -> None:
+        self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
+        self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
+        self._pool, self._faults, self._ejections = pool, metrics.faults, metrics.ejections
+        self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
+        self.split = metrics.legs.labels(pool, Leg.PREFILL.value)
+        self.whole = metrics.legs.labels(pool, Leg.WHOLE.value)
+        self.transfer_s = metrics.transfer_s.labels(pool)
+        self.unstaged = metrics.unstaged.labels(pool)
+        self.decode_retries = metrics.decode_retries.labels(pool)
+        self.freed = metrics.freed.labels(pool)
+        self.ttft_s = metrics.ttft_s.labels(pool)
+        self.estimate_error_s = metrics.estimate_error_s.labels(pool)
+        self.estimate_error_ratio = metrics.estimate_error_ratio.labels(pool)
+        self.answer_s = metrics.answer_s.labels(pool)
+        self.tpot_s = metrics.tpot_s.labels(pool)
+        self.output_tokens = metrics.output_tokens.labels(pool)
+        self.hold_s = metrics.hold_s.labels(pool)
+        self.decision_s = metrics.decision_s.labels(pool)
+        self.slo_met = metrics.slo.labels(pool, "met")
+        self.slo_missed = metrics.slo.labels(pool, "missed")
+        self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
+        self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
+        self.hit_tokens_expected = metrics.hit_tokens.labels(pool, "expected")
+        self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
+        self.stale = metrics.stale.labels(pool)
+        self.one_trip = metrics.placements.labels(pool, "1")
+        self.more_trips = metrics.placements.labels(pool, "more")
+        self.replaced = metrics.replaced.labels(pool)
+        self.in_flight = metrics.in_flight.labels(pool)
+        self.cached_error_tokens = metrics.cached_error_tokens.labels(pool)
+        self._cached_is_reported = False
+        self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
+        self.miscounted = metrics.miscounted.labels(pool)
+        self.tokens_mistrusted = metrics.tokens_mistrusted.labels(pool)
+
+    def count_fault(self, instance_id: str, reason: str) -> None:
+        self._faults.labels(self._pool, instance_id, reason).inc()
+
+    def count_ejection(self, instance_id: str, rule: str) -> None:
+        self._ejections.labels(self._pool, instance_id, rule).inc()
+
+    def count_ttft(self, ttft_s: float, slo_s: float, expected_s: float | None) -> None:
+        """Of one first token; None: no TTFT was expected."""
+        self.ttft_s.observe(ttft_s)
+        (self.slo_met if ttft_s <= slo_s else self.slo_missed).inc()
+        if expected_s is not None and ttft_s > 0:
+            error_s = abs(expected_s - ttft_s)
+            self.estimate_error_s.observe(error_s)
+            self.estimate_error_ratio.observe(error_s / ttft_s)
+
+    def count_answer(self, answer_s: float, first_token_s: float | None, output_tokens: int | None) -> None:
+        """Count a whole answer: seconds from parsed to its last byte and to its first token (None: it did not stream),
+        and the tokens of it that the instance reported (None: it reported none)."""
+        self.answer_s.observe(answer_s)
+        if output_tokens is None:
+            return
+        self.output_tokens.inc(output_tokens)
+        if first_token_s is not None and output_tokens > 1:
+            self.tpot_s.observe((answer_s - first_token_s) / (output_tokens - 1))
+
+    def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
+        """Of one answer with usage. vLLM reports none where nothing was cached: that is 0, once any were reported."""
+        self._cached_is_reported |= reported_tokens is not None
+        if self._cached_is_reported:
+            self.cached_error_tokens.observe(abs(expected_tokens - (reported_tokens or 0)))
+
+
+class RouterMetrics:
+    """The metrics of one replica, in a registry of its own."""
+
+    def __init__(self, pools: Iterable[str], registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry if registry is not None else CollectorRegistry()
+        self.instruments = instruments = Instruments()
+        self._define_requests(instruments)
+        self._define_store(instruments)
+        self.pools = {pool: PoolMetrics(self, pool) for pool in pools}
+        self.store_calls = {
+            call: StoreCall(self._store_latency_s.labels(call), self._store_errors.labels(call)) for call in STORE_CALLS
+        }
+        self.registry.register(instruments)
+
+    def _define_requests(self, make: Instruments) -> None:
+        self.requests = make.counter("dualmap_requests", "Requests by how they ended", "pool", "outcome")
+        self.refusals = make.counter("dualmap_refusals", "Requests answered with an error of the router", "code")
+        self.decisions = make.counter("dualmap_decisions", "Placements by the policy's reason", "pool", "reason")
+        self.retries = make.counter("dualmap_retries", "Tries on another instance", "pool", "failure")
+        self.faults = make.counter(
+            "dualmap_instance_faults", "Faults of instances, by what they did", "pool", "instance", "reason"
+        )
+        self.ejections = make.counter(
+            "dualmap_ejections",
+            "Ejections: a replica sends the instance no more requests for a while",
+            "pool", "instance", "rule",
+        )  # fmt: skip
+        self.legs = make.counter(
+            "dualmap_legs", "Placements by leg: whole, or prefill of a split request", "pool", "leg"
+        )
+        self.transfer_s = make.histogram(
+            "dualmap_transfer_seconds",
+            "Decode leg sent to its first token, streamed answers: transfer, wait and a step",
+            "pool", bounds=WAIT_BOUNDS_S,
+        )  # fmt: skip
+        self.unstaged = make.counter(
+            "dualmap_unstaged_prefills", "Prefill legs whose answer named no KV to transfer", "pool"
+        )
+        self.decode_retries = make.counter(
+            "dualmap_decode_retries", "Decode legs tried again with the same staged KV", "pool"
+        )
+        self.freed = make.counter(
+            "dualmap_freed_transfers", "Staged KV that was taken over without a client, which had left", "pool"
+        )
+        self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
+        self.prompt_tokens = make.counter(
+            "dualmap_prompt_tokens", "Prompt tokens: expected by the router, reported by instances", "pool", "by"
+        )
+        self.hit_tokens = make.counter(
+            "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
+        )
+        self.cached_error_tokens = make.histogram(
+            "dualmap_cached_tokens_error_tokens",
+            "|expected - reported| cached tokens of answered requests whose instances report them",
+            "pool", bounds=_ERROR_BOUNDS_TOKENS,
+        )  # fmt: skip
+        self.tokenized = make.counter(
+            "dualmap_tokenized_prompts",
+            "Prompts given to the tokenizer: exact, not yet compared with an engine's counts (unverified), exact up to"
+            " media (head), or cut by bytes (bytes: no tokens that can be trusted; late; busy)",
+            "pool", "result",
+        )  # fmt: skip
+        self.miscounted = make.counter(
+            "dualmap_miscounted_prompts", "Tokenized prompts of which the instance counted other tokens", "pool"
+        )
+        self.tokens_mistrusted = make.gauge(
+            "dualmap_tokens_mistrusted",
+            "1 while the tokenizer is known to count otherwise than the instances, at least some kinds of requests",
+            "pool", largest=True,
+        )  # fmt: skip
+        self.placements = make.counter(
+            "dualmap_placements", "Requests placed, by round trips to the store that it took", "pool", "round_trips"
+        )
+        self.stale = make.counter("dualmap_stale_reservations", "Decisions made again on fresher loads", "pool")
+        self.replaced = make.counter("dualmap_replaced_requests", "Held requests that the store had lost", "pool")
+        self.ttft_s = make.histogram(
+            "dualmap_ttft_seconds", "Request parsed to first token, streamed answers", "pool", bounds=WAIT_BOUNDS_S
+        )
+        self.answer_s = make.histogram(
+            "dualmap_request_seconds", "Request parsed to last byte, whole answers", "pool", bounds=_ANSWER_BOUNDS_S
+        )
+        self.tpot_s = make.histogram(
+            "dualmap_time_per_output_token_seconds",
+            "First token to last byte of a streamed answer, over its reported tokens but the first",
+            "pool", bounds=TPOT_BOUNDS_S,
+        )  # fmt: skip
+        self.output_tokens = make.counter(
+            "dualmap_output_tokens", "Tokens of whole answers, as instances reported them", "pool"
+        )
+        self.estimate_error_s = make.histogram(
+            "dualmap_ttft_estimate_error_seconds",
+            "|expected - measured| TTFT of streamed requests that were placed once",
+            "pool", bounds=_ERROR_BOUNDS_S,
+        )  # fmt: skip
+        self.estimate_error_ratio = make.histogram(
+            "dualmap_ttft_estimate_error_ratio",
+            "The same, over the measured TTFT",
+            "pool", bounds=_ERROR_RATIO_BOUNDS,
+        )  # fmt: skip
+        self.hold_s = make.histogram("dualmap_hold_seconds", "Time held before dispatch", "pool", bounds=WAIT_BOUNDS_S)
+        self.decision_s = make.histogram(
+            "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
+        )
+        self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
+        self.in_flight = make.gauge("dualmap_inflight_requests", "Requests held or in flight on this replica", "pool")
+
+    def _define_store(self, make: Instruments) -> None:
+        self._store_latency_s = make.histogram(
+            "dualmap_store_call_seconds", "Store calls", "call", bounds=_CALL_BOUNDS_S
+        )
+        self._store_errors = make.counter("dualmap_store_errors", "Failed store calls", "call")
+        self.outbox = make.gauge("dualmap_outbox_transitions", "Transitions waiting for the store").labels()
+        self.outbox_dropped = make.counter(
+            "dualmap_outbox_dropped_transitions", "Transitions dropped because the outbox was full"
+        ).labels()
+        self.degraded = make.gauge(
+            "dualmap_store_degraded", "1 while the store is out of reach and the replica decides alone", largest=True
+        ).labels()
+        self.reconciled = make.counter(
+            "dualmap_reconciled_requests", "Leftovers of this replica that were released late"
+        ).labels()
+
+    # what the data plane reports --------------------------------------------------------------------------------
+    def connections_changed(self, change: int) -> None:
+        self.connections.inc(change)
+
+    def refused(self, status: int, code: str) -> None:
+        """An error of the router was answered, whether before or after its request was placed."""
+        self.refusals.labels(code).inc()

@@ -1,0 +1,141 @@
+"""What a replica has served, in a few sums. Its heartbeat carries them, so that any reader of the store sees those of
+the whole fleet without asking a replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
+from dualmap.scheduling.request.outcome import Outcome
+from dualmap.statestore.leases import ReplicaInfo
+
+INFO_FIELD = "traffic"
+"""Where the heartbeat carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""
+
+PROCESS_FIELD: Final = "process"
+"""Where the heartbeat names the process that counts, as a restarted one begins at zero under the same replica id."""
+
+_BUCKETS: Final = {"ttft_buckets": len(WAIT_BOUNDS_S) + 1, "tpot_buckets": len(TPOT_BOUNDS_S) + 1}
+"""The histograms, with their buckets. One with other buckets, of another version, cannot be added."""
+
+_FAILED = (Outcome.UPSTREAM_FAILED, Outcome.TIMED_OUT, Outcome.CUT_OFF, Outcome.INTERNAL_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficCounts:
+    """Sums since the replica started. Tokens are those that instances reported, or else those that were expected."""
+
+    ended: int = 0
+    """Requests, however they ended."""
+    failed: int = 0
+    refused: int = 0
+    on_time: int = 0
+    """First tokens of streamed answers within their TTFT SLO."""
+    late: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    """Prompt tokens found in the instances' caches."""
+    output_tokens: int = 0
+    """Of whole answers, as instances reported them."""
+    ttft_buckets: tuple[int, ...] = ()
+    """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
+    tpot_buckets: tuple[int, ...] = ()
+    """Streamed answers by their time per output token, in the buckets of ``TPOT_BOUNDS_S``."""
+
+    @classmethod
+    def of(cls, metrics: PoolMetrics) -> TrafficCounts:
+        """What the replica has counted in one pool."""
+        outcomes = {outcome: int(counter.value) for outcome, counter in metrics.outcomes.items()}
+        reported = metrics.prompt_tokens_reported.value > 0
+        return cls(
+            ended=sum(outcomes.values()),
+            failed=sum(outcomes[outcome] for outcome in _FAILED),
+            refused=outcomes[Outcome.REFUSED],
+            on_time=int(metrics.slo_met.value),
+            late=int(metrics.slo_missed.value),
+            prompt_tokens=int((metrics.prompt_tokens_reported if reported else metrics.prompt_tokens_expected).value),
+            hit_tokens=int((metrics.hit_tokens_reported if reported else metrics.hit_tokens_expected).value),
+            output_tokens=int(metrics.output_tokens.value),
+            ttft_buckets=_counted(metrics.ttft_s.counts),
+            tpot_buckets=_counted(metrics.tpot_s.counts),
+        )
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, str]) -> TrafficCounts:
+        """What a heartbeat carried; zeros where it carried none, or nothing that is understood."""
+        sums = {field.name for field in fields(cls)} - _BUCKETS.keys()
+        counts: dict[str, Any] = {}
+        for name, _, text in (pair.partition("=") for pair in info.get(INFO_FIELD, "").split()):
+            numbers = text.split(",")
+            if not all(map(str.isdecimal, numbers)):
+                continue
+            if name in sums and len(numbers) == 1:
+                counts[name] = int(text)
+            elif _BUCKETS.get(name) == len(numbers):
+                counts[name] = tuple(map(int, numbers))
+        return cls(**counts)
+
+    def to_text(self) -> str:
+        sums = {field.name: getattr(self, field.name) for field in fields(self)}
+        buckets = {name: ",".join(map(str, sums.pop(name))) for name in _BUCKETS}
+        return " ".join(f"{name}={text}" for name, text in (sums | buckets).items() if text != "")
+
+    def plus(self, other: TrafficCounts) -> TrafficCounts:
+        return self._with(other, lambda mine, theirs: mine + theirs)
+
+    def since(self, before: TrafficCounts) -> TrafficCounts:
+        """What was counted after ``before``; everything, where a process that began again counts less."""
+        return self if self.falls_short_of(before) else self._less(before)
+
+    def falls_short_of(self, other: TrafficCounts) -> bool:
+        """Whether any count is less than the other's, as of one that was taken earlier."""
+        less = self._less(other)
+        counted = (getattr(less, field.name) for field in fields(self))
+        return any(min(each, default=0) < 0 if isinstance(each, tuple) else each < 0 for each in counted)
+
+    def _less(self, other: TrafficCounts) -> TrafficCounts:
+        return self._with(other, lambda mine, theirs: mine - theirs)
+
+    def _with(self, other: TrafficCounts, change: Callable[[int, int], int]) -> TrafficCounts:
+        """Each count together with the other's."""
+        changed: list[Any] = []
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(mine, tuple):
+                length = max(len(mine), len(theirs))
+                pairs = zip(mine or (0,) * length, theirs or (0,) * length, strict=True)
+                changed.append(tuple(change(*pair) for pair in pairs))
+            else:
+                changed.append(change(mine, theirs))
+        return TrafficCounts(*changed)
+
+
+def _counted(buckets: Sequence[int]) -> tuple[int, ...]:
+    return tuple(buckets) if any(buckets) else ()
+
+
+class FleetTraffic:
+    """The sums of a pool's replicas over time. Those of replicas that left stay counted, as far as they were seen."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], TrafficCounts] = {}
+        """By replica and process."""
+        self.total = TrafficCounts()
+        """Since each replica started."""
+
+    def read(self, replicas: Iterable[ReplicaInfo]) -> TrafficCounts:
+        """The sums, after what the heartbeats say now.
+
+        A process that counts less than before repeats an older heartbeat, as after a hand-over to a store that is back:
+        that adds nothing. A heartbeat that names no process is taken for that of one that began again.
+        """
+        for replica in replicas:
+            process, counts = replica.info.get(PROCESS_FIELD, ""), TrafficCounts.from_info(replica.info)
+            before = self._last.get((replica.replica_id, process), TrafficCounts())
+            if process and counts.falls_short_of(before):
+                continue
+            self.total = self.total.plus(counts.since(before))
+            self._last[replica.replica_id, process] = counts
+        return self.total

@@ -1,0 +1,106 @@
+"""The bounded memory of decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from dualmap.router.requests.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
+from dualmap.statestore.pool.codec import new_record
+from dualmap.statestore.records import ReportedLoads
+
+
+def explanation(request_id: str) -> Explanation:
+    return Explanation(request_id, "m", "default", "dualmap", 5.0, 10, 1, 1, 7, 0, 0, 0.0)
+
+
+def test_the_oldest_is_forgotten_first() -> None:
+    log = DecisionLog(limit=3)
+    for number in range(5):
+        log.add(explanation(str(number)))
+
+    assert len(log) == 3
+    assert log.get("1") is None
+    assert [entry.request_id for entry in log.recent(2)] == ["4", "3"]
+
+
+def test_a_limit_of_none_remembers_nothing() -> None:
+    log = DecisionLog(limit=0)
+    log.add(explanation("x"))
+    assert log.get("x") is None
+
+
+def test_an_id_that_ends_again_is_the_newest_and_tells_its_last_story() -> None:
+    log, again = DecisionLog(limit=2), replace(explanation("a"), outcome="completed")
+    for entry in (explanation("a"), explanation("b"), again, explanation("c")):
+        log.add(entry)
+
+    assert log.get("a") == again
+    assert log.get("b") is None
+
+
+RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        {"a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2), "b": InstanceLoad("b", InstanceState.READY)},
+        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000),
+    ],
+)
+def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:
+    decision = Decision("a", 3, 100, 0.5, Reason.CACHE, "b", 120)
+    placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), decision)
+    told = replace(
+        explanation("x"),
+        hash_key=2**64 - 1,
+        rounds=(PlacementRound.of(placed, 2),),
+        failures=("a: refused",),
+        failed_after_s=(0.25,),
+        leg=Leg.PREFILL,
+        decode_rounds=(PlacementRound.of(placed, 1),),
+    )
+    log = DecisionLog()
+    log.add(told)
+
+    kept = log.get("x")
+
+    assert kept is not None
+    assert replace(kept, rounds=(), decode_rounds=()) == replace(told, rounds=(), decode_rounds=())
+    assert [each.told() for each in kept.rounds] == [each.told() for each in told.rounds]
+    assert [type(each.decision.reason) for each in kept.decode_rounds] == [Reason]
+    assert (type(kept.leg), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
+    assert log.recent(5) == [kept]
+
+
+def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one() -> None:
+    names = tuple(f"i{number}" for number in range(100))
+    loads = {name: InstanceLoad(name, InstanceState.READY) for name in names}
+    decision = Decision("i77", 0, 1, 0.1, Reason.COST, alternative_id="i50")
+
+    reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
+
+    kept = PlacementRound.of(Placed(reply, names, decision), attempt=1)
+
+    assert kept.considered == 100
+    assert kept.status is PlaceStatus.HELD
+    assert len(kept.candidates) == len(kept.loads) == KEPT_CANDIDATES
+    assert {"i77", "i50"} <= set(kept.loads)
+
+
+def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed() -> None:
+    loads = {name: InstanceLoad(name, InstanceState.READY) for name in "abc"}
+    reply = PlaceReply(PlaceStatus.DISPATCHED, 0, 0, 0, loads, "c", "a")
+
+    decision = Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a")
+
+    kept = PlacementRound.of(Placed(reply, ("a", "b"), decision), attempt=1)
+
+    assert kept.candidates == ("a", "b", "c")

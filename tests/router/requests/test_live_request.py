@@ -1,0 +1,154 @@
+"""What a scheduled request tells a store that forgot it, and how its timers end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.request import RequestState
+from tests.router import tools
+
+LONG = "word " * 1000
+BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1k_tokens=1.0)
+
+
+async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    request = await runtime.intake.place(tools.request(LONG, slo_s=2.0))
+    other = "b" if request.instance_id == "a" else "a"
+    await clock.advance(1.5)
+
+    dispatched = request.records(now_ms=50_000)[0]
+    request.first_token()
+    prefilled = request.records(now_ms=50_000)[0]
+    request.finish(Outcome.COMPLETED)
+
+    assert (dispatched.state, dispatched.instance_id, dispatched.alternative_id) == (
+        RequestState.DISPATCHED,
+        request.instance_id,
+        other,
+    )
+    assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
+    assert prefilled.state is RequestState.PREFILLED
+    assert request.records(now_ms=50_000) == ()
+
+
+@pytest.mark.parametrize("scheduling", [BY_LENGTH])
+@pytest.mark.parametrize(("header_slo_s", "slo_s"), [(None, 1.75), (2.0, 2.0)])
+async def test_a_request_without_an_slo_of_its_own_has_that_of_its_length(
+    start_runtime: Any, header_slo_s: float | None, slo_s: float
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    request = await runtime.intake.place(tools.request(LONG, slo_s=header_slo_s))
+
+    assert (request.machine.spec.chain.prompt_tokens, request.machine.spec.slo_s) == (1250, slo_s)
+    assert request.records(now_ms=50_000)[0].slo_ms == slo_s * 1000
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_began_with(start_runtime: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    keeper = runtime.pools.pools["default"].view
+    began_with = keeper.view
+    request = await runtime.intake.place(tools.request(LONG))
+
+    keeper.view = replace(
+        began_with,
+        epoch=99,
+        tree_version=99,
+        tree=HotnessTree(dict(zip(request.machine.spec.chain.hashes[:2], (1, 2), strict=True))),
+    )
+
+    story = request.explain()
+    assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 2)
+    assert not any(kept is began_with for kept in (*vars(request).values(), *vars(request.machine).values()))
+    request.finish(Outcome.COMPLETED)
+
+
+async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, store: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    filling = [await runtime.intake.place(tools.request(f"{number} {LONG}")) for number in range(2)]
+    placing = asyncio.create_task(runtime.intake.place(tools.request(LONG, request_id="moved")))
+    await tools.settle()
+    pool = store.pool("default")
+    record = (await pool.records(["moved"]))["moved"]
+    lease = await pool.acquire_lease("leader", 60_000)
+    await pool.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
+    for request in filling:
+        request.finish(Outcome.COMPLETED)
+    moved = await asyncio.wait_for(placing, 60)
+
+    told = moved.records(now_ms=1)[0]
+    known = (await pool.records(["moved"]))["moved"]
+
+    assert (told.instance_id, told.alternative_id) == (known.instance_id, known.alternative_id)
+    assert told.uncached_tokens == known.uncached_tokens
+    moved.finish(Outcome.COMPLETED)
+
+
+async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
+    start_runtime: Any, store: Any, clock: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    request = await runtime.intake.place(tools.request(LONG, stream=False))  # done after 1.25 s
+    request.sent()
+    await clock.advance(1.0)
+    await request.failed(InstanceFailure(FailureKind.CLOSED))
+    request.sent()
+    request.sent()  # again, over a new connection: it has one timer
+
+    async def pending_tokens() -> int:
+        tokens: int = (await store.pool("default").snapshot()).loads[request.instance_id].pending_tokens
+        return tokens
+
+    await clock.advance(0.5)
+    assert await pending_tokens() == 1250
+    await clock.advance(0.8)
+    assert await pending_tokens() == 0
+    request.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_timer_outlives_its_request(start_runtime: Any, clock: Any, stream: bool) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    request = await runtime.intake.place(tools.request(LONG, stream=stream))
+    request.sent()
+    request.finish(Outcome.COMPLETED)
+    await tools.settle()
+
+    def releases() -> float | None:
+        labels = {"call": "release"}
+        return runtime.context.metrics.registry.get_sample_value("dualmap_store_call_seconds_count", labels)
+
+    assert releases() == 1.0
+
+    await clock.advance(10.0)
+
+    assert releases() == 1.0
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("a",)])
+async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
+    start_runtime: Any, store: Any, names: tuple[str, ...]
+) -> None:
+    runtime = await start_runtime(instances=tuple(map(tools.spec, names)))
+    request = await runtime.intake.place(tools.request(LONG))
+    request.first_token()
+    gave_back = request.instance_id
+
+    await request.failed(InstanceFailure(FailureKind.RECOMPUTED))
+
+    assert (request.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
+    pool = store.pool("default")
+    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens > 0
+    request.first_token()
+    await tools.settle()
+    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens == 0
+    request.finish(Outcome.COMPLETED)

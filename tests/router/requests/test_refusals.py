@@ -1,0 +1,36 @@
+"""What a failure means."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
+from dualmap.router.requests.refusals import exhausted, outcome_of
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+
+
+def test_time_outs_are_told_from_other_failures() -> None:
+    assert isinstance(exhausted(InstanceFailure(FailureKind.TIMEOUT), "x"), UpstreamTimeoutError)
+    error = exhausted(InstanceFailure(FailureKind.STATUS, "overloaded", 503), "3 instances failed")
+    assert isinstance(error, UpstreamError)
+    assert "3 instances failed" in error.message
+    assert "503" in error.message
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (asyncio.CancelledError(), Outcome.CLIENT_GONE),
+        (asyncio.CancelledError("cut_off"), Outcome.CUT_OFF),
+        (HoldTimeoutError("x"), Outcome.TIMED_OUT),
+        (UpstreamTimeoutError("x"), Outcome.TIMED_OUT),
+        (UpstreamError("x"), Outcome.UPSTREAM_FAILED),
+        (QueueFullError("x"), Outcome.REFUSED),
+        (ValueError("x"), Outcome.INTERNAL_ERROR),
+    ],
+    ids=repr,
+)
+def test_every_exception_is_an_outcome(error: BaseException, outcome: Outcome) -> None:
+    assert outcome_of(error) is outcome

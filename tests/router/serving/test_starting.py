@@ -1,0 +1,86 @@
+"""A replica whose store has never answered: it lives, takes no traffic, and tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import httpx
+import pytest
+
+from dualmap.router.serving import starting
+from dualmap.router.serving.listeners import bind, port_of
+from dualmap.router.serving.starting import until_store_is_there
+from dualmap.statestore.errors import StoreUnavailableError
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(starting, "LONGEST_PAUSE_S", 0.002)
+
+
+class Store:
+    """Away until told otherwise."""
+
+    def __init__(self) -> None:
+        self.there = asyncio.Event()
+        self.tries = 0
+
+    async def open(self) -> str:
+        self.tries += 1
+        if not self.there.is_set():
+            raise StoreUnavailableError("connection refused")
+        return "open"
+
+
+async def test_probes_are_answered_until_the_store_is_there(quick: None) -> None:
+    store, listener = Store(), bind("127.0.0.1", 0, shared=True)
+    url = f"http://127.0.0.1:{port_of(listener)}"
+    waiting = asyncio.create_task(
+        until_store_is_there(store.open, url="redis://h/0", stopping=asyncio.Event(), listener=listener)
+    )
+    async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(retries=5), trust_env=False) as client:
+        answers = [await client.get(f"{url}{path}") for path in ("/health", "/ready", "/v1/models")]
+
+    assert [answer.status_code for answer in answers] == [200, 503, 503]
+    assert [answer.json()["status"] for answer in answers[:2]] == ["starting", "starting"]
+    assert answers[2].json()["error"]["code"] == "store_unavailable"
+
+    store.there.set()
+    assert await asyncio.wait_for(waiting, 60) == "open"
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), sock=listener)  # still ours
+    server.close()
+
+
+async def test_the_port_stays_closed_while_the_store_answers() -> None:
+    store, listener = Store(), bind("127.0.0.1", 0, shared=True)
+    store.there.set()
+
+    async def connect_and_open() -> str:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port_of(listener))
+        return await store.open()
+
+    with listener:
+        assert await until_store_is_there(
+            connect_and_open, url="redis://h/0", stopping=asyncio.Event(), listener=listener
+        )
+
+
+async def test_an_outage_names_the_store_and_does_not_flood_the_log(
+    quick: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, stopping = Store(), asyncio.Event()
+
+    async def tenth_time() -> str:
+        if store.tries == 9:
+            stopping.set()
+        return await store.open()
+
+    with bind("127.0.0.1", 0, shared=True) as listener, caplog.at_level(logging.WARNING):
+        assert await until_store_is_there(tenth_time, url="redis://h/0", stopping=stopping, listener=listener) is None
+
+    told = [record.getMessage() for record in caplog.records if record.name == "dualmap.router.serving.starting"]
+    assert [line.partition("failures=")[2].partition(":")[0] for line in told] == ["1", "2", "4", "8"]
+    assert all("redis://h/0" in line and "connection refused" in line for line in told)

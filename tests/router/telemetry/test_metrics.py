@@ -1,0 +1,163 @@
+"""What a replica counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY, generate_latest
+
+from dualmap.router.telemetry.metrics import RouterMetrics, measured
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.release import Release
+from dualmap.statestore.errors import StoreUnavailableError
+from tests.router import tools
+
+
+def sample(runtime: Any, name: str, **labels: str) -> float | None:
+    value: float | None = runtime.context.metrics.registry.get_sample_value(name, labels)
+    return value
+
+
+def test_every_registry_is_its_own_and_the_global_one_stays_untouched() -> None:
+    before = {metric.name for metric in REGISTRY.collect()}
+    first, second = RouterMetrics(["default"]), RouterMetrics(["default"])
+
+    first.refused(503, "no_instance")
+
+    refusals = "dualmap_refusals_total"
+    assert first.registry.get_sample_value(refusals, {"code": "no_instance"}) == 1.0
+    assert second.registry.get_sample_value(refusals, {"code": "no_instance"}) is None
+    assert {metric.name for metric in REGISTRY.collect()} == before
+
+
+async def test_a_failed_store_call_is_counted_and_timed() -> None:
+    metrics = RouterMetrics(["default"])
+
+    async def away() -> None:
+        raise StoreUnavailableError("away")
+
+    with pytest.raises(StoreUnavailableError):
+        await measured(metrics.store_calls["observe"], away())
+
+    assert metrics.registry.get_sample_value("dualmap_store_errors_total", {"call": "observe"}) == 1.0
+    assert metrics.registry.get_sample_value("dualmap_store_call_seconds_count", {"call": "observe"}) == 1.0
+
+
+async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    request = await runtime.intake.place(tools.request("x" * 400))
+    assert sample(runtime, "dualmap_inflight_requests", pool="default") == 1.0
+    await request.failed(InstanceFailure(FailureKind.CONNECT))
+    await clock.advance(6.0)
+    request.first_token()
+    request.finish(Outcome.COMPLETED)
+
+    assert sample(runtime, "dualmap_retries_total", pool="default", failure="connect") == 1.0
+    assert sample(runtime, "dualmap_ttft_seconds_sum", pool="default") == pytest.approx(6.0)
+    assert sample(runtime, "dualmap_slo_total", pool="default", slo="missed") == 1.0
+    assert sample(runtime, "dualmap_decision_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_prompt_tokens_total", pool="default", by="expected") == 100.0
+    assert sample(runtime, "dualmap_inflight_requests", pool="default") == 0.0
+
+
+async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    request = await runtime.intake.place(tools.request("x" * 4000))
+    assert request.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
+    await clock.advance(1.25)
+    request.first_token()
+    request.first_token()
+    request.finish(Outcome.COMPLETED)
+
+    seconds, ratio = "dualmap_ttft_estimate_error_seconds", "dualmap_ttft_estimate_error_ratio"
+    assert sample(runtime, f"{seconds}_sum", pool="default") == pytest.approx(0.25)
+    assert sample(runtime, f"{ratio}_sum", pool="default") == pytest.approx(0.25 / 1.25)
+    assert sample(runtime, f"{ratio}_count", pool="default") == 1.0
+    assert (request.explain().expected_ttft_s, request.explain().first_token_s) == pytest.approx((1.0, 1.25))
+
+
+async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_of_the_estimate(
+    start_runtime: Any, clock: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    again = await runtime.intake.place(tools.request("x" * 400))
+    await again.failed(InstanceFailure(FailureKind.CONNECT))
+    whole = await runtime.intake.place(tools.request("y" * 400, stream=False))
+    await clock.advance(2.0)
+    again.first_token()
+    for request in (again, whole):
+        request.finish(Outcome.COMPLETED)
+
+    assert again.expected_ttft_s is None
+    assert sample(runtime, "dualmap_ttft_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_ttft_estimate_error_ratio_count", pool="default") == 0.0
+
+
+async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
+    runtime = await start_runtime()
+    outbox = runtime.pools.pools["default"].outbox
+    outbox._limit = 16
+
+    for number in range(20):
+        outbox.post(Release(f"r{number}"))
+
+    assert sample(runtime, "dualmap_outbox_dropped_transitions_total") == 4.0
+
+
+async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    whole = await runtime.intake.place(tools.request(stream=False))
+    failed = await runtime.intake.place(tools.request())
+    await clock.advance(60.0)
+    whole.finish(Outcome.COMPLETED)
+    failed.finish(Outcome.UPSTREAM_FAILED)
+
+    assert [sample(runtime, "dualmap_slo_total", pool="default", slo=slo) for slo in ("met", "missed")] == [0.0, 0.0]
+
+
+async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    request = await runtime.intake.place(tools.request("x" * 4000))
+
+    await runtime.read_metrics()
+    page = generate_latest(runtime.context.metrics.registry).decode()
+
+    assert 'dualmap_instance_pending_tokens{instance="a",pool="default"} 1000.0' in page
+    assert 'dualmap_replicas{pool="default"} 1.0' in page
+    request.finish(Outcome.COMPLETED)
+
+
+def test_the_error_of_cached_tokens_is_counted_once_an_instance_reports_them() -> None:
+    metrics = RouterMetrics(["default"])
+    pool = metrics.pools["default"]
+
+    pool.compare_cached(600, None)
+    pool.compare_cached(110, 100)
+    pool.compare_cached(600, None)
+
+    name, labels = "dualmap_cached_tokens_error_tokens", {"pool": "default"}
+    read = metrics.registry.get_sample_value
+    assert (read(f"{name}_count", labels), read(f"{name}_sum", labels)) == (2.0, 610.0)
+    assert read(f"{name}_bucket", labels | {"le": "16.0"}) == 1.0
+
+
+async def test_a_whole_answer_is_counted_with_its_time_per_output_token(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    for usage, outcome in (
+        (Usage(prompt_tokens=100, output_tokens=41), Outcome.COMPLETED),
+        (Usage(prompt_tokens=100, output_tokens=1), Outcome.COMPLETED),
+        (None, Outcome.COMPLETED),
+        (Usage(prompt_tokens=100, output_tokens=9), Outcome.CLIENT_GONE),
+    ):
+        request = await runtime.intake.place(tools.request("x" * 400))
+        await clock.advance(1.0)
+        request.first_token()
+        await clock.advance(2.0)
+        request.finish(outcome, usage)
+
+    assert sample(runtime, "dualmap_request_seconds_count", pool="default") == 3.0
+    assert sample(runtime, "dualmap_request_seconds_sum", pool="default") == pytest.approx(9.0)
+    assert sample(runtime, "dualmap_output_tokens_total", pool="default") == 42.0
+    assert sample(runtime, "dualmap_time_per_output_token_seconds_count", pool="default") == 1.0
+    assert sample(runtime, "dualmap_time_per_output_token_seconds_sum", pool="default") == pytest.approx(0.05)
