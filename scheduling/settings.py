@@ -37,7 +37,7 @@ POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 MAX_SLO_S = 3600.0
 """Deadlines are whole milliseconds, which the store's scripts add to the time."""
 Order = Literal["fifo", "deadline"]
-"""Of held requests: which one is granted first."""
+"""Order of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
 """Names of policies of other packages, see ``scheduling.placing.policies.registry.add_policy``."""
 

@@ -1,11 +1,11 @@
-"""Steps: what a search or a plan asks its driver to do.
+"""Steps: the calls that a search or a plan has its driver make.
 
-A decision over several steps is a generator: it yields a step, is sent the answer, and returns its result. It does no
+A decision over several steps is a generator: it yields a step, is sent the reply, and returns its result. It does no
 I/O and never waits, so the same search is driven with awaits by a router, in virtual time by the simulator, and by hand
 in a test.
 
 A step is a frozen value that names one call of a port and holds its arguments. Its type says which port has the call
-and what that answers, so ``reply = yield from Place(placement)`` is a ``PlaceReply`` to the type checker, and driving
+and what that replies, so ``reply = yield from Place(placement)`` is a ``PlaceReply`` to the type checker, and driving
 steps on a port that lacks one of their calls is a type error.
 """
 
@@ -30,7 +30,7 @@ class Step(Generic[Port, Reply]):
         raise NotImplementedError
 
     def __iter__(self) -> Generator[Step[Port, Any], Any, Reply]:
-        """Hand this step to the driver, and return the answer that the driver sends back."""
+        """Hand this step to the driver, and return the reply that the driver sends back."""
         reply: Reply = yield self
         return reply
 

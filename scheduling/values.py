@@ -37,7 +37,7 @@ def value(cls: type[T]) -> type[T]:
 
 @dataclass_transform(field_specifiers=(field,))
 def record(cls: type[T]) -> type[T]:
-    """The same, but not frozen and without a hash."""
+    """Make a class like ``value`` does, but not frozen and without a hash."""
     return _made(cls, frozen=False)
 
 

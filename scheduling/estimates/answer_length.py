@@ -15,7 +15,7 @@ CLASS_LIMITS = (64, 256, 1024, 4096)
 """The largest limit of each class but the last two: greater ones, and none."""
 CLASSES = len(CLASS_LIMITS) + 2
 PRIOR_TOKENS = 256
-"""Before a pool has shown its answers."""
+"""Assumed length of an answer before the pool has shown any."""
 PRIOR_ANSWERS = 16
 """Answers that the prior counts for."""
 MEMORY_ANSWERS = 2048

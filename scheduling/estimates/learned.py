@@ -1,4 +1,4 @@
-"""What the leader has learned of a pool and publishes; replicas read it with the membership."""
+"""Estimates of a pool that the leader has learned and publishes; replicas read them with the membership."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
 
 PRIOR_IMAGE_TOKENS = 1024.0
-"""About a megapixel's in current models."""
+"""Tokens of an image of about a megapixel in current models."""
 PAIRS_UNIT = 1e8
 """Attention pairs are learned in this unit, so that all features are about one."""
 
@@ -21,7 +21,7 @@ class Learned:
 
     bytes_per_token: float = DEFAULT_BYTES_PER_TOKEN
     ttft_weights: tuple[float, ...] = PRIOR_WEIGHTS
-    """Of the pool's TTFT model, see ``scheduling.estimates.ttft_model``."""
+    """Weights of the pool's TTFT model, see ``scheduling.estimates.ttft_model``."""
     answer_tokens: tuple[float, ...] = PRIOR_MEANS
     """Mean length of an answer, by class of the request's limit, see ``scheduling.estimates.answer_length``."""
 
@@ -33,7 +33,7 @@ class Learned:
     """Mean time per output token of recent answers that streamed; None: none was seen yet."""
 
     image_tokens: float = PRIOR_IMAGE_TOKENS
-    """Of an image in a prompt, on average, without those of its mark in the rendered text."""
+    """Mean tokens of an image in a prompt, without those of its mark in the rendered text."""
 
     ttft: Form = field(init=False, compare=False, repr=False)
     """The expected TTFT, learned from the pool's own history."""

@@ -1,4 +1,4 @@
-"""What first tokens and ends of requests teach: learned once for a pool, by the leader.
+"""Learning from first tokens and from ends of requests, once for a pool, by the leader.
 
 The store logs samples; the leader reads them, in order, and publishes. Replicas take what was published as it is.
 """
@@ -31,24 +31,24 @@ IMAGE_MEMORY = 1000
 MIN_IMAGES = 10
 """Images seen before the prior of their tokens is replaced."""
 TPOT_KEEP = 0.98
-"""Of the former mean at each new answer: about fifty are remembered."""
+"""Share of the former mean that remains at each new answer: about fifty answers are remembered."""
 
 
 @value
 class FirstTokenSample:
-    """When a prefill ended, and what was expected of it."""
+    """The end of a prefill, and what was expected of it."""
 
     instance_id: str
     tokens: int
-    """Prefilled."""
+    """Prompt tokens that were prefilled."""
     enqueued_ms: int
     dispatched_ms: int
     former_ms: int
     """The end of the instance's last prefill that was seen."""
     prefilled_ms: int
     features: tuple[float, ...] | None
-    """Of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was retried,
-    migrated, or deferred."""
+    """Features of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was
+    retried, migrated, or deferred."""
     unseen: int = 0
     """Prefills without a seen end since ``former_ms``: of answers that do not stream. The time between has a part in
     it that is theirs, so it says nothing of the rate."""
@@ -66,27 +66,27 @@ class FirstTokenSample:
 
 @value
 class EndSample:
-    """What the end of a request tells, as far as it is known; 0: it is not."""
+    """Figures that the end of a request shows; 0: not known."""
 
     text_bytes: int = 0
-    """Of its prompt."""
+    """Length of the prompt's text, in bytes."""
     tokens: int = 0
-    """Of its prompt, as its instance counted them."""
+    """Prompt tokens, as the instance counted them."""
     answer_tokens: int = 0
-    """Of a whole answer."""
+    """Tokens of the answer, where it was answered to its end."""
     output_limit: int = 0
     """The most tokens that it let its answer have; 0: it set no limit."""
     answer_ms: int = 0
-    """From the first token of a whole answer that streamed to its last one."""
+    """Time from the first to the last token of a whole answer that streamed."""
     transfer_ms: int = 0
-    """From the end of its prefill leg to the first token of its decode leg."""
+    """Time from the end of the prefill leg to the first token of the decode leg."""
     transferred_tokens: int = 0
     images: int = 0
-    """In its prompt; ``text_bytes`` has their marks alone."""
+    """Images in the prompt; ``text_bytes`` counts their marks alone."""
 
     @classmethod
     def of_note(cls, note: Mapping[str, int]) -> EndSample:
-        """Of what ``finished_note`` wrote."""
+        """Read the sample from a note that ``finished_note`` or ``transfer_note`` wrote."""
         return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
 
 
@@ -98,7 +98,8 @@ _FINISHED = (
 def finished_note(
     text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0, images: int = 0
 ) -> str:
-    """What to note of a request that ends, as JSON; "" if that would teach nothing. Arguments as in ``EndSample``."""
+    """The note that goes with the end of a request, as JSON; "" if it would teach nothing. Arguments as in
+    ``EndSample``."""
     if not answer_tokens and not (text_bytes and tokens):
         return ""
     return (
@@ -108,7 +109,7 @@ def finished_note(
 
 
 def transfer_note(transfer_s: float, tokens: int) -> str:
-    """What to note of a prefill leg that ends since its decode leg has the KV, as JSON."""
+    """The note that goes with the end of a prefill leg whose decode leg has the KV, as JSON."""
     return f'{{"transfer_ms":{max(1, round(transfer_s * 1000))},"transferred_tokens":{tokens}}}'
 
 
@@ -121,7 +122,7 @@ class Sample:
 
 
 def features_to_note(features: Form) -> tuple[float, ...]:
-    """What a TTFT is learned from, in units that make all of them about one."""
+    """The features that a TTFT is learned from, in units that make all of them about one."""
     ahead_s = features.ahead_s - features.progress_s
     return (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
 
@@ -224,7 +225,7 @@ class FleetLearner:
             self.learned = replace(self.learned, bytes_per_token=ratio)
 
     def _learn_images(self, content: EndSample) -> None:
-        """By what is left of a prompt's tokens without those of its text, as replicas count them."""
+        """Learn tokens per image from the prompt's tokens less those of its text, as replicas count them."""
         self._images += content.images
         self._image_tokens += content.tokens - content.text_bytes / self.learned.bytes_per_token
         if self._images > IMAGE_MEMORY:
@@ -243,8 +244,8 @@ class FleetLearner:
 
 
 def _to_publish(rates: Mapping[str, float], loads: Mapping[str, InstanceLoad]) -> dict[str, float]:
-    """Where one of them moved: all that differ from what is published. So equal rates stay exactly equal, and no
-    placement is decided by the moment at which they were published."""
+    """The rates to publish: none while all are close to the published ones, otherwise all that differ. Equal rates stay
+    exactly equal this way, and no placement depends on the moment at which they were published."""
     published = {name: loads[name].prefill_tokens_per_s for name in rates}
     if all(abs(rate - published[name]) <= PUBLISHED_SHARE * published[name] for name, rate in rates.items()):
         return {}

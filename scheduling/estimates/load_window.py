@@ -32,5 +32,5 @@ class LoadWindow:
 
 
 def decayed_tokens(tokens: float, at_ms: int, now_ms: int) -> float:
-    """What is left now of a sum of tokens as of ``at_ms``."""
+    """The part of a sum of tokens as of ``at_ms`` that is left now."""
     return tokens * exp(-max(0, now_ms - at_ms) / WINDOW_MS)

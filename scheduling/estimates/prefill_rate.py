@@ -46,7 +46,7 @@ default more often than not."""
 LEAST_SHARE = 0.02
 """Least cost of a token that is believed, as a share of the prior's."""
 MOST_STEP_TOKENS = 16_384
-"""Token budget that is believed at most; a dispatch window without a limit tells none."""
+"""Token budget that is believed at most; a dispatch window without a limit has none."""
 MOST_STEPS = 8
 """Full steps that are taken together. What the edges take from others, and give to them, is little against so many."""
 SAME_STEP_MS = 8
@@ -79,7 +79,7 @@ class BusyTime:
     """
 
     tokens: int
-    """Uncached."""
+    """Uncached tokens that were prefilled."""
     ends: int
     """Steps in which prefills ended."""
     began_ms: int
@@ -171,7 +171,7 @@ class RateEvidence:
         )
 
     def shifted(self, by: float) -> RateEvidence:
-        """The same evidence after the costs changed: it is relative to them."""
+        """Return the evidence relative to changed costs."""
         return replace(self, total=self.total + by * self.weight)
 
     def after_idle(self, idle_ms: float) -> RateEvidence:
@@ -199,7 +199,7 @@ def _factors(evidence: Mapping[str, RateEvidence]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class PeerRates:
-    """What peers have taught so far: the costs that they share, and how each differs."""
+    """Costs that peers share, as learned so far, and how much each peer differs."""
 
     costs: Ridge
     """``start_s``, ``step_s`` and ``token_s`` of one that was described with the usual rate."""
@@ -211,7 +211,7 @@ class PeerRates:
 
     @classmethod
     def prior(cls, loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec]) -> PeerRates:
-        """What is believed before the first prefill: the published rates of these peers, at least one."""
+        """The belief before the first prefill: the published rates of these peers, at least one."""
         usual = median(instances[name].prefill_tokens_per_s for name in loads)
         shares = [load.prefill_tokens_per_s / instances[name].prefill_tokens_per_s for name, load in loads.items()]
         step_tokens = median(map(step_tokens_of, loads.values()))

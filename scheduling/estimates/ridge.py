@@ -15,12 +15,12 @@ from math import inf
 from dualmap.scheduling.values import value
 
 SWEEPS = 8
-"""Of coordinate descent; the sums change little from one time to the next."""
+"""Sweeps of coordinate descent; the sums change little from one call to the next."""
 
 
 @value
 class Ridge:
-    """What is believed of each weight, and the observations since as far as the least squares need them."""
+    """Beliefs about the weights, and the observations since as far as the least squares need them."""
 
     prior: tuple[float, ...]
     certainties: tuple[float, ...]
@@ -45,7 +45,7 @@ class Ridge:
     def observed(
         self, features: Sequence[float], target: float, *, usual_error: float, keep: float, most_error: float = inf
     ) -> Ridge:
-        """With one more observation; the weights are as before until ``solved``.
+        """Return the model with one more observation; the weights stay as they are until ``solved``.
 
         Args:
             usual_error: its standard deviation.
@@ -63,7 +63,7 @@ class Ridge:
         )
 
     def solved(self) -> Ridge:
-        """With the weights that the prior and the observations make likeliest."""
+        """Return the model with the weights that the prior and the observations make likeliest."""
         found, size = list(self.weights), len(self.weights)
         for _ in range(SWEEPS):
             for row in range(size):

@@ -1,7 +1,7 @@
-"""How long the KV of a split request takes to reach its decode instance, as a pool's own history tells it.
+"""The time that the KV of a split request takes to reach its decode instance, learned from the pool's own history.
 
-From the end of the prefill leg to the first token of the decode leg: the wait for memory there, the transfer, and the
-first decode step. That is what a split request's TTFT has beyond its prefill. It is a constant and a time per token,
+It spans the end of the prefill leg to the first token of the decode leg: the wait for memory there, the transfer, and
+the first decode step. A split request's TTFT exceeds its prefill by this time. It is a constant and a time per token,
 learned online by ridge regression; until then the settings say both.
 """
 
@@ -16,7 +16,7 @@ TOKENS_UNIT = 10_000
 PRIOR, PRIOR_ERRORS = (0.05, 0.05), (1.0, 1.0)
 """Seconds, and seconds per unit. The errors are wide: a few transfers replace it."""
 KEEP = 0.95
-"""Of every former observation's weight at each new one: about twenty are remembered."""
+"""Share of a former observation's weight that remains at each new one: about twenty are remembered."""
 ERROR_S, ERROR_SHARE = 0.05, 0.15
 """Usual error of a time, a constant and a share of it. A larger one teaches no more than that: such a request waited
 for memory, or for a decoder that hung."""
@@ -36,6 +36,6 @@ def taught_transfer(model: Ridge, seen: Iterable[tuple[int, float]]) -> Ridge:
 
 
 def transfer_cost(model: Ridge) -> tuple[float, float]:
-    """What it believes: seconds, and seconds per token."""
+    """The cost of a transfer as the model believes it: seconds, and seconds per token."""
     latency_s, unit_s = model.weights
     return latency_s, unit_s / TOKENS_UNIT

@@ -1,8 +1,8 @@
-"""The expected TTFT as a pool's own history tells it: a linear model, learned online by ridge regression.
+"""The expected TTFT, learned from a pool's own history: a linear model, learned online by ridge regression.
 
 The prior is the paper's formula (``scheduling.estimates.ttft``), one second for each second of queueing and of compute,
-with the attention of a typical prompt told apart from its compute, and the wait for an engine step. Experience adds
-what prefill rates alone cannot tell: requests that overtake, the attention of new tokens to a long cached prompt, and
+with the attention of a typical prompt separated from its compute, and the wait for an engine step. Experience adds what
+prefill rates alone cannot show: requests that overtake, the attention of new tokens to a long cached prompt, and
 decoding, which shares every step and grows with the context in KV memory.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Iterable
 from dualmap.scheduling.estimates.ridge import Ridge
 
 Features = tuple[float, ...]
-"""Of a placement: 1, seconds of prefill ahead, seconds of own prefill, 100 million pairs of attention, KV memory's
-worths of running context."""
+"""Features of a placement: 1, seconds of prefill ahead, seconds of own prefill, 100 million pairs of attention, running
+context in multiples of the KV memory."""
 PRIOR_WEIGHTS: Features = (0.03, 1.0, 0.9, 0.3, 0.0)
 """Seconds for each. A rate is that of prompts of about 8,000 tokens, in which attention takes a tenth."""
 PRIOR_ERRORS = (1.0, 1.0, 0.3, 1.0, 1.0)
-"""Usual errors of the prior. Own prefill is what its rate says: short prompts must not tell otherwise of long ones."""
+"""Usual errors of the prior. Own prefill follows its rate: short prompts must not change that for long ones."""
 KEEP = 0.98
-"""Of every former observation's weight at each new one: about fifty are remembered."""
+"""Share of a former observation's weight that remains at each new one: about fifty are remembered."""
 ERROR_S, ERROR_SHARE = 0.03, 0.15
 """Usual error of a TTFT, a constant and a share of it: what comes after a request decides much of it. A larger one
 teaches no more than that: most such requests were overtaken by others."""

@@ -1,6 +1,6 @@
 """A placement as weighted sums: what a policy gives instead of naming an instance.
 
-The policy gives weights, once for a request. The store weighs the instances that it is asked for, takes the least
+The policy gives weights, once for a request. The store weighs the instances that the caller names, takes the least
 weighted sum over its *current* counts, and reserves there in the same step. So a decision is never stale, and the store
 knows no policy. All instances share the weights, since features are in seconds of the instance's own prefill rate.
 
@@ -22,31 +22,31 @@ class Form(NamedTuple):
 
     constant: float = 0.0
     ahead_s: float = 0.0
-    """Per second of prefill that it has to wait for: pending less overtaken tokens."""
+    """Cost of a second of prefill that the request has to wait for: pending less overtaken tokens."""
     overtaken_s: float = 0.0
-    """Per second of prefill that it overtakes."""
+    """Cost of a second of prefill that the request overtakes."""
     kv_demand: float = 0.0
-    """Per KV memory's worth of running context."""
+    """Cost of running contexts that fill the KV memory once."""
     compute_s: float = 0.0
-    """Per second of the request's own prefill."""
+    """Cost of a second of the request's own prefill."""
     uncached_tokens: float = 0.0
-    """Per token of it, however fast the instance is."""
+    """Cost of a token of the request's own prefill, however fast the instance is."""
     attention_pairs: float = 0.0
-    """Per pair of an uncached token and a token before it."""
+    """Cost of a pair of an uncached token and a token before it."""
     crowded_compute_s: float = 0.0
-    """Per second of own prefill and KV memory's worth of running context."""
+    """Cost of a second of own prefill, times running contexts in multiples of the KV memory."""
     stall_s: float = 0.0
-    """Per second of a decode stall (``stall_from_s``)."""
+    """Cost of a second of a decode stall (``stall_from_s``)."""
     progress_s: float = 0.0
-    """Per second for which the prefill under way has run: pending tokens are released when it ends, so in its middle
-    they overstate the wait. Once it is overdue by a decode stall, less for each further second, and negative in the
-    end: what an engine that hangs was sent is no progress."""
+    """Cost of a second for which the prefill under way has run. Pending tokens are released when a prefill ends, so in
+    its middle they overstate the wait. Once the prefill is overdue by a decode stall, the feature falls with each
+    further second and becomes negative: what a hung engine was sent is no progress."""
     running_share: float = 0.0
-    """Per running request, over the most that may run."""
+    """Cost of a running request, as a share of the most that may run."""
     decoding_compute_s: float = 0.0
-    """Per second of own prefill and running request: what answers would wait for it in all."""
+    """Cost of a second of own prefill, times running requests: the time that all answers together would wait for it."""
     prompt_tokens: float = 0.0
-    """Per token of the prompt, cached or not."""
+    """Cost of a token of the prompt, cached or not."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -55,7 +55,7 @@ class Form(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a placement costs on an instance: ``cost``, and ``missed`` as well where ``ttft`` is above the SLO."""
+    """Cost of a placement on an instance: ``cost``, plus ``missed`` where ``ttft`` is above the SLO."""
 
     cost: Form
     ttft: Form

@@ -1,1 +1,1 @@
-"""Where a request goes: policies, the options of serving it whole or split, and the search for an instance."""
+"""Placing requests: policies, the options of serving it whole or split, and the search for an instance."""

@@ -47,7 +47,7 @@ class Reason(StrEnum):
 
 @value
 class Decision:
-    """Where a request goes, where else it could go, and what was expected when it was placed."""
+    """The choice for a request: where it goes, where else it could go, and what was expected when it was placed."""
 
     instance_id: str
     hit_blocks: int
@@ -70,7 +70,7 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """As the configuration spells it."""
+        """The name of the policy, as the configuration spells it."""
 
     @property
     def rebalances(self) -> bool:
@@ -87,7 +87,7 @@ class Policy(Protocol):
 
     @property
     def weighs(self) -> bool:
-        """Whether ``weights`` decides, and ``choose`` is never asked."""
+        """Whether ``weights`` decides, and ``choose`` is never called."""
 
     @property
     def beyond_from_s(self) -> float | None:
@@ -102,13 +102,14 @@ class Policy(Protocol):
         """
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        """What a placement costs. A policy that does not weigh only says what TTFT to expect."""
+        """The weights by which the store compares placements. A policy that does not weigh only gives the expected
+        TTFT."""
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
     ) -> Reason:
         """Why the instance of least cost was taken, and not the ``other`` one that costs the least beside it. Only
-        policies that weigh are asked. ``hits``, in blocks, are at hand; a load is made when it is asked for."""
+        policies that weigh are called. ``hits``, in blocks, are at hand; a load is made when it is first read."""
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         """Decide from the loads of the candidates (in their order; those gone meanwhile are missing).

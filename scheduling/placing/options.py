@@ -1,4 +1,4 @@
-"""The ways to serve one request: as which leg, by which candidates. In a pool without roles there is one."""
+"""The options of serving one request: as which leg, by which candidates. A pool without roles has one option."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULED = (Role.MIXED, Role.PREFILL)
 
 @value
 class SecondOption:
-    """Another way to serve a request, as the store is asked for it: which leg, where, and what it costs there."""
+    """The second option of a request, as the store weighs it: which leg, where, and the cost there."""
 
     leg: Leg
     instances: tuple[str, ...]
@@ -30,24 +30,24 @@ class SecondOption:
 
 @value
 class Option:
-    """One of them, and what it costs there."""
+    """One option of serving a request, and its cost there."""
 
     leg: Leg
     query: RouteQuery
     instances: tuple[str, ...]
     weights: Weights
     decider: Form
-    """The way of the lowest is taken, see ``scheduling.placing.split``."""
+    """The option with the lowest decider is taken, see ``scheduling.placing.split``."""
     roles: tuple[Role, ...]
     transfer_s: float = 0.0
-    """What its TTFT has beyond the prefill."""
+    """Time that the TTFT of this option takes beyond the prefill."""
 
     def as_second(self, beyond_from_s: float | None) -> SecondOption:
         return SecondOption(self.leg, self.instances, self.weights, self.decider, beyond_from_s, self.roles)
 
 
 def named_in(options: Sequence[Option]) -> tuple[str, ...]:
-    """The candidates of all ways."""
+    """The candidates of all options."""
     if len(options) == 1:
         return options[0].instances
     return tuple(dict.fromkeys(name for option in options for name in option.instances))
@@ -62,8 +62,8 @@ def judge(
     loads: Mapping[str, InstanceLoad],
     ttft_s: float,
 ) -> Decision:
-    """What the store chose of the instances of this way, as a decision. ``hits`` are those of the loads, ``ttft_s`` is
-    what the weights expect on the chosen one."""
+    """The store's choice among the instances of an option, as a decision. ``hits`` are those of the loads; ``ttft_s``
+    is the TTFT that the weights expect on the chosen instance."""
     chain = option.query.chain
     return Decision(
         chosen,
@@ -85,7 +85,8 @@ def judge_transfer(
     loads: Mapping[str, InstanceLoad],
     uncached_tokens: int,
 ) -> Decision:
-    """The same of a decode leg, whose first token waits for what is transferred: no load is looked at for it."""
+    """The store's choice for a decode leg, as a decision. Its first token waits for the transfer, so no load is read
+    for it."""
     chain, transfer = option.query.chain, option.weights.ttft
     return Decision(
         chosen,
@@ -100,11 +101,11 @@ def judge_transfer(
 def choose_option(
     policy: Policy, options: Sequence[Option], sequence: int, loads: Mapping[str, InstanceLoad], stall_from_s: float
 ) -> tuple[Option, Decision]:
-    """The choice of a policy that does not weigh: its own for each way, then between them. The way names the chosen
-    instance alone.
+    """The choice of a policy that does not weigh: its own within each option, then between the options. The returned
+    option names the chosen instance alone.
 
     Raises:
-        NoInstanceError: no way has a ready instance.
+        NoInstanceError: no option has a ready instance.
     """
     choices: list[tuple[float, Option, Decision]] = []
     for option in options:

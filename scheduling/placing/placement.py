@@ -43,16 +43,16 @@ arrivals cannot keep a request out of the fleet by changing the load between its
 
 _NONE: frozenset[str] = frozenset()
 _NOT_COMPARED = Form()
-"""The decider of a request that can be served in one way only."""
+"""The decider of a request that has one option only."""
 
 
 class PlaceStatus(StrEnum):
-    """What became of a placement."""
+    """The outcome of a placement."""
 
     DISPATCHED = "dispatched"
     """The instance had room: send the request now."""
     HELD = "held"
-    """Queued; a grant will come."""
+    """The request is queued; a grant will come."""
     STALE = "stale"
     """The load changed since the choice. Nothing was reserved, as in all that follow."""
     MISSED = "missed"
@@ -70,10 +70,10 @@ _NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
 
 @value
 class Placement:
-    """What one request asks of the store."""
+    """The placement of one request, as the store is called with it."""
 
     request: StoredRequest
-    """Held and without an instance; ``enqueued_ms`` 0 for one that was never placed before."""
+    """The request, held and without an instance; its ``enqueued_ms`` is 0 if it was never placed before."""
     chain: Chain
     instances: tuple[str, ...]
     weights: Weights
@@ -85,68 +85,70 @@ class Placement:
     rank_ms: int = 0
     """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queues.queue_order``."""
     defers: bool = False
-    """Held rather than dispatched at once where it is expected to miss its SLO and work is left."""
+    """Whether the request is held, rather than dispatched at once, where it is expected to miss its SLO and work is
+    left."""
     at_once: bool = False
-    """Dispatched however full the dispatch window is, as long as the instance may run one more."""
+    """Whether the request is dispatched however full the dispatch window is, if the instance may run one more."""
     refuses: bool = False
     """MISSED instead of a reservation where it is expected to miss its SLO."""
     rebalances: bool = False
-    """Where it is expected to miss its SLO, ask for a rebalance of the instance, and of the next best if that is late
+    """Whether an expected miss of the SLO requests a rebalance of the instance, and of the next best if that is late
     too."""
     max_pending_tokens: int | None = None
     """STALE where the instance has more."""
     leg: Leg = Leg.WHOLE
     """How it counts on these instances. A decode leg is never held, and prefilled from the start."""
     roles: tuple[Role, ...] = SCHEDULED
-    """Among the least loaded of which others are looked for."""
+    """Roles whose least loaded instances are weighed beyond the candidates."""
     decider: Form = Form()
-    """What the instance of least cost is compared with the one of ``other`` by. Features as in weights."""
+    """Form by which the instance of least cost is compared with that of ``other``. Features as in weights."""
     other: SecondOption | None = None
-    """Taken if its least decides for less."""
+    """The second option, taken if the decider of its instance of least cost is lower."""
 
 
 @value
 class PlaceReply:
-    """What the store found, and did."""
+    """The store's reply to a placement: the loads it found and the reservation it made."""
 
     status: PlaceStatus
     epoch: int
     tree_version: int
     now_ms: int
     loads: Mapping[str, InstanceLoad]
-    """Of the instances that were weighed, before the reservation."""
+    """Loads of the weighed instances, before the reservation."""
     instance_id: str | None = None
     alternative_id: str | None = None
     uncached_tokens: int = 0
-    """To prefill where it was placed: by resident blocks; in a queue by order of arrival by reserved ones as well."""
+    """Prompt tokens to prefill where the request was placed. Resident blocks are subtracted; in a queue by order of
+    arrival, reserved blocks as well."""
     enqueued_ms: int = 0
     queue: QueueHead | None = None
     """The queue where the request is held although there is room: to be planned."""
     leg: Leg = Leg.WHOLE
-    """As which it was placed."""
+    """The leg as which the request was placed."""
     hits: Mapping[str, int] = field(default_factory=dict)
     """The hit blocks of the loads: to make a load may take work."""
     ttft_s: float = 0.0
-    """Expected where it was placed, by the weights."""
+    """Expected TTFT where the request was placed, by the weights."""
     running_requests: int = 0
-    """There, before it, and the context tokens of these."""
+    """Requests that ran on the instance before this one."""
     context_tokens: int = 0
 
 
 @value
 class Observation:
-    """What a choice is made from, in one round trip."""
+    """Loads and sequence number that a choice is made from, read in one round trip."""
 
     epoch: int
     tree_version: int
     sequence: int
     """Grows by one with every observation in the pool, over all replicas."""
     loads: Mapping[str, InstanceLoad]
-    """By id, in the order asked; unknown instances are missing."""
+    """Loads by instance id, in the order requested; unknown instances are missing."""
 
 
 class PlacingPort(Protocol):
-    """What a search calls."""
+    """Calls that a search makes."""
 
     def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
 
@@ -186,7 +188,7 @@ class Refresh(Step[PlacingPort, None]):
 
 
 class Fleet(Protocol):
-    """What a search reads."""
+    """The fleet as a search reads it."""
 
     @property
     def view(self) -> ClusterView: ...
@@ -208,7 +210,7 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.full = full
         """Instances whose queue is full."""
         self.missed = missed
-        """Where it would have gone, had its expected miss not refused it."""
+        """The placement that was refused for its expected miss of the SLO."""
         self.duplicate = duplicate
 
 
@@ -216,14 +218,14 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
 class Placed:
     """A choice, the loads that it was made from, and what became of it.
 
-    What the choice means is judged when it is first asked for. It follows from the reply, so the moment does not
-    matter, and the request can be on its way by then.
+    What the choice means is judged when it is first read. It follows from the reply, so the moment does not matter, and
+    the request can have been sent by then.
     """
 
     reply: PlaceReply
     candidates: tuple[str, ...]
     _decision: Decision | Callable[[], Decision]
-    """What the choice means, or how that is judged."""
+    """The decision, or the function that judges it when it is first read."""
 
     @property
     def instance_id(self) -> str:
@@ -239,7 +241,7 @@ class Placed:
         return decision
 
     def features(self, chain: Chain, decode_stall_s: float) -> Form:
-        """Of the chosen instance and the chain of the request: what its first token is learned with."""
+        """Features of the chosen instance and the request's chain, which its first token is learned with."""
         return features_of(self.reply.loads[self.instance_id], chain, decode_stall_s)
 
 
@@ -267,7 +269,7 @@ class Search:
     full: frozenset[str] = _NONE
     gone: frozenset[str] = _NONE
     trips: int = 0
-    """Times that the store was asked."""
+    """Calls made to the store."""
     _refreshed: bool = False
     _ignores_breakers: bool = False
     stale_rounds: int = 0
@@ -338,7 +340,7 @@ class Search:
         return None
 
     def _options(self) -> list[Option]:
-        """How the request can be served now, one way or two. Raises NoInstanceError."""
+        """The options of the request as of now, one or two. Raises NoInstanceError."""
         view, rule, options = self.fleet.view.serving(self.request.model), self.rule, []
         if view.decoding is None or rule is None:
             return [self._option(self.leg, view if view.decoding is None else view.of(self.leg), None)]
@@ -365,7 +367,8 @@ class Search:
         )
 
     def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
-        """Those to weigh, none behind an open breaker if there are others; and the query with what that excludes."""
+        """The instances to weigh, none behind an open breaker if there are others; and the query with what that
+        excludes."""
         query, policy = self.query, self.policy
         excluded = query.excluded | self.full | self.gone
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
@@ -408,7 +411,7 @@ class Search:
         )
 
     def _most(self, decision: Decision) -> int | None:
-        """Pending tokens up to which the choice is valid: less than one dispatch window more than it saw."""
+        """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""
         if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
             return None
         return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens

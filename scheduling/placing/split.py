@@ -1,6 +1,6 @@
 """The decider: is a request split, or served whole by a decode-capable instance?
 
-Both ways are weighed in the placement itself, on current counts. A split request pays for the transfer of its KV. A
+Both options are weighed in the placement itself, on current counts. A split request pays for the transfer of its KV. A
 whole one pays with its own prefill beside running answers: each of them waits for that long. So a short uncached part,
 or a prefix that a decode-capable instance holds, is served whole, and long prompts are split while prefill instances
 have room.
@@ -18,21 +18,22 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.view import ClusterView
 
 FULL_SHARE = 0.95
-"""Of the SLO of a time per token: a mean at it leaves no slack, as half of the answers are slower than their mean."""
+"""Share of the time-per-token SLO beyond which no slack is left: half of the answers are slower than their mean."""
 LEAST_SLACK = 0.02
-"""Of a time per token at that share or past it. The fourth power of what is in use keeps the weight near its setting
-until the SLO is near: 1.1 x at half of it, 5 x at nine tenths."""
+"""Slack that is assumed at that share or past it. The fourth power of the share in use keeps the weight near its
+setting until the SLO is near: 1.1 x at half of it, 5 x at nine tenths."""
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """What decides between two ways is a cost in seconds of each, or a length where one is set."""
+    """The rule between serving a request whole and splitting it: the lower cost in seconds, or a length where one is
+    set."""
 
     settings: SplitSettings
 
     @property
     def legs(self) -> tuple[Leg, ...]:
-        """The ways to serve a request: both, or the one to prefer first."""
+        """The options of serving a request: both, or the one to prefer first."""
         return (Leg.WHOLE,) if self.settings.mode == "never" else (Leg.PREFILL, Leg.WHOLE)
 
     def decider(self, *, split: bool, learned: Learned) -> Form:
@@ -47,34 +48,34 @@ class SplitRule:
         return _whole_cost(ttft, self._decode_delay_weight(learned))
 
     def _decode_delay_weight(self, learned: Learned) -> float:
-        """What a second costs for which one running answer waits: the more, the closer answers are to their SLO."""
+        """The cost of a second for which one running answer waits. It grows as answers come closer to their SLO."""
         settings = self.settings
         used = 0.0 if learned.tpot_s is None else learned.tpot_s / (FULL_SHARE * settings.slo_tpot_s)
         return settings.decode_delay_weight / max(LEAST_SLACK, 1.0 - used**4)
 
     def transfer(self, learned: Learned) -> tuple[float, float]:
-        """What the KV of a split request takes to reach its decode instance: seconds, and seconds per token."""
+        """The time in which the KV of a split request reaches its decode instance: seconds, and seconds per token."""
         settings = self.settings
         return learned.transfer or (settings.transfer_latency_s, 1 / settings.transfer_tokens_per_s)
 
     def transfer_s(self, learned: Learned, tokens: int) -> float:
-        """Of so many tokens."""
+        """The expected time of a transfer of this many tokens."""
         latency_s, token_s = self.transfer(learned)
         return latency_s + tokens * token_s
 
     def prefill_slo_s(self, slo_s: float, prompt_tokens: int, view: ClusterView, learned: Learned) -> float:
-        """By when the prefill of a request that may be split has to end: so much before its SLO that its KV reaches the
-        decode instance in time. At most half of the SLO is kept for that."""
+        """The time within which the prefill of a request that may be split has to end, so that its KV reaches the
+        decode instance before the SLO. At most half of the SLO is kept for the transfer."""
         if view.decoding is None or self.settings.mode == "never":
             return slo_s
         return slo_s - min(self.transfer_s(learned, prompt_tokens), slo_s / 2)
 
     def decode_weights(self, kv_weight_s: float, learned: Learned) -> Weights:
-        """What a decode leg costs: KV memory and sequences in use, and the transfer of what is not there."""
+        """The weights of a decode leg: KV memory and sequences in use, and the transfer of missing blocks."""
         return _decode_weights(kv_weight_s, *self.transfer(learned))
 
 
-# The same for most requests: a replica uses the same few figures until new ones are learned.
+# Most requests have the same weights: a replica uses the same few figures until new ones are learned.
 @lru_cache(maxsize=64)
 def _split_cost(ttft: Form, latency_s: float, token_s: float) -> Form:
     return ttft._replace(constant=ttft.constant + latency_s, prompt_tokens=ttft.prompt_tokens + token_s)

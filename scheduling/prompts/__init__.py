@@ -1,1 +1,1 @@
-"""From a prompt to its hash chain: blocks cut by bytes or as the engine does, and how far token counts are trusted."""
+"""Making a prompt's hash chain: blocks cut by bytes or as the engine does, and how far token counts are trusted."""

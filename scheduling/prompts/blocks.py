@@ -26,20 +26,20 @@ DEFAULT_BYTES_PER_TOKEN = 4.0
 """The prior of a pool; the leader learns its own."""
 
 _STEP_BLOCKS = 2048
-"""Hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""
+"""Blocks hashed in one step of a long prompt: well under a millisecond's work for blocks of usual length."""
 _UNCACHED_SEED = 1
 _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
 
 Piece = bytes | str
-"""Of a text: in UTF-8, or yet to be encoded."""
+"""A piece of a text: in UTF-8, or yet to be encoded."""
 
 
 class TextPrompt:
     """A prompt as bytes: equal leading bytes mean equal leading tokens.
 
-    It is made of pieces, which become bytes when these are first asked for: not at all where a tokenizer answers.
+    It is made of pieces, which become bytes when these are first read: not at all where a tokenizer answers.
     """
 
     __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media", "unread")
@@ -56,14 +56,14 @@ class TextPrompt:
         self._pieces: Sequence[Piece] = () if isinstance(data, bytes) else data
         self._size: int | None = None
         self.media_at = media_at
-        """Where in ``data`` the first message with images, sound or other parts begins; None without any. ``data``
-        holds hashes of these, so its length says nothing about its tokens."""
+        """Offset in ``data`` of the first message with images, sound or other parts; None without any. ``data`` holds
+        hashes of these, so its length says nothing about its tokens."""
         self.image_ends = image_ends
-        """Where in ``data`` the mark of each image ends, in order."""
+        """Offsets in ``data`` at which the mark of each image ends, in order."""
         self.other_media = other_media
-        """There are parts that are neither text nor image."""
+        """Whether there are parts that are neither text nor image."""
         self.unread = unread
-        """There are parts of a form that is not known here, so it cannot be said what the engine makes of them."""
+        """Whether there are parts of an unknown form, so that the engine's token count cannot be predicted."""
 
     @property
     def data(self) -> bytes:
@@ -163,7 +163,7 @@ class BlockRule:
     block_tokens: int = 128
     block_bytes: int = 512
     engine_block_tokens: int | None = None
-    """Of blocks of token ids, as the instances report it; None: ``block_tokens``."""
+    """Size of blocks of token ids, as the instances report it; None: ``block_tokens``."""
 
     @property
     def token_block_tokens(self) -> int:
@@ -185,7 +185,7 @@ class BlockRule:
     def chain_in_steps(
         self, prompt: Prompt, seed: int, bytes_per_token: float, extras: BlockExtras = NO_EXTRAS
     ) -> Generator[None, None, Chain]:
-        """The same in steps of about a millisecond: the caller may do other work in between."""
+        """Make the chain in steps of about a millisecond: the caller may do other work in between."""
         if isinstance(prompt, TokenPrompt):
             return (yield from engine_chain_in_steps(prompt.token_ids, self.token_block_tokens, extras))
         hashed = yield from _hash_in_steps(prompt.data, seed, self.block_bytes)

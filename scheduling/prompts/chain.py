@@ -1,4 +1,4 @@
-"""The hash chain of a prompt: what every routing decision is made from."""
+"""The hash chain of a prompt, which every routing decision is made from."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dualmap.scheduling.values import value
 
 SAMPLE_TOKENS = 1024
-"""Of a chain a few prefixes enter the pool's prefix index, which names the instance that was last given them: one every
-so many tokens, and one at the last full block. By it a request that was placed outside a busy pair is found again."""
+"""Distance between sampled prefixes of a chain. These enter the pool's prefix index, which names the instance that was
+last given them; one more sample is at the last full block. The index finds a request again that was placed outside a
+busy pair."""
 
 
 @value
@@ -59,7 +60,7 @@ class Chain:
 
     def uncached_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens left to prefill after a hit, at least 1."""
-        # ``hit_tokens`` written out: a decision asks this for every instance it weighs.
+        # ``hit_tokens`` written out: a decision calls this for every instance it weighs.
         return self.prompt_tokens - min(hit_blocks, (self.prompt_tokens - 1) // self.block_tokens) * self.block_tokens
 
 

@@ -74,13 +74,13 @@ class BlockExtras:
     """Encoded extra keys of the blocks of one prompt."""
 
     usual: bytes = b""
-    """Of every block that ``at`` does not list."""
+    """Extra keys of every block that ``at`` does not list."""
     at: Mapping[int, bytes] = field(default_factory=dict)
-    """By the block's place, from 0."""
+    """Extra keys by the block's place in the prompt, from 0."""
 
     @classmethod
     def of(cls, lora: str | None = None, cache_salt: str | None = None) -> BlockExtras:
-        """Of a prompt without media."""
+        """The extra keys of a prompt without media."""
         if not lora and not cache_salt:
             return NO_EXTRAS
         names = [lora] if lora else []
@@ -109,7 +109,7 @@ def engine_chain(token_ids: Sequence[int], block_tokens: int, extras: BlockExtra
 def engine_chain_in_steps(
     token_ids: Sequence[int], block_tokens: int, extras: BlockExtras = NO_EXTRAS
 ) -> Generator[None, None, Chain]:
-    """The same in steps of about a millisecond: the caller may do other work in between."""
+    """Make the chain in steps of about a millisecond: the caller may do other work in between."""
     data = (token_ids if isinstance(token_ids, array) else array("I", token_ids)).tobytes()
     size = block_tokens * TOKEN_BYTES
     step_bytes = _STEP_BLOCKS * size

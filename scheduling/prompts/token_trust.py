@@ -1,4 +1,4 @@
-"""Whether a way to count a prompt's tokens is exact: a state that engines' own counts give, and take away.
+"""Trust in a method of counting a prompt's tokens: a state that engines' own counts give, and take away.
 
 A model's files may not be those that its engines have, a library may build another tokenizer from them, and a request
 may hold something that is rendered otherwise. The counts alone do not show it. So none is called exact before it was
@@ -32,7 +32,7 @@ class TokenEvidence(StrEnum):
     AGREED = "agreed"
     DIFFERED = "differed"
     LAPSED = "lapsed"
-    """What was known no longer counts."""
+    """Earlier evidence no longer counts."""
 
 
 TRANSITIONS: Final = {
@@ -42,7 +42,7 @@ TRANSITIONS: Final = {
     (Trust.EXACT, TokenEvidence.AGREED): Trust.EXACT,
     (Trust.EXACT, TokenEvidence.DIFFERED): Trust.MISTRUSTED,
     (Trust.EXACT, TokenEvidence.LAPSED): Trust.UNVERIFIED,
-    # Requests that were on their way prove nothing about those that miscounted.
+    # Requests that had been sent already prove nothing about a kind that miscounted.
     (Trust.MISTRUSTED, TokenEvidence.AGREED): Trust.MISTRUSTED,
     (Trust.MISTRUSTED, TokenEvidence.DIFFERED): Trust.MISTRUSTED,
     (Trust.MISTRUSTED, TokenEvidence.LAPSED): Trust.UNVERIFIED,
@@ -57,7 +57,7 @@ AGREED_IN_ROW: Final = 20
 AGREED_AGAIN: Final = 8
 """Counts in a row after which a kind that was mistrusted is exact again."""
 MISTRUSTED_S: Final = 600.0
-"""Then counts are tried again; for a kind it doubles each time that they differ."""
+"""Time after which mistrusted counts are tried again; for a kind it doubles each time that they differ."""
 MAX_MISTRUSTED_S: Final = 86_400.0
 MAX_KINDS: Final = 512
 
@@ -72,7 +72,7 @@ class _Kind:
 
 
 class TokenTrust:
-    """The state of one way to count, of one model's prompts."""
+    """The trust in one method of counting, for one model's prompts."""
 
     def __init__(self, whole: Trust = Trust.UNVERIFIED) -> None:
         self.whole = whole
@@ -105,7 +105,7 @@ class TokenTrust:
         return self.judge(kind, agreed=agreed, now_s=now_s)
 
     def judge(self, kind: Hashable, *, agreed: bool, now_s: float) -> bool:
-        """As ``counted``, for the kind alone."""
+        """Judge one count for its kind alone; result as in ``counted``."""
         known = self._kinds.get(kind)
         if known is None:
             known = self._kinds[kind] = _Kind()
@@ -137,7 +137,7 @@ class TokenTrust:
         return sum(known.trust is Trust.MISTRUSTED for known in self._kinds.values())
 
     def _note(self, *, agreed: bool) -> None:
-        """What the count says of the whole."""
+        """Add one count to the judgement of all kinds together."""
         if len(self._window) == WINDOW_COUNTS and not self._window[0]:
             self._miscounted -= 1
         self._window.append(agreed)

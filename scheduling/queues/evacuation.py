@@ -1,4 +1,4 @@
-"""Where the held requests of a lost instance go: to their next best one, else to the least loaded one with room."""
+"""Moving the held requests of a lost instance: to their next best one, else to the least loaded one with room."""
 
 from __future__ import annotations
 

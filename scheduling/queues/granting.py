@@ -23,13 +23,13 @@ class Grant:
     replica_id: str
     attempt: int
     uncached_tokens: int
-    """To prefill there, as counted when it was dispatched."""
+    """Prompt tokens to prefill there, as counted when the request was dispatched."""
     deferred: bool = False
     """Whether it had been deferred: its TTFT says little about its instance."""
     running_requests: int = 0
-    """On its instance, without it."""
+    """Running requests on its instance, without this one."""
     context_tokens: int = 0
-    """Of these."""
+    """Context tokens of the running requests."""
 
     @classmethod
     def of(cls, request: StoredRequest) -> Grant:
@@ -41,16 +41,16 @@ class Grant:
 
 @value
 class CommitReply:
-    """What became of a plan."""
+    """The store's reply to a plan."""
 
     grants: tuple[Grant, ...] = ()
-    """What was dispatched, in order."""
+    """Requests that were dispatched, in order."""
     queue: QueueHead | None = None
     """The queue as it is now: where the plan was stale, or there is more room."""
 
 
 class GrantingPort(Protocol):
-    """What granting calls."""
+    """Calls that granting makes."""
 
     def commit(self, plan: QueuePlan, /) -> Awaitable[CommitReply]: ...
 

@@ -22,8 +22,9 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import takers
 
 LITTLE_WORK = 0.05
-"""Of an instance's KV memory: one that has no more running, and nothing to prefill, also takes what is late anyway.
-Where all are busy, an engine is without prefill for moments, which belong to requests on time."""
+"""Share of an instance's KV memory. An instance that has no more running, and nothing to prefill, also takes requests
+that are late anyway. Where all are busy, an engine is without prefill only for moments, which belong to requests on
+time."""
 
 
 def is_idle(load: InstanceLoad) -> bool:
@@ -58,7 +59,7 @@ class IdleWork:
         instances: Mapping[str, InstanceSpec] | None = None,
     ) -> None:
         """``loads`` are those of instances that requests may be placed on; every one takes any request where
-        ``instances`` do not tell their roles."""
+        ``instances`` do not give their roles."""
         self._instances = instances
         self._takers: dict[tuple[Leg, str], frozenset[str]] = {}
         self._idle = {load.instance_id: load for load in loads.values() if is_idle(load)}
@@ -70,7 +71,7 @@ class IdleWork:
         return bool(self._idle)
 
     def plan(self, queue: HotQueue) -> tuple[Move, ...]:
-        """What leaves this queue; what takes the least prefill where it goes first."""
+        """The moves out of this queue to idle instances, the least prefill first."""
         late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
         moves: list[Move] = []
         free = [request for request in late if not request.pinned and request.attempt == 1]
@@ -97,8 +98,8 @@ class IdleWork:
         return request.alternative_uncached_tokens if request.alternative_id in self._idle else request.prompt_tokens
 
     def _move(self, request: StoredRequest, queue: HotQueue, *, on_time: bool) -> Move | None:
-        """To the idle instance where it ends first, if that is in time; or if that is sooner, among those with
-        hardly any work."""
+        """The move to the idle instance where the request ends first, if that is in time. A late request moves if it
+        ends sooner there, and only to instances with hardly any work."""
         ends: list[tuple[float, str, int]] = []
         for name, load in self._idle.items():
             if not self._takes(name, request):

@@ -28,13 +28,13 @@ _RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 
 
 class SweepingPort(GrantingPort, Protocol):
-    """What a sweep calls."""
+    """Calls that a sweep makes."""
 
     def queue_head(self, instance_id: str, /) -> Awaitable[QueueHead | None]: ...
 
 
 class MovingPort(GrantingPort, Protocol):
-    """What moves of held requests call."""
+    """Calls that moves of held requests make."""
 
     def queue(self, instance_id: str, /) -> Awaitable[HotQueue | None]: ...
 
@@ -42,13 +42,13 @@ class MovingPort(GrantingPort, Protocol):
 
 
 class HotnessPort(Protocol):
-    """What the hotness keeper calls."""
+    """Calls that the hotness keeper makes."""
 
     def arrivals(self, after: str, limit: int, /) -> Awaitable[Sequence[Arrival]]: ...
 
 
 class LearningPort(Protocol):
-    """What the learner calls."""
+    """Calls that the learner makes."""
 
     def samples(self, after: str, limit: int, /) -> Awaitable[Sequence[Sample]]: ...
 
@@ -122,7 +122,7 @@ class PublishLearned(Step[LearningPort, None]):
 
 @value
 class Moved:
-    """What became of one planned move."""
+    """The outcome of one planned move."""
 
     move: Move
     status: MigrateStatus
@@ -163,7 +163,7 @@ def evacuate(
 def give_idle_work(
     instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str
 ) -> Steps[MovingPort, tuple[Moved, ...]]:
-    """What its own queue would make late moves to instances that are idle in this round."""
+    """Move requests that would be late in this queue to instances that are idle in this round."""
     return _move_held(instance_id, idle.plan, reason, order)
 
 

@@ -1,4 +1,4 @@
-"""Which held request goes next: a plan for the queue of one instance.
+"""A plan for the queue of one instance: which held request goes next.
 
 ``fifo`` is the order of first reservation, the paper's setting. ``deadline`` keeps the most requests on time: earliest
 deadline first, and when one would be late, the longest so far is passed over (J. M. Moore, "An n job, one machine
@@ -48,9 +48,9 @@ PLAN_LIMIT = 64
 CALM_WINDOWS = 4
 """Dispatch windows that an instance may be given ahead while no deadline is at stake."""
 LONG_SHARE = 0.1
-"""Of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
+"""Share of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
 DEFERRED_RANK_MS = 10**14
-"""Added to the rank of a deferred request: behind every deadline."""
+"""Offset that is added to the rank of a deferred request, so that it is behind every deadline."""
 
 
 class QueueEntry(NamedTuple):
@@ -58,7 +58,8 @@ class QueueEntry(NamedTuple):
 
     request_id: str
     rank_ms: int
-    """Its place: deadline (order ``deadline``), or time of first reservation plus a constant, of the store's clock."""
+    """Place in the queue, on the store's clock: the deadline (order ``deadline``), or the time of first reservation
+    plus a constant."""
     uncached_tokens: int
 
     @property
@@ -76,7 +77,7 @@ class QueueHead:
 
 
 class PlanStep(NamedTuple):
-    """What becomes of one held request."""
+    """One step of a plan: a held request is dispatched, or deferred."""
 
     request_id: str
     deferred_to_ms: int | None = None
@@ -91,7 +92,7 @@ class QueuePlan:
     version: int
     steps: tuple[PlanStep, ...]
     passed_over_tokens: int = 0
-    """Of requests that are left: a new one overtakes them as long as nothing else changes."""
+    """Tokens of the requests that stay held: a new request overtakes them as long as nothing else changes."""
 
 
 @value
@@ -123,13 +124,13 @@ class QueueOrder:
         return deferred_too_long or waited_s >= max_hold_s
 
     def rank_of(self, request: StoredRequest) -> int:
-        """Where a held request is listed."""
+        """The rank at which a held request is listed."""
         rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms)
         return rank_ms + DEFERRED_RANK_MS if request.deferred else rank_ms
 
 
 def plan_queue(queue: QueueHead, order: QueueOrder) -> QueuePlan:
-    """What may be dispatched now, in order, and what is deferred."""
+    """The requests that may be dispatched now, in order, and those that are deferred."""
     room = _Room(queue.load)
     steps, passed_over_tokens = _plan_deadlines(queue, order, room) if order.by_deadline else _plan_fifo(queue, room)
     return QueuePlan(queue.load.instance_id, queue.load.version, tuple(steps), passed_over_tokens)
@@ -145,7 +146,7 @@ class _Room:
         self._context_tokens = load.context_tokens
         self.dispatched_tokens = load.dispatched_tokens
         self._late_tokens = 0
-        """Of those, what the plan gave to late requests."""
+        """Dispatched tokens that the plan gave to late requests."""
 
     def __bool__(self) -> bool:
         return self.has(1)
@@ -253,7 +254,7 @@ class OnTimePlan(NamedTuple):
     """Position of the entry to dispatch next; 0 in an empty queue."""
     passed_over_tokens: int
     passed_over: frozenset[str] = frozenset()
-    """Their ids."""
+    """Ids of the requests that are passed over."""
 
 
 def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:

@@ -35,7 +35,7 @@ class HotQueue:
     load: InstanceLoad
     """``dispatched_tokens`` are prefilled before anything held; the rest of ``pending_tokens`` is held."""
     held: tuple[StoredRequest, ...]
-    """In the order in which they would be granted."""
+    """Held requests, in the order in which they would be granted."""
     alternatives: Mapping[str, InstanceLoad]
     """Loads of the held requests' other candidates; nothing moves to those that are missing or not ready."""
 
@@ -47,15 +47,15 @@ class Move:
     request_id: str
     target_id: str
     benefit_s: float
-    """By how much its expected TTFT falls."""
+    """Seconds by which the expected TTFT falls."""
 
 
 class MigrateStatus(StrEnum):
-    """What became of one move of a held request."""
+    """The outcome of one move of a held request."""
 
     MIGRATED = "migrated"
     NOT_HELD = "not_held"
-    """Granted, finished or moved meanwhile: nothing changed."""
+    """The request was granted, finished or moved meanwhile: nothing changed."""
     NOT_READY = "not_ready"
     """The target is not ready, or does not take requests (role ``decode``): nothing changed."""
     QUEUE_FULL = "queue_full"
@@ -63,14 +63,14 @@ class MigrateStatus(StrEnum):
 
 @value
 class Migration:
-    """What became of a move, and the target's queue where that has room."""
+    """The outcome of a move, and the target's queue where that has room."""
 
     status: MigrateStatus
     queue: QueueHead | None = None
 
 
 def waited_s(request: StoredRequest, now_ms: int) -> float:
-    """Since its first reservation: the part of its SLO that is already spent."""
+    """Time since the first reservation: the part of the SLO that is already spent."""
     return max(0, now_ms - request.enqueued_ms) / 1000
 
 

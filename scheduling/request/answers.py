@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
 _CLIENTS_OWN: Final = frozenset({400, 406, 409, 411, 412, 413, 414, 415, 416, 417, 422, 424, 428, 431})
 _NOT_IMPLEMENTED: Final = frozenset({501, 505})
-"""The request asks for what no server of this kind does."""
+"""The request needs what no server of this kind does."""
 _BUSY: Final = 429
 _UNAVAILABLE: Final = 503
 
@@ -34,7 +34,7 @@ LONGEST_PAUSE_S: Final = 60.0
 
 
 def judge_status(status: int, *, names_pause: bool = False) -> Verdict:
-    """What an answer of this status shows; ``names_pause``: it says when to come back (``retry-after``)."""
+    """The verdict that an answer of this status gives; ``names_pause``: it says when to come back (``retry-after``)."""
     if status < 300 or status in _CLIENTS_OWN or status in _NOT_IMPLEMENTED:
         return Verdict.ANSWER
     if status == _BUSY or (status == _UNAVAILABLE and names_pause):

@@ -87,9 +87,9 @@ class Breaker:
     faults: int = 0
     """Faults in a row while closed."""
     ejections: int = 0
-    """Not forgiven."""
+    """Ejections that are not forgiven yet."""
     retry_at_s: float = 0.0
-    """Not closed: when the next trial may be sent."""
+    """Time of the next trial, unless the breaker is closed."""
     trials: int = 0
     """Half-open: trials sent."""
     proofs: int = 0
@@ -117,13 +117,13 @@ class Breaker:
         return replace(self._to(BreakerEvent.COOLED), retry_at_s=now_s + rule.cooldown_s, trials=self.trials + 1)
 
     def began(self, now_s: float, rule: BreakerRule) -> Breaker:
-        """After a first token: another trial need not wait for the end of the answer."""
+        """The breaker after a first token: another trial need not wait for the end of the answer."""
         if self.state is BreakerState.HALF_OPEN and self.trials < rule.trials:
             return replace(self, retry_at_s=now_s)
         return self
 
     def succeeded(self, now_s: float, rule: BreakerRule) -> Breaker:
-        """After a whole answer."""
+        """The breaker after a whole answer."""
         if self.state is BreakerState.OPEN:
             return self._to(BreakerEvent.SUCCESS)
         if self.state is BreakerState.CLOSED:
@@ -135,14 +135,14 @@ class Breaker:
         return Breaker(proven.state, ejections=self.ejections, closed_at_s=now_s)
 
     def ended_without_evidence(self, now_s: float) -> Breaker:
-        """After a client error or a client that left; a trial that ended so leaves its place to another."""
+        """The breaker after a client error or a client that left; a trial that ended so leaves its place to another."""
         after = self._to(BreakerEvent.NEUTRAL)
         if after.state is BreakerState.HALF_OPEN:
             return replace(after, retry_at_s=now_s, trials=max(0, self.trials - 1))
         return after
 
     def failed(self, now_s: float, rule: BreakerRule, *, ejected: bool) -> Breaker:
-        """After a fault; ``ejected``: while in service, it is reason to eject the instance."""
+        """The breaker after a fault; ``ejected``: while in service, it is reason to eject the instance."""
         if self.state is BreakerState.OPEN:
             return self._to(BreakerEvent.FAULT)
         if self.state is BreakerState.CLOSED and not ejected:

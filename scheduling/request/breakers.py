@@ -1,4 +1,5 @@
-"""Which instances of a pool this replica avoids: ejected ones, and busy ones for the time that they name."""
+"""Breakers for the instances of a pool that this replica avoids: ejected ones, and busy ones for the time that they
+name."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _CLOSED: Final = Breaker()
 CONSECUTIVE: Final = "consecutive"
 SHARE: Final = "share"
 RULES: Final = (CONSECUTIVE, SHARE)
-"""What an instance is ejected by: faults in a row, or a share of faults that stands out."""
+"""Reasons to eject an instance: faults in a row, or a share of faults that stands out."""
 
 
 @value
@@ -31,7 +32,7 @@ class Avoided:
     """``open``, ``half_open`` or ``busy``."""
     reason: str
     for_s: float
-    """Until a request may be sent; 0: one may be sent now."""
+    """Time until a request may be sent; 0: one may be sent now."""
 
 
 class CircuitBreakers:
@@ -91,7 +92,7 @@ class CircuitBreakers:
     def sending(self, instance_id: str, now_s: float) -> None:
         """A request goes to the instance: if it was ejected, this is a trial."""
         breaker = self._kept.get(instance_id)
-        # Not allowed happens when every candidate was blocked: then the request is sent against the breaker.
+        # A request may be sent against the breaker: it happens when every candidate was blocked.
         if breaker is not None and breaker.allows(now_s):
             self._keep(instance_id, breaker.sending(now_s, self._rule), now_s)
 

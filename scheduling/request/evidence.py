@@ -1,4 +1,4 @@
-"""What a replica has seen of the instances of a pool, and what follows from it for its requests."""
+"""A replica's evidence about the instances of a pool, and what follows from it for its requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Evidence:
             self.quarantine.answered(instance_id, now_s)
 
     def failed(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
-        """The instance failed a request, in a way that needs no other answer to be judged."""
+        """Record that the instance failed a request, where no other answer is needed to judge it."""
         match failure.verdict:
             case Verdict.FAULT:
                 self.breakers.failed(instance_id, failure, now_s)
@@ -61,7 +61,7 @@ class Evidence:
     def note_loss(
         self, instance_id: str, failure: InstanceFailure, prompt_hash: int, request_id: str, sent_s: float, now_s: float
     ) -> None:
-        """Tell the quarantine of an instance that seems to have died, or cannot be reached."""
+        """Report to the quarantine an instance that seems to have died, or cannot be reached."""
         if failure.engine_died:
             self.quarantine.died(prompt_hash, instance_id, request_id, sent_s, now_s)
         elif failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):

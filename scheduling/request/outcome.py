@@ -19,7 +19,7 @@ class Usage:
 
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt's, how many it found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
+    """Prompt tokens that the instance found in its cache (``usage.prompt_tokens_details.cached_tokens``)."""
     output_tokens: int | None = None
 
 
@@ -79,7 +79,7 @@ class InstanceFailure:
 
     @property
     def verdict(self) -> Verdict:
-        """What it shows of the instance."""
+        """The verdict on the instance that the failure gives."""
         if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER):
             return Verdict.ANSWER
         if self.kind is FailureKind.NO_ANSWER:
@@ -103,7 +103,7 @@ class InstanceFailure:
 
     @property
     def lost_kv(self) -> bool:
-        """Of a decode leg: True when its instance had the KV, or found that it is gone."""
+        """Whether a decode leg failed when its instance had the KV, or found that it is gone."""
         return self.kind is FailureKind.RECOMPUTED or (self.status == 500 and not self.engine_died)
 
     @property

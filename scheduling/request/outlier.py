@@ -22,9 +22,10 @@ class OutlierRule:
     min_share: float = 0.1
     """A smaller share of faults never ejects."""
     sigma: float = 3.0
-    """By how many standard deviations an instance's share must exceed its peers' (a test of two proportions)."""
+    """Number of standard deviations by which an instance's share must exceed its peers' (a test of two proportions)."""
     max_ejected_share: float = 0.5
-    """Of the instances in service, ejected at once at most, rounded up; one always is, where there are others."""
+    """Largest share of the instances in service that may be ejected at once, rounded up; one always may be, where there
+    are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """Of faults, 0..1; 0 without any outcome."""
+        """Share of faults among the outcomes, 0..1; 0 without any outcome."""
         return self.faults / self.total if self.faults else 0.0
 
 

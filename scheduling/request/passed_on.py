@@ -1,7 +1,5 @@
-"""Where requests go that are not scheduled by prefix: to the less busy of two suitable instances, with no reservation.
-
-Where prefill and decode are apart, an instance that decodes answers whole requests, as those are.
-"""
+"""Balancing of requests that are not scheduled by prefix: to the less busy of two suitable instances, with no
+reservation. Where prefill and decode are apart, these are answered whole by an instance that decodes."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ class PassedOnBalancer:
 
 
 class Members(Protocol):
-    """What a pick looks at."""
+    """Members of the pool, as a pick reads them."""
 
     @property
     def view(self) -> ClusterView: ...

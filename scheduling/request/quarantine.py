@@ -42,7 +42,7 @@ class Suspect:
     deaths: int = 0
     last_death_s: float = 0.0
     died_at_s: dict[str, float] = field(default_factory=dict)
-    """Of each instance that died, when it did so last."""
+    """Time of the last death of each instance that died."""
     pardoned: bool = False
     """Deaths of it were put down to a common cause, which is done once."""
     trial: Trial | None = None
@@ -92,7 +92,7 @@ class Trial:
 
 @value
 class OtherTrial:
-    """Another copy of the prompt is on trial: wait until it has passed, and ask again."""
+    """Another copy of the prompt is on trial: wait until it has passed, and try again."""
 
     trial: Trial
     within_s: float
@@ -109,7 +109,7 @@ class Quarantined:
 
 
 Admission = Trial | OtherTrial | Quarantined | None
-"""What a request of a prompt may do: it may be sent if it is None, or the trial itself."""
+"""Verdict on a request before it is sent. It may be sent if this is None, or if it is the trial itself."""
 
 
 class Quarantine:
@@ -123,14 +123,14 @@ class Quarantine:
         self._warn = warn
         self.suspects: dict[int, Suspect] = {}
         self._answered_s: dict[str, float] = {}
-        """Of each instance, when it showed last that it lives."""
+        """Time at which each instance last showed that it lives."""
         self._died_s: dict[str, float] = {}
-        """Of each instance that died, when the first of its requests broke."""
+        """Time at which the first request of each dead instance broke."""
         self._lost_s: dict[str, float] = {}
-        """Of each instance that answers nothing any more, when that was seen first; of none that a prompt is refused
-        for."""
+        """Time at which each instance was first seen to answer nothing any more. Instances that a prompt is refused for
+        are left out."""
         self._missed_s: dict[str, float] = {}
-        """Of each such instance, when it was seen last."""
+        """Time at which each such instance was last seen."""
 
     def answered(self, instance_id: str, now_s: float) -> None:
         """The instance gave a token, or a whole answer."""
@@ -223,7 +223,7 @@ class Quarantine:
         return None if trial.passed or within_s <= 0 else OtherTrial(trial, within_s)
 
     def of(self, prompt_hash: int, now_s: float) -> Suspect | None:
-        """What is remembered of the prompt."""
+        """The suspect that is remembered of the prompt."""
         suspect = self.suspects.get(prompt_hash)
         if suspect is not None and now_s - suspect.last_death_s >= MEMORY_S:
             del self.suspects[prompt_hash]

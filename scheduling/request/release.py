@@ -1,4 +1,4 @@
-"""What a request no longer needs, as its driver reports it to the store."""
+"""Releases of what a request no longer needs, as its driver reports them to the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Release:
 
     request_id: str
     instance_id: str = ""
-    """Where its first token came; empty: it is over."""
+    """Instance that gave the first token; empty: the request is over."""
     replica_id: str = ""
     """Another replica's request of this id is left alone: one that gave up before it heard DUPLICATE has nothing to
     release. Empty: any."""
@@ -21,5 +21,5 @@ class Release:
     note: str = ""
     """JSON that is logged for the leader, see ``scheduling.estimates.learning``; empty: nothing is."""
     seen: bool = False
-    """That first token, or the whole answer, was seen: a sign of life of the instance, which alone stamps its prefill
-    clock. False where the first token is presumed, and where the request ends without its answer."""
+    """Whether that first token, or the whole answer, was seen. Only a seen token is a sign of life of the instance and
+    stamps its prefill clock. False where the first token is presumed, and where the request ends without its answer."""

@@ -7,13 +7,13 @@ from collections.abc import Callable
 RETRY_SHARE = 0.2
 """Retries for each request at most; a refused connection costs none."""
 RETRIES_PER_S = 10.0
-"""Allowed beside the share of requests, so that a quiet fleet may retry as well."""
+"""Retries per second allowed beside the share of requests, so that a quiet fleet may retry as well."""
 
 
 class RetryBudget:
     """A token bucket: every request adds ``share`` of a retry, every second ``per_s``; a retry takes one.
 
-    It reads how many requests were accepted when it is asked for a retry, so a request that needs none costs nothing.
+    It reads how many requests were accepted when a retry is requested, so a request that needs none costs nothing.
     """
 
     HOARD_S = 10.0

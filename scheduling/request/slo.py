@@ -2,7 +2,7 @@
 
 One SLO for prompts of 300 and of 100,000 tokens makes the long ones late: their own prefill takes most of it, and a
 queue by deadline passes them over first. The length counts, not the part of it that has to be computed: that part
-differs from instance to instance, and a client could not tell its own SLO. It would also reward lost caches.
+differs from instance to instance, and a client could not know its own SLO. It would also reward lost caches.
 """
 
 from __future__ import annotations

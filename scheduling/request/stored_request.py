@@ -1,4 +1,4 @@
-"""What a store that lost a live request is told of it."""
+"""Records of a live request, for a store that lost it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A sum of the work that arrives beyond a reference, never below 0: what tells an overload from a burst.
+"""A cumulative sum (CUSUM) of the work that arrives beyond a reference, never below 0. It tells an overload from a
+burst.
 
 CUSUM: Page, Biometrika 41, 1954.
 """
@@ -9,20 +10,20 @@ from collections import deque
 from dataclasses import dataclass, field
 
 TROUGH_S = 4.0
-"""A surplus lasts for so long, or it was one burst."""
+"""Time for which the sum has to stay above 0; a shorter excess is one burst."""
 MIN_MEAN_S = 10.0
-"""The load of a surplus is a mean of so long at least: bursts of seconds tell little of the size."""
+"""Shortest window of the mean load: bursts of seconds tell little of the size."""
 
 
 @dataclass(slots=True)
 class Cusum:
-    """Work beyond a reference since it was last 0."""
+    """Work beyond a reference since the sum was last 0."""
 
     excess_s: float = 0.0
     elapsed_s: float = 0.0
     work_s: float = 0.0
     _lately: deque[tuple[float, float]] = field(default_factory=deque)
-    """(time, surplus) of the last looks."""
+    """Times and sums of the last looks."""
 
     def add(self, at_s: float, elapsed_s: float, work_s: float, reference: float) -> None:
         """``reference`` is in instances' worth of work."""
@@ -37,11 +38,11 @@ class Cusum:
 
     @property
     def load(self) -> float:
-        """Instances' worth of work that arrives since the surplus began, or in ``MIN_MEAN_S`` if that is longer."""
+        """Instances' worth of work that arrives since the sum left 0, or within ``MIN_MEAN_S`` if that is longer."""
         return self.work_s / max(MIN_MEAN_S, self.elapsed_s)
 
     def trough_s(self, at_s: float) -> float:
-        """The least surplus of the last looks; 0 before they span ``TROUGH_S``."""
+        """The least sum of the last looks; 0 before they span ``TROUGH_S``."""
         if at_s - self._lately[0][0] < TROUGH_S - 1:
             return 0.0
         return min(excess_s for _, excess_s in self._lately)

@@ -1,7 +1,7 @@
-"""Which instance leaves: the one whose leaving costs the fleet least.
+"""The choice of the instance that leaves: the one whose leaving costs the fleet least.
 
 Three things are lost with it. What it holds moves, and waits elsewhere. What runs on it keeps a machine paid until it
-ends. And prefixes that no other instance has are computed again when they are asked for again.
+ends. And prefixes that no other instance has are computed again when a request needs them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dualmap.scheduling.state.instance import InstanceLoad
 
 REUSE_SHARE = 0.2
-"""Of the recent blocks that only one instance has: the part that is taken to be asked for again."""
+"""Share of the blocks that only one instance has, among the recent ones, that is assumed to be requested again."""
 RUNNING_S = 0.5
 """Cost of a running request, in seconds of prefill work: its answer delays the end of the drain."""
 

@@ -1,7 +1,7 @@
-"""When an instance changes its role: one side of a split pool starves while the other has room.
+"""The rule by which an instance changes its role: one role of a split pool is starved while the other has room.
 
-A side is starved by what its requests wait for: prefill by queued work, in TTFT SLOs; decode by KV memory and sequences
-in use, or by answers that come too slowly. An instance is moved only if the other side could do with one less, and only
+A role is starved by what its requests wait for: prefill by queued work, in TTFT SLOs; decode by KV memory and sequences
+in use, or by answers that come too slowly. An instance is moved only if the other role could do with one less, and only
 after the same imbalance has lasted, so that a burst that is digested in time moves none. One instance at a time, then a
 pause: the new size has to show.
 """
@@ -21,14 +21,15 @@ from dualmap.scheduling.state.view import takers
 from dualmap.scheduling.values import value
 
 STARVED_PREFILL = 0.5
-"""Queued work on a prefill-capable instance, in TTFT SLOs, in the mean."""
+"""Queued work on a prefill-capable instance, in TTFT SLOs, from which the prefill instances are starved, in the mean.
+"""
 STARVED_DECODE = 0.85
 """KV memory or sequences in use on a decode-capable instance, whichever is more, in the mean."""
 SLOW_ANSWERS = 0.9
-"""Mean time per output token, in its SLO: above it the decode side is starved, and it gives no instance that would lead
-there. With fewer instances each answers more requests, so the time grows no faster than their number shrinks."""
+"""Mean time per output token, in its SLO: above it decoding is starved, and it gives no instance that would lead there.
+With fewer instances each answers more requests, so the time grows no faster than their number shrinks."""
 ROOM = 0.8
-"""The other side has room where its pressure, carried by one instance less, is under this share of being starved."""
+"""The other role has room where its pressure, carried by one instance less, is under this share of being starved."""
 HOLDS_MS = 10_000
 SMOOTHED_OVER_MS = 10_000
 PAUSE_MS = 60_000
@@ -45,10 +46,10 @@ class RoleChange:
 
 @value
 class RoleState:
-    """What one plan leaves to the next."""
+    """State that one plan leaves to the next."""
 
     starved: Role | None = None
-    """The side that was starved, PREFILL or DECODE."""
+    """The role that was starved, PREFILL or DECODE."""
     since_ms: int = 0
     changed_ms: int = -PAUSE_MS
     """The last change."""
@@ -58,7 +59,7 @@ class RoleState:
     decode: float = 0.0
 
     def seen(self, prefill: float, decode: float, now_ms: int) -> RoleState:
-        """With the pressures of now."""
+        """The state after the pressures of now."""
         new = 1.0 if self.seen_ms is None else -expm1((self.seen_ms - now_ms) / SMOOTHED_OVER_MS)
         smoothed = self.prefill + new * (prefill - self.prefill), self.decode + new * (decode - self.decode)
         return replace(self, seen_ms=now_ms, prefill=smoothed[0], decode=smoothed[1])
@@ -66,7 +67,7 @@ class RoleState:
 
 @value
 class RoleTargets:
-    """What roles are moved for."""
+    """SLOs that roles are moved for."""
 
     slo_ttft_s: float
     slo_tpot_s: float
@@ -84,13 +85,13 @@ class RoleTargets:
 
 
 def prefill_pressure(loads: Sequence[InstanceLoad], slo_s: float) -> float:
-    """Of the prefill-capable instances; 1 where each is starved by itself."""
+    """Pressure on the prefill-capable instances; 1 where each is starved by itself."""
     waits_s = [(load.pending_tokens - load.overtaken_tokens) / load.prefill_tokens_per_s for load in loads]
     return fmean(waits_s) / slo_s / STARVED_PREFILL if waits_s else 0.0
 
 
 def decode_pressure(loads: Sequence[InstanceLoad]) -> float:
-    """Of the decode-capable instances; 1 where each is starved by itself."""
+    """Pressure on the decode-capable instances; 1 where each is starved by itself."""
     used = [max(load.kv_demand, load.running_requests / load.max_running_requests) for load in loads]
     return fmean(used) / STARVED_DECODE if used else 0.0
 
@@ -102,7 +103,7 @@ def plan_roles(
     targets: RoleTargets,
     now_ms: int,
 ) -> tuple[RoleState, RoleChange | None]:
-    """The change of now, if one is due. Nothing changes in a pool without both roles, and no side loses its last."""
+    """The change of now, if one is due. Nothing changes in a pool without both roles, and no role loses its last."""
     sides = {
         role: [loads[name] for name in sorted(takers(instances, leg)) if name in loads]
         for role, leg in ((Role.PREFILL, Leg.PREFILL), (Role.DECODE, Leg.DECODE))
@@ -127,7 +128,7 @@ def plan_roles(
 
 
 def _has_room(role: Role, instances: int, state: RoleState, targets: RoleTargets) -> bool:
-    """Whether a side of so many instances can do with one less."""
+    """Whether a role with so many instances can do with one less."""
     if instances < 2:
         return False
     more = instances / (instances - 1)

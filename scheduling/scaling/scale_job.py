@@ -32,14 +32,14 @@ MAX_ASKED = 5
 OTHERS_TERM_MS = 60_000
 """A decision under other bounds keeps this leader's hands off for so long: two fleets may share the pool."""
 FAILED_PAUSE_MS = 60_000
-"""After a decision that failed, before the next one that starts instances."""
+"""Time after a failed decision before the next one that starts instances."""
 
 _S, _E = InstanceState, InstanceEvent
 
 
 @value
 class FleetNow:
-    """What one round looks at."""
+    """The fleet as one round sees it."""
 
     now_ms: int
     loads: Mapping[str, InstanceLoad]
@@ -48,14 +48,14 @@ class FleetNow:
 
 @value
 class ActuatorReply:
-    """What an actuator said to one call."""
+    """An actuator's reply to one call."""
 
     accepted: bool
     text: str = ""
 
 
 class ScalingPort(Protocol):
-    """What the scaling round calls."""
+    """Calls that the scaling round makes."""
 
     def now(self) -> Awaitable[FleetNow]: ...
 
@@ -124,7 +124,7 @@ class SetInstanceState(Step[ScalingPort, bool]):
 
 @value
 class Actuate(Step[ScalingPort, ActuatorReply | None]):
-    """Ask the actuator to carry a decision out; None while it works on its last call."""
+    """Have the actuator carry a decision out; None while it works on its last call."""
 
     record: ScaleRecord
 
@@ -133,7 +133,7 @@ class Actuate(Step[ScalingPort, ActuatorReply | None]):
 
 
 class Planner(Protocol):
-    """What decides the size: ``scheduling.scaling.scale_plan``, or another project's plan in the simulator."""
+    """The plan that decides the size: ``scheduling.scaling.scale_plan``, or another project's in the simulator."""
 
     def observe(self, now: FleetFigures) -> None: ...
 
@@ -174,9 +174,9 @@ class ScaleKeeper:
     arrived: Callable[[], int] = lambda: 0
     """Requests that were routed since the pool began, as far as the leader has read."""
     record: ScaleRecord | None = None
-    """As of the last round; None before the first."""
+    """The record as of the last round; None before the first."""
     plan: Plan = field(default_factory=lambda: Plan(0, "nothing seen yet"))
-    """Of the last round."""
+    """The plan of the last round."""
     hands_off: str | None = None
     """Why the size is left alone, if it is."""
     planner: Planner | None = None
@@ -234,7 +234,7 @@ class ScaleKeeper:
         )
 
     def _late_s(self, load: InstanceLoad) -> float:
-        """In the engines' seconds."""
+        """Late work of an instance, in seconds of its engine."""
         deferred_s = load.deferred_tokens / load.prefill_tokens_per_s
         return self.time_scale * max(deferred_s, queueing_s(load) - self.slo_s / self.time_scale)
 

@@ -1,16 +1,16 @@
 """The scale plan: from what the fleet knows of its load to a wanted number of instances, with the reason in words.
 
 The load is counted in *instances' worth of work*: prefill work that arrives in a second, in seconds of prefill at the
-learned rates. Rates are learned under load, so they contain what decoding takes. The work of N requests is noisy by
-√N; a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
+learned rates. Rates are learned under load, so they contain what decoding takes. The work of N requests is noisy by √N;
+a fleet that carries R instances' worth is therefore sized R + margin · √R (square-root staffing: Halfin and Whitt,
 Operations Research 29, 1981). The room of running requests is a second demand, in instances' worth.
 
 Up by one of four tests. *Crowd*, fast: a sum of requests times their usual work that arrived beyond a reference, never
 below 0 (CUSUM: Page, Biometrika 41, 1954). It shows within seconds that more come; the work since it began tells the
 new size. It is also more requests than chance brings at a constant rate, however long each is. *Overload*: more work
-than the instances compute, much of it late for minutes, which tells a slow rise and longer prompts as well. The work of
+than the instances compute, much of it late for minutes, which shows a slow rise and longer prompts as well. The work of
 a constant rate drifts up for minutes and back, and a fleet in deadline order serves most of such a drift on time;
-minutes tell no size either, so an overload takes one instance, and more only for what is late. What was late before
+minutes show no size either, so an overload takes one instance, and more only for what is late. What was late before
 that one is ready is no reason for the next. *Level*: the work of the first ten minutes of a size is more than it is to
 carry. Without this test a size at its limit stays until a drift of the work makes enough of it late, which can take
 hours. *Room*: running requests fill the KV memory, or are nearly as many as the instances run at a time.
@@ -43,7 +43,8 @@ flapping."""
 SPARE = 0.15
 """Instances beyond that: arrivals in bursts are harder on small fleets than random ones."""
 ROOM_TARGET = 0.85
-"""Of an instance's room, at most: above it decoding slows, contexts stay longer, and demand grows by itself."""
+"""Share of an instance's room that may be used: above it decoding slows, contexts stay longer, and demand grows by
+itself."""
 OVERLOAD_S = 5.0
 """Late work of each instance, in the mean of ``SLACK_S``, that is an overload: as much as the usual TTFT SLO."""
 CROWD_EXCESS_S = 2.5
@@ -56,25 +57,26 @@ CROWD_LOAD = 0.85
 BASE_S = 15.0
 """The latest looks that are no part of the usual load."""
 LEVEL_S = 240.0
-"""Window of the mean that a load is told by."""
+"""Window of the mean load that is reported."""
 PEAK_S = 60.0
 """Means over so long are what the highest load is taken from."""
 ROOM_SLACK = 0.35
-"""The same of each instance that remains, at most, for one to leave."""
+"""Largest share of its room that each remaining instance may use for one to leave."""
 SPAN_S = 5.0
 """Looks are added up in spans of this length."""
 SLACK_S = 180.0
-"""So long the highest load must fit one instance less; so long back late work counts."""
+"""Time for which the highest load must fit one instance less, and for which late work counts."""
 DOWN_GAP_S = 30.0
-"""Between two steps down."""
+"""Time between two steps down."""
 CALM_S = 75.0
-"""So long the load must be far below a crowd's before the crowd is over."""
+"""Time for which the load must be far below a crowd's before the crowd is over."""
 CROWD_GAP_S = 10.0
-"""Between two steps down after a crowd."""
+"""Time between two steps down after a crowd."""
 CROWD_OVER, CROWD_LASTED = 0.75, 0.8
 """Shares of a crowd's load: below the one it is over, if the mean of a minute was above the other."""
 WARM_S = 120.0
-"""Of the first looks, which tell no level: caches are cold and rates are not learned yet, so requests seem larger."""
+"""Time of the first looks, which show no level: caches are cold and rates are not learned yet, so requests seem larger.
+"""
 SETTLED_S = 600.0
 """A size has served for so long: the mean of its work differs from the load by a few percent."""
 USUAL_S = 900.0
@@ -82,7 +84,7 @@ USUAL_S = 900.0
 LATE_S = 60.0
 """Late work is to be gone after so long."""
 LONGEST_GAP_S = 15.0
-"""Without a look at the fleet for longer, what was seen before says nothing about now."""
+"""Longest time without a look at the fleet. After a longer one, what was seen before says nothing about now."""
 
 
 @value
@@ -92,9 +94,9 @@ class FleetFigures:
     at_s: float
     ready: int
     starting: int = 0
-    """Being made ready by an earlier decision."""
+    """Instances that an earlier decision is making ready."""
     elapsed_s: float = 1.0
-    """Since the last look."""
+    """Time since the last look."""
     work_s: float = 0.0
     """Seconds of prefill that arrived since."""
     late_s: float = 0.0
@@ -104,10 +106,10 @@ class FleetFigures:
     kv_demand: float = 0.0
     """Context tokens of running requests, in instances' worth of KV memory."""
     sequences: float = 0.0
-    """Running requests, in instances' worth of the most that one runs at a time."""
+    """Running requests, as multiples of the most that one instance runs at a time."""
 
     arrived_requests: int = 0
-    """Since the last look."""
+    """Requests that arrived since the last look."""
     held_requests: int = 0
     running_requests: int = 0
 
@@ -123,7 +125,7 @@ class FleetFigures:
 
 @value
 class Plan:
-    """What the fleet should have, and why."""
+    """The wanted size of the fleet, and why."""
 
     wanted: int
     reason: str
@@ -155,7 +157,7 @@ class Span:
 
     begin_s: float
     at_s: float = 0.0
-    """Of the last look."""
+    """Time of the last look."""
     looks: int = 0
     elapsed_s: float = 0.0
     work_s: float = 0.0
@@ -176,10 +178,10 @@ class Span:
 
 @value
 class Crowd:
-    """What a crowd made of the fleet."""
+    """The fleet's size before a crowd, and the crowd's load."""
 
     size: int
-    """Before it."""
+    """Instances before the crowd came."""
     load: float
 
 
@@ -208,11 +210,11 @@ class ScalePlanner:
     rule: ScaleRule
     _now: FleetFigures = field(default_factory=lambda: FleetFigures(float("-inf"), 0))
     _level_from_s: float = 0.0
-    """What was seen before tells no level: caches were cold, or a crowd was there."""
+    """Time from which looks tell the level: before it caches were cold, or a crowd was there."""
     _spans: deque[Span] = field(default_factory=deque)
-    """What was seen in the last minutes."""
+    """Looks of the last minutes."""
     _same: Span = field(default_factory=lambda: Span(0.0))
-    """What was seen since as many are ready as now."""
+    """Looks since as many instances are ready as now."""
     _crowd: Cusum = field(default_factory=Cusum)
     _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
@@ -300,13 +302,14 @@ class ScalePlanner:
         return sum(each.late_s / each.looks * each.elapsed_s for each in same) / SLACK_S
 
     def _by_level(self, now: FleetFigures) -> Plan:
-        """Once for each size: what is tested every second is found at last, by chance."""
+        """The plan by the level of the load, made once for each size: a condition that is tested every second holds at
+        last, by chance."""
         served_s = self._same.elapsed_s
         if now.starting or not SETTLED_S <= served_s < SETTLED_S + LONGEST_GAP_S:
             return Plan(0, "")
         load = self._same.work_s / served_s
         told = f"level: work for {load:.1f} instances in the last {served_s / 60:.0f} minutes, {now.ready} serve"
-        # To more instances the same requests are less work, so one is enough.
+        # Spread over more instances the same requests are less work, so one more is enough.
         return Plan(min(now.size + 1, staffing(load, self.rule.margin)), told, load)
 
     def _by_room(self, now: FleetFigures) -> Plan:
@@ -372,7 +375,7 @@ class ScalePlanner:
         return [each for each in self._spans if self._now.at_s - each.at_s < window_s]
 
     def _mean_look(self, window_s: float, figure: Callable[[Span], float]) -> float:
-        """Of a figure that spans add up over their looks."""
+        """The mean, over the recent looks, of a figure that spans add up."""
         recent = self._since(window_s)
         return sum(map(figure, recent)) / sum(each.looks for each in recent)
 

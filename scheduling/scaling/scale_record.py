@@ -1,4 +1,4 @@
-"""What the fleet keeps of its scaling: the last decision, what came of it, and which instances are spares."""
+"""The fleet's record of its scaling: the last decision, its outcome, and which instances are spares."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dualmap.scheduling.values import documented, value
 
 
 class DecisionStatus(StrEnum):
-    """What came of a decision."""
+    """The outcome of a decision."""
 
     OPEN = "open"
-    """Decided, and being carried out: a new leader continues."""
+    """The decision is being carried out: a new leader continues."""
     DONE = "done"
     FAILED = "failed"
-    """Not carried out in full; the next decision is made by what is there then."""
+    """The decision was not carried out in full; the next one is made by what is there then."""
     WITHDRAWN = "withdrawn"
     """The load returned while instances drained: they serve again."""
     PUBLISHED = "published"
-    """Published alone: something outside of the fleet scales."""
+    """The size is published alone: something outside of the fleet scales."""
 
 
 @value

@@ -49,10 +49,10 @@ class HotnessRule:
     cold_share_factor: float = 1.0
     """Below this it is cold again; the band between the two keeps prefixes from flapping."""
     min_requests: int = 32
-    """Seen before any prefix counts as hot."""
+    """Requests seen before any prefix counts as hot."""
     requests_per_instance: int = 16
-    """So many make the window, if the settings allow: a prefix becomes hot after twice as many requests of its own, at
-    any rate, and a hot spot that moved is forgotten as soon."""
+    """Requests per instance that make the window, if the settings allow. A prefix becomes hot after twice as many
+    requests of its own, at any rate, and a hot spot that moved is forgotten as soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the scheduler knows of an instance: its fixed description and its load at one moment."""
+"""An instance as the scheduler knows it: its fixed description and its load at one moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from dualmap.scheduling.values import value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
-"""Assumed for an instance of which nothing else is known."""
+"""Prefill rate that is assumed for an instance of which nothing else is known."""
 MANY_REQUESTS = 10**6
 """No limit: what is held is bounded before by what replicas have room for in memory."""
 
@@ -25,7 +25,7 @@ class InstanceState(StrEnum):
 
 
 class Role(StrEnum):
-    """What an instance serves; with prefill/decode disaggregation only prefill instances are scheduled."""
+    """The role of an instance; with prefill/decode disaggregation only prefill instances are scheduled."""
 
     MIXED = "mixed"
     PREFILL = "prefill"
@@ -50,7 +50,7 @@ class InstanceSpec:
     max_running_requests: int = 256
     """Requests dispatched and unfinished at most (vLLM's ``max_num_seqs``)."""
     max_queued_requests: int = MANY_REQUESTS
-    """Held requests at most; one more is refused."""
+    """Most requests that may be held; one more is refused."""
     block_tokens: int = 0
     """Tokens in one block of its KV cache, as it reports; 0 until it did."""
     data_parallel_rank: int | None = None
@@ -78,7 +78,7 @@ class InstanceLoad:
     dispatched_tokens: int = 0
     queued_requests: int = 0
     running_requests: int = 0
-    """Dispatched and unfinished, prefill and decode alike."""
+    """Requests that are dispatched and unfinished, in prefill and in decode alike."""
     context_tokens: int = 0
     """Expected context tokens of the running requests (prompt and answer), shared prefixes counted for each."""
     cached_blocks: int = 0
@@ -106,7 +106,7 @@ class InstanceLoad:
     kv_used_tokens: int | None = None
     """KV memory that running requests hold by the instance's own gauge, shared prefixes once; None: not known."""
     last_prefill_ms: int = 0
-    """When a prefill was last seen to have finished: by a first token, or by a whole answer that shows none."""
+    """Time at which a prefill was last seen to have finished: by a first token, or by a whole answer without one."""
     silent_s: float = 0.0
     """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
     nothing which is only presumed ends it."""
@@ -135,7 +135,7 @@ class InstanceLoad:
 
 
 def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_tokens: int, passed_over_tokens: int) -> int:
-    """What is deferred, and what the last plan passed over, as far as it still waits."""
+    """Deferred tokens, and those that the last plan passed over, as far as they still wait."""
     return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
 
 

@@ -30,11 +30,11 @@ class InstanceEvent(StrEnum):
     DRAIN = "drain"
     """Take no new requests, finish what is there."""
     DRAINED = "drained"
-    """Nothing is queued or running any more."""
+    """No request is queued or running any more."""
     RESUME = "resume"
     """Back into service."""
     PARK = "park"
-    """Out of service at once; legal only where no work is lost."""
+    """An operator takes it out of service at once; legal only where no work is lost."""
 
 
 SERVING = frozenset({InstanceState.READY, InstanceState.DRAINING})

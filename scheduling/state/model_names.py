@@ -35,11 +35,11 @@ class ModelList:
     models: Mapping[str, str] | None = None
     """See ``scheduling.state.instance.InstanceSpec.models``."""
     status: int = 0
-    """Of the answer; 0: there was none."""
+    """Status of the answer; 0: there was none."""
 
     def after(self, former: Mapping[str, str] | None) -> Mapping[str, str] | None:
-        """The names that are known now, after the former ones: these stay where the server could not be asked, or
-        refused to answer. A server that answers without names has none to tell."""
+        """The names that are known now, after the former ones: these stay where the server could not be reached, or
+        refused to answer. A server that answers without names has none."""
         unread = not (200 <= self.status < 300 or self.status in _NO_SUCH_LIST)
         return former if unread else self.models
 

@@ -22,7 +22,7 @@ from dualmap.scheduling.values import documented, value
 
 class RequestState(StrEnum):
     HELD = "held"
-    """Only the fleet knows it: it waits in an instance's queue, and can move."""
+    """The request waits in an instance's queue, and can move: only the fleet knows it."""
     DISPATCHED = "dispatched"
     """Its instance may be sent it; its prefill has not finished."""
     PREFILLED = "prefilled"
@@ -67,7 +67,7 @@ class Counts(NamedTuple):
 
     @classmethod
     def sum(cls, requests: Iterable[StoredRequest]) -> Counts:
-        """Added up over the requests."""
+        """The sum of the counts of the requests."""
         return cls(*map(sum, zip([0] * len(cls._fields), *(request.counts for request in requests), strict=True)))
 
 
@@ -119,7 +119,7 @@ class StoredRequest:
         return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
 
     def moved(self, instance_id: str, uncached_tokens: int) -> StoredRequest:
-        """The same held request in another instance's queue; the former one is its next best."""
+        """Return the held request in another instance's queue; the former instance is its next best."""
         return replace(
             self,
             state=next_request_state(self.state, RequestEvent.MIGRATED),
@@ -132,7 +132,7 @@ class StoredRequest:
 
     @property
     def counts(self) -> Counts:
-        """What its instance counts for it, in its present state."""
+        """The counts that the request adds to its instance in its present state."""
         tokens = self.uncached_tokens
         if self.state is RequestState.HELD:
             return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0)
@@ -142,8 +142,8 @@ class StoredRequest:
 
 
 REPORTED_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["reported"])
-"""What its replica tells of a request when it is placed."""
+"""Fields that the replica reports when it places a request."""
 PLACED_FIELDS = tuple(
     each.name for each in fields(StoredRequest) if not each.metadata["reported"] and each.name != "request_id"
 )
-"""What the store determines: where the request is, and how it counts there."""
+"""Fields that the store determines: where the request is, and how it counts there."""

@@ -30,7 +30,7 @@ class Ring:
     seed: int
     virtual_nodes: int
     positions: array[int] = field(default_factory=lambda: array("Q"))
-    """Unboxed: a search among 64,000 numbers scattered over the heap would miss the caches at every step."""
+    """Positions, unboxed: a search among 64,000 numbers scattered over the heap would miss the caches at every step."""
     owners: tuple[str, ...] = ()
 
     def successor(self, key: int) -> str:
@@ -39,7 +39,7 @@ class Ring:
         return self.owners[index % len(self.owners)]
 
     def position_of(self, key: int) -> int:
-        """Where a key (64 bits) falls on this ring, 0..2**64-1."""
+        """The position of a key (64 bits) on this ring, 0..2**64-1."""
         return xxhash.xxh3_64_intdigest(key.to_bytes(8, "big"), self.seed)
 
     def owners_at(self, positions: Iterable[int]) -> list[str]:
@@ -104,8 +104,8 @@ class Ring:
 
 
 def _insertion_index(positions: Sequence[int], owners: Sequence[str], position: int, owner: str) -> int:
-    """Where the anchor is, or belongs, in the order of (position, owner): equal positions are ordered by id, so
-    that rings of the same members are the same in whatever order members joined."""
+    """The index at which the anchor is, or belongs, in the order of (position, owner). Equal positions are ordered by
+    id, so that rings of the same members are the same in whatever order members joined."""
     index = bisect_left(positions, position)
     while index < len(positions) and positions[index] == position and owners[index] < owner:
         index += 1
@@ -119,7 +119,7 @@ class DualRing:
     first: Ring
     second: Ring
     members: tuple[str, ...]
-    """Sorted ids."""
+    """Ids of the members, sorted."""
 
     @classmethod
     def of(cls, members: Iterable[str], virtual_nodes: int = VIRTUAL_NODES) -> DualRing:

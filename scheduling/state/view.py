@@ -30,17 +30,17 @@ class ClusterView:
     """Tokens in one block of the instances' KV caches; None until one of them reported it. Of several sizes the most
     common one, the smallest of those: all replicas must cut prompts in the same way."""
     roles: tuple[Role, ...] = (Role.MIXED,)
-    """Of the ready instances, sorted."""
+    """Roles of the ready instances, sorted."""
     decoding: ClusterView | None = None
-    """The same over the ready decode-capable instances, where requests can be split: some instance prefills alone, or
-    decodes alone, and its counterpart is ready."""
+    """View of the ready decode-capable instances, where requests can be split: some instance prefills alone, or decodes
+    alone, and its counterpart is ready."""
     is_uniform: bool = True
     """All instances list the same model names, or none is known to list any: each serves every name."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
-    """What ``serving`` has answered: made once for each name that is asked for, not for each request. Names that the
-    same instances serve share one."""
+    """Views that ``serving`` has returned: made once for each requested name, not for each request. Names that the same
+    instances serve share one."""
     _former_groups: Mapping[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
-    """Those of the view before, whose rings are changed rather than made."""
+    """Groups of the view before, whose rings are changed rather than made."""
 
     @classmethod
     def build(
@@ -75,11 +75,11 @@ class ClusterView:
         return replace(view, decoding=replace(view, ready=decoding, rings=rings, roles=_roles(decoding, instances)))
 
     def of(self, leg: Leg) -> ClusterView:
-        """The same over the instances that serve this leg."""
+        """The view of the instances that serve this leg."""
         return self if leg is Leg.PREFILL or self.decoding is None else self.decoding
 
     def serving(self, model: str) -> ClusterView:
-        """The same over the instances that serve a model name, see ``serving_model``; the view itself where all do."""
+        """The view of the instances that serve a model name, see ``serving_model``; the view itself where all do."""
         if self.is_uniform or not model:
             return self
         group = self._groups.get(model)
@@ -106,7 +106,7 @@ class ClusterView:
         )
 
     def _among(self, members: Collection[str]) -> ClusterView:
-        """The same with the rings of these members alone: taken from those of all, not made."""
+        """The view with the rings of these members alone, taken from those of all rather than made."""
         decoding = None if self.decoding is None else self.decoding._among(members)
         return replace(self, rings=self.rings.among(members), decoding=decoding, _groups={}, _former_groups={})
 
@@ -114,8 +114,8 @@ class ClusterView:
 def serving_model(instances: Mapping[str, InstanceSpec], model: str) -> Mapping[str, InstanceSpec]:
     """The instances, in any state, that serve a model name: those that list it, and those whose list is not known.
 
-    All of them where no list has the name, or where it is "": no list tells then who serves it, so the engine judges.
-    An adapter that an engine loads when it is first asked for is such a name.
+    All of them where no list has the name, or where it is "": no list shows then who serves it, so the engine judges.
+    An adapter that an engine loads at its first request is such a name.
     """
     if not model or not any(spec.lists(model) for spec in instances.values()):
         return instances

@@ -1,4 +1,4 @@
-"""What every policy shares: filtering, ranking with fair ties, and writing the decision down."""
+"""Code that every policy shares: filtering, ranking with fair ties, and writing the decision down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 
 Cost = tuple[float, ...]
-"""Compared element by element: later elements only break ties."""
+"""A cost, compared element by element: later elements only break ties."""
 
 
 def usable(query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> list[InstanceLoad]:

@@ -1,4 +1,5 @@
-"""Where decode legs go, under every policy: to the pair of the decode-capable instances, or to the least decoding."""
+"""Placement of decode legs, under every policy: on the pair of the decode-capable instances, or on the instance that
+decodes least."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Dynamo(FleetPolicy):
     """Source: NVIDIA Dynamo, KV cache routing (router design document), at temperature 0.
 
     Least ``scale * max(active prefill + incoming - overlap, 0) + decode blocks``, all in blocks. Decode blocks are
-    those of the running sequences, shared ones once where the instance tells; the incoming request's own are the same
-    everywhere and drop out.
+    those of the running sequences, shared ones once where the instance reports them; the incoming request's own are the
+    same everywhere and drop out.
     """
 
     settings: DynamoSettings = field(default_factory=DynamoSettings)

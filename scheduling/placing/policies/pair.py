@@ -21,8 +21,8 @@ PAIR = 2
 LOAD = Form(ahead_s=1.0, overtaken_s=1.0, kv_demand=1e-3)
 """The less loaded of two: by queued work, and among equals by KV memory in use."""
 CACHE_FIRST = 1e3
-"""Weight of a token of own prefill where a larger hit decides before any load does. Seconds would tell equal hits apart
-by the instances' prefill rates."""
+"""Weight of a token of own prefill where a larger hit decides before any load does. Seconds would distinguish equal
+hits by the instances' prefill rates."""
 NEVER = 1e11
 """Cost of a candidate that is taken only if the other one is no better: more than ``CACHE_FIRST`` of any prompt."""
 

@@ -12,7 +12,7 @@ from dualmap.scheduling.state.instance import InstanceLoad
 
 EXPLOIT_SHARE = 0.5
 BALANCE_RATIO = 2.0
-"""As the paper has them."""
+"""Threshold and ratio of the paper."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Preble(FleetPolicy):
         return prefill_s + self.settings.decode_s_per_token * decode_tokens
 
     def _added_s(self, query: RouteQuery, load: InstanceLoad) -> float:
-        """What the request would cost the instance: its prefill, and the reuse lost by eviction."""
+        """The cost of the request to the instance: its prefill, and the reuse lost by eviction."""
         uncached_tokens = query.chain.uncached_tokens(load.hit_blocks)
         cached_tokens = load.cached_blocks * query.chain.block_tokens
         evicted_tokens = min(uncached_tokens, max(0, cached_tokens + uncached_tokens - load.kv_capacity_tokens))

@@ -26,7 +26,7 @@ from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import OWN_POLICIES, Order, SchedulingSettings
 
 Builder = Callable[[Any, SchedulingSettings], Policy]
-"""Of a policy, by the name under which it is configured."""
+"""Builder of a policy, by the name under which it is configured."""
 
 
 def _in_pair(policy: type[PairPolicy]) -> Builder:
