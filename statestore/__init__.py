@@ -1,1 +1,1 @@
-"""Shared state: what is known of pools (``pool``), on Redis (``redis``) or on a server in the process (``memory``)."""
+"""Shared state of pools (``pool``), on Redis (``redis``) or on a server in the process (``memory``)."""

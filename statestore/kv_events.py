@@ -1,13 +1,12 @@
-"""What engines report of their KV caches: who reads it, how far, and what it changes in the KV metadata.
+"""Reports of engines about their KV caches: who reads them, how far, and what they change in the KV metadata.
 
 One *subscriber* reads the KV events of an instance and translates them (``scheduling.prompts.engine_blocks``). What it
 writes carries the *fence* of its claim: once another one claimed the instance, or the instance's cache was forgotten
 because it went down, older writes are refused.
 
-The KV metadata then list two kinds of blocks: *confirmed* by the engine, and *booked* by placements. An engine's
-report turns what was booked into what is confirmed. A booking that the engine does not confirm within ``BOOKING_MS``,
-or twice that, is taken back, as long as the view is exact. A confirmed block leaves when the engine says so, never by
-LRU.
+The KV metadata then list two kinds of blocks: *confirmed* by the engine, and *booked* by placements. An engine's report
+turns what was booked into what is confirmed. A booking that the engine does not confirm within ``BOOKING_MS``, or twice
+that, is taken back, as long as the view is exact. A confirmed block leaves when the engine says so, never by LRU.
 
 ``names`` map the engine's own block hashes, which removals and children name, to what a subscriber knows of them. The
 store keeps them, so that another subscriber continues where the last one stopped. What they contain is the subscribers'
@@ -53,23 +52,23 @@ class KvEventRecord:
     reason: str = ""
     """Why it is no exact view, for people."""
     sequence: int | None = None
-    """Of the last batch that was applied; None: none was, since the view was dropped."""
+    """Sequence of the last batch that was applied; None: none was, since the view was dropped."""
     published_s: float = 0.0
     """When the engine published that batch, by its own clock: together with the sequence it identifies the batch."""
 
 
 @value
 class KvChange:
-    """What some batches of events changed."""
+    """Changes that some batches of events made."""
 
     sequence: int
-    """Of the last of them."""
+    """Sequence of the last of these batches."""
     published_s: float
     stored: Sequence[int] = ()
     """Fleet hashes of blocks that the device's cache holds now, and did not hold before."""
     removed: Sequence[int] = ()
     """The reverse. None is in both."""
     names: Mapping[bytes, bytes] = field(default_factory=dict)
-    """By the engine's block, what is known of it; empty for one that is gone."""
+    """Known facts of each engine block, by its name; empty for one that is gone."""
     all_names: bool = False
-    """``names`` are all there are: what was told before is forgotten."""
+    """Whether ``names`` are all there are: names that were sent before are forgotten."""

@@ -24,9 +24,9 @@ def lease_runs(expires_ms: int, lease_ms: int, now_ms: int) -> bool:
 
 
 LOST_FIELD: Final = "lost"
-"""Of a replica's information: the instances that it cannot reach, or that fail all its requests, by id."""
+"""Field of a replica's information with the instances that it cannot reach, or that fail all its requests, by id."""
 AVOIDED_FIELD: Final = "avoids"
-"""Of a replica's information: the instances that it sends nothing, or trial requests alone, and why."""
+"""Field of a replica's information with the instances that it sends nothing, or trial requests alone, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who leads, as a store keeps it."""
+    """The leadership of a pool, as a store keeps it."""
 
     owner: str = ""
     fence: int = 0
@@ -57,11 +57,11 @@ class Leadership:
         return Lease(self.owner, self.fence, self.expires_ms) if runs else None
 
     def taken(self, owner: str, lease_ms: int, now_ms: int, schema: int = 0) -> Leadership | None:
-        """By an owner who may lead: the leader itself, who keeps its fence, or anyone if there is none."""
+        """The leadership once this owner took it; None if another one leads. The present leader keeps its fence."""
         led = self.lease(now_ms)
         if led is not None and led.owner != owner:
             return None
-        # From the clock where that is ahead, so that it grows even over a lost store.
+        # The clock is used where it is ahead, so that the fence grows even over a lost store.
         fence = max(self.fence + 1, now_ms) if led is None else led.fence
         return Leadership(owner, fence, now_ms + lease_ms, lease_ms, schema)
 

@@ -1,5 +1,5 @@
-"""What transitions read and write: of instances and requests texts of JSON, by one table for Python and the scripts; of
-chains packed hashes.
+"""Records that transitions read and write: JSON texts of instances and requests, by one table for Python and the
+scripts; packed hashes of chains.
 
 Every transition reads and writes such texts, and people read them with ``redis-cli``. Their fields stand in a fixed
 order without spaces: a script writes one by a format, at half the cost of encoding a table. ``LUA`` is the code for it.
@@ -27,7 +27,7 @@ from dualmap.statestore.errors import UnreadableStateError
 
 @dataclass(slots=True)
 class InstanceRecord:
-    """Of an instance, the part of its description that transitions read, and its counts."""
+    """Counts of an instance, and the part of its description that transitions read."""
 
     state: str
     role: str
@@ -41,7 +41,7 @@ class InstanceRecord:
     dispatched_tokens: int = 0
     deferred_tokens: int = 0
     passed_over_tokens: int = 0
-    """By the last committed plan."""
+    """Tokens that the last committed plan passed over."""
     context_tokens: int = 0
     queued_requests: int = 0
     running_requests: int = 0
@@ -50,7 +50,7 @@ class InstanceRecord:
     last_prefill_ms: int = 0
     """When a prefill was last seen to have finished."""
     unseen_prefills: int = 0
-    """Since its last first token that was seen, prefills whose end was not."""
+    """Prefills, since the last first token that was seen, whose end was not seen."""
     work_since_ms: int = 0
     """When work on time came to it while it had none, or its state changed while work was pending."""
     running_since_ms: int = 0
@@ -92,7 +92,7 @@ _as_in_loads = attrgetter(
     *("tokens_per_s", "kv_capacity_tokens", "deferred_tokens", "passed_over_tokens", "dispatch_window_tokens"),
     *("max_running_requests", "max_queued_requests", "version"),
 )
-"""In the order of the fields of ``InstanceLoad``."""
+"""Fields in the order of ``InstanceLoad``."""
 _STATES = {str(state): state for state in InstanceState}
 _ROLES = {str(role) for role in Role}
 _DESCRIBED = [each.name for each in fields(InstanceSpec) if each.name in InstanceRecord.__slots__]
@@ -118,11 +118,11 @@ class Record:
         self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
 
     def pack(self, values: Sequence[Any]) -> bytes:
-        """By the order of ``names``; none is None."""
+        """The text of a record with these values, in the order of ``names``; none is None."""
         return (self._format % tuple(values)).encode()
 
     def fields(self, text: bytes) -> dict[str, Any]:
-        """By name."""
+        """The values of a record by name."""
         found: dict[str, Any] = orjson.loads(text)
         return {**self.added, **found} if self.added else found
 
@@ -156,7 +156,7 @@ REQUEST_TEXTS = ("placed", "told")
 
 
 def reported_of(request: StoredRequest) -> bytes:
-    """What its replica tells of a request; it never changes."""
+    """The text of what the replica reports of a request; it never changes."""
     model = request.model
     if model and not (model.isprintable() and '"' not in model and "\\" not in model):
         request = replace(request, model=orjson.dumps(model).decode()[1:-1])
@@ -164,7 +164,7 @@ def reported_of(request: StoredRequest) -> bytes:
 
 
 def placed_of(request: StoredRequest) -> bytes:
-    """Where a request is, and how it counts there."""
+    """The text of where a request is, and how it counts there."""
     return PLACED.pack(["" if each is None else each for each in _placed(request)])
 
 
@@ -201,7 +201,7 @@ def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0)
 
 
 class ReportedLoads(Mapping[str, InstanceLoad]):
-    """Loads by instance id from what a script replied, each made when it is first asked for, which few are. Raises
+    """Loads by instance id from what a script replied, each made when it is first read, which few are. Raises
     UnreadableStateError then where the record is none."""
 
     __slots__ = ("_flat", "_made", "_now_ms", "hits")
@@ -215,7 +215,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
 
     @property
     def raw(self) -> tuple[Sequence[Any], int]:
-        """What it is made from."""
+        """The script's reply and the time, from which the loads are made."""
         return self._flat, self._now_ms
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
@@ -244,7 +244,7 @@ LUA: Final[Mapping[tuple[str, str], str]] = {
     for name, record, table in (("INSTANCE", INSTANCE, "instance"), ("PLACED", PLACED, "request"))
     for piece, code in record.lua(table).items()
 }
-"""What ``INSTANCE.format`` and the like stand for in a script."""
+"""Code that stands for ``INSTANCE.format`` and the like in a script."""
 
 
 # chains ------------------------------------------------------------------------------------------------------

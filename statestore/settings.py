@@ -19,7 +19,7 @@ def _store_url(url: str) -> str:
 
 
 class StoreSettings(BaseModel):
-    """Where the shared state lives."""
+    """Location of the shared state."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 

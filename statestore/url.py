@@ -25,7 +25,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "embedded": (),
     "memory": (),
 }
-"""Those of each scheme; ``ssl_…`` and ``db`` as redis-py calls them."""
+"""Options of each scheme; ``ssl_…`` and ``db`` as redis-py calls them."""
 _VALUES = {
     "ssl_cert_reqs": ("required", "none"),
     "ssl_check_hostname": ("true", "false"),
@@ -50,7 +50,7 @@ class StoreUrl:
     master: str = ""
     db: int = 0
     path: str = ""
-    """Of a Unix socket."""
+    """Path of a Unix socket, or of an embedded server's folder."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The options after the question mark: only those that this scheme has, with values that they may have."""
 

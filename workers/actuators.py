@@ -23,7 +23,7 @@ from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.url import without_password
 
 TIMEOUT_S = 10.0
-"""For one call of a webhook; it accepts a decision, and need not wait for machines."""
+"""Timeout of one call of a webhook; it accepts a decision, and need not wait for machines."""
 COMMAND_TIMEOUT_S = 60.0
 _TEXT_CHARACTERS = 200
 
@@ -36,7 +36,8 @@ class Actuator(Protocol):
 
 
 def decision_key(pool: str, record: ScaleRecord) -> str:
-    """The same for every repetition of a decision, and for no other: a store that came back empty counts from 1."""
+    """The key of a decision, equal for its repetitions and for no other decision: a store that came back empty counts
+    from 1."""
     return f"{pool}-{record.decision_id}-{record.at_ms}"
 
 
@@ -80,7 +81,7 @@ class Webhook:
         return ActuatorReply(answer.is_success, f"{answer.status_code} {answer.text[:_TEXT_CHARACTERS]}".strip())
 
     def _client(self) -> httpx.AsyncClient:
-        """By the proxy of the environment: a webhook may be outside of the data centre."""
+        """A client that uses the proxy of the environment: a webhook may be outside of the data centre."""
         return httpx.AsyncClient(timeout=self._timeout_s, verify=system_trust())
 
 
@@ -113,7 +114,7 @@ class Command:
 
 
 def actuator_of(settings: AutoscaleSettings) -> Actuator | None:
-    """What the settings name; None where nothing outside is asked."""
+    """The actuator that the settings name; None where nothing outside is called."""
     if settings.actuator == "webhook" and settings.webhook_url and settings.webhook_secret:
         return Webhook(settings.webhook_url, settings.webhook_secret.get_secret_value())
     if settings.actuator == "command":

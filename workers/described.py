@@ -1,4 +1,4 @@
-"""What an instance reports about itself, as changes of its description: vLLM's flags need not be copied into a file."""
+"""An instance's own report as changes of its description: vLLM's flags need not be copied into a file."""
 
 from __future__ import annotations
 

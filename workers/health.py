@@ -50,7 +50,7 @@ first read, less a few checks."""
 JITTER = 0.2
 """Random share by which the time between two checks varies: a fleet that started at once is not checked at once."""
 CHECKS_PER_S = 200.0
-"""At most; in a larger fleet each instance is checked less often."""
+"""Most checks per second; in a larger fleet each instance is checked less often."""
 MODELS_INTERVAL_S = 5.0
 """Time between two readings of the model names that an instance lists: adapters are loaded while it runs. In a large
 fleet as many checks lie between them as in a small one."""
@@ -63,7 +63,7 @@ _SHOWN_MODELS = 4
 _NO_PROGRESS = "no progress although requests run"
 _CUT_OFF = "as of most instances at once: those that no router has lost stay in service"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
-"""Not in service and not meant to be: its server may not even run."""
+"""States in which an instance is not in service and not meant to be: its server may not even run."""
 
 
 def plan_tick(
@@ -124,9 +124,9 @@ class HealthChecker:
         self._jitter = jitter
         self._records: dict[str, HealthRecord] = {}
         self._limits: dict[str, dict[str, int]] = {}
-        """As each server reported them last."""
+        """Limits as each server reported them last."""
         self._notes: dict[str, str] | None = None
-        """What the store says is wrong with instances; None until it was read."""
+        """Complaints about instances as the store has them; None until they were read."""
         self._shortage_log = ShortageLog()
         self._serving: frozenset[str] = frozenset()
         """The instances in service, as of the last tick."""
@@ -240,7 +240,7 @@ class HealthChecker:
         return record
 
     def _unlisted(self, models: Mapping[str, str] | None) -> str | None:
-        """What is wrong with a list of names that has not the pool's model."""
+        """The complaint about a list of names that has not the pool's model."""
         if models is None or self._model in models or self._model == UNNAMED_MODEL:
             return None
         return (
@@ -283,7 +283,7 @@ class HealthChecker:
         return run.requests == 0 and await self._prober.canary(spec.url, self._model) is None
 
     def _is_run_due(self, spec: InstanceSpec, health: Health, former: HealthRecord) -> bool:
-        """Only an instance that is ready has KV metadata that a restart makes wrong."""
+        """Whether a restart has to be looked for. Only the KV metadata of a ready instance become wrong by one."""
         if spec.state is not InstanceState.READY or health.complaint is not None:
             return False
         return health.connected or self._clock.monotonic_s() >= former.run_due_s
@@ -339,7 +339,8 @@ class HealthChecker:
         return not is_lost(spec.instance_id, waiting, load, lost, self._thresholds)
 
     def _note_contact(self) -> None:
-        """Where most checks succeed, this worker is not cut off any more. Where none serves, it cannot be known."""
+        """Note that this worker is not cut off any more, once most checks succeed. Where no instance serves, it cannot
+        be known."""
         serving = self._records.keys() & self._serving
         if self._cut_off and not most_fail(self._records[name] for name in serving):
             self._cut_off = False
@@ -446,7 +447,7 @@ def _few(models: Mapping[str, str]) -> str:
 
 
 def _trouble(result: CheckResult, health: Health, record: HealthRecord) -> str | None:
-    """What is wrong with an instance by its latest check, in words."""
+    """The complaint about an instance by its latest check, in words."""
     if result is CheckResult.OK:
         return record.model_complaint
     return health.complaint or _NO_PROGRESS

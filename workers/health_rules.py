@@ -1,21 +1,20 @@
 """Conclusions from health checks: pure rules over the observations of one instance.
 
-An answered ``/health`` proves that the HTTP side of an engine lives, not that the engine does: a stopped, paused or
+An answered ``/health`` proves that the HTTP server of an engine lives, not that the engine does: a stopped, paused or
 sleeping one keeps answering while requests hang. So an instance on which requests run, and none was seen to finish its
 prefill for long, becomes a *suspect*. First tokens are seen, and the whole answers of requests that show none; a first
 token that routers presume proves nothing. The token counters of a suspect are read, and it is taken down only if they
 do not move: an engine that decodes for long, its KV memory full, makes progress there. Counters that cannot be read
 show nothing: a busy engine answers slowly, and one without counters is left to the time limits of its requests.
 
-A suspect whose metrics say that it has no request is asked for a token. Where it answers, the requests that it seems to
-have are the store's mistake. Where it does not, it hung while it was idle: the gauges of an engine that stands still
-stay as they were.
+A suspect whose metrics say that it has no request is sent a request for one token. Where it answers, the requests that
+it seems to have are the store's mistake. Where it does not, it hung while it was idle: the gauges of an engine that
+stands still stay as they were.
 
-Failed checks alone do not show that a KV cache is gone: on a machine that is short of CPU an answer comes too late,
-and the engine runs on. An instance's KV metadata is forgotten when it goes down if its process takes no connections, if
-it makes no progress (it may sleep, which empties its cache), or if its metrics were never read. Otherwise the start
-time decides when the instance returns: the metadata is kept if the process is the same, and forgotten if it is not
-known.
+Failed checks alone do not show that a KV cache is gone: on a machine that is short of CPU an answer comes too late, and
+the engine runs on. An instance's KV metadata is forgotten when it goes down if its process takes no connections, if it
+makes no progress (it may sleep, which empties its cache), or if its metrics were never read. Otherwise the start time
+decides when the instance returns: the metadata is kept if the process is the same, and forgotten if it is not known.
 
 An engine that is restarted between two checks answers both, with an empty KV cache. Only a connection that has to be
 opened again can hide a restart from the checker. Then, and at intervals in case a proxy keeps its connection open, it
@@ -119,16 +118,16 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class HealthRecord:
-    """What the checker remembers of one instance between two checks."""
+    """The checker's memory of one instance between two checks."""
 
     due_s: float
     successes: int = 0
-    """In a row; at most one of the two is not 0."""
+    """Successes in a row. One of ``successes`` and ``failures`` is always 0."""
     failures: int = 0
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None
     run: ServerRun | None = None
-    """As last read; None before the first reading."""
+    """The server's run as last read; None before the first reading."""
     run_due_s: float = 0.0
     """When it is read again, even if the connection stays open."""
     forgotten: bool = False
@@ -136,7 +135,7 @@ class HealthRecord:
     models_due_s: float = 0.0
     """When the model names that it lists are read again."""
     model_complaint: str | None = None
-    """What the last reading of these says is wrong."""
+    """The complaint that the last reading of its models gave."""
 
     def after(self, result: CheckResult, due_s: float) -> HealthRecord:
         """The record after one more check."""

@@ -24,10 +24,10 @@ from dualmap.workers.metrics import WorkerMetrics
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 2.0
-"""For jobs to end when leadership does."""
+"""Timeout for jobs to end when leadership does."""
 
 Lead = Callable[[Lease], Awaitable[None]]
-"""What a leader does; runs until cancelled, and may raise LeaseLostError."""
+"""The work of a leader; runs until cancelled, and may raise LeaseLostError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Term:
 
 
 class TermAction(StrEnum):
-    """What the holder of a term must do now."""
+    """The action that the holder of a term has to take now."""
 
     WAIT = "wait"
     RENEW = "renew"

@@ -19,7 +19,7 @@ BACKOFF_FIRST_S = 0.1
 """Pause after the first failure; each one in a row doubles it."""
 BACKOFF_MAX_S = 5.0
 TICK_TIMEOUT_S = 10.0
-"""For one round: a store call that hangs must not end a job permanently."""
+"""Timeout of one round: a store call that hangs must not end a job permanently."""
 
 
 class Job(Protocol):
@@ -35,7 +35,7 @@ class Job(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopContext:
-    """What every loop of a worker shares."""
+    """Resources that every loop of a worker shares."""
 
     pool_name: str
     clock: Clock
@@ -48,7 +48,7 @@ class LoopContext:
 
 
 class StopJobsError(Exception):
-    """A job asks for the end of all jobs of its group."""
+    """A job requests the end of all jobs of its group."""
 
 
 async def run_job(job: Job, context: LoopContext) -> None:

@@ -1,4 +1,4 @@
-"""What a worker process counts, on a registry of its own."""
+"""Metrics of a worker process, on a registry of its own."""
 
 from __future__ import annotations
 

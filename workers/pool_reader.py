@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class PoolReader(Protocol):
-    """What a job reads before it acts; a ``PoolStore`` itself is one, always fresh."""
+    """Reads that a job makes before it acts; a ``PoolStore`` itself is one, always fresh."""
 
     async def membership(self) -> Membership: ...
 

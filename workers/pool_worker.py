@@ -86,7 +86,7 @@ class PoolWorker:
         return self._election.store_error
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         registrar = Registrar(self.pool, self._settings, metrics=self._metrics)
         async with self._kv_events() as events, asyncio.TaskGroup() as group:
             group.create_task(run_job(registrar, self._context))

@@ -20,7 +20,8 @@ from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capaci
 from dualmap.workers.probe_errors import refused_status, unreached
 
 CANARY_TIMEOUT_S = 10.0
-"""For the one-token completion of a returning engine; one that needs longer is tried again with the next check."""
+"""Timeout of the one-token completion of a returning engine; one that needs longer is tried again with the next check.
+"""
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
@@ -63,7 +64,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a server reports about itself; every field may be unknown."""
+    """A server's report about itself; every field may be unknown."""
 
     version: str | None
     model_list: ModelList
@@ -73,7 +74,7 @@ class EngineFacts:
     max_num_batched_tokens: int | None = None
     """Token budget of one engine step. Reported by servers in development mode alone."""
     max_num_seqs: int | None = None
-    """Running requests at most, likewise."""
+    """Most running requests. Reported by servers in development mode alone."""
     max_model_len: int | None = None
     """Prompt and output tokens of one request at most."""
 
@@ -131,7 +132,7 @@ class Prober:
         return _model_list(_answered(await self._ask("GET", f"{url}/v1/models", self._timeout_s)))
 
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
-        """What it reports about itself, or about one of its ranks. Four requests: call rarely."""
+        """The report of the server about itself, or about one of its ranks. Four requests: call rarely."""
         paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")
         version, models, metrics, info = await asyncio.gather(
             *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in paths)

@@ -1,4 +1,4 @@
-"""Why a server could not be asked, in words that say what to look at."""
+"""Reasons why a server could not be reached, in words that say what to look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WANTS_CERTIFICATE: Final = ("TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_H
 
 
 def unreached(error: BaseException, url: httpx.URL) -> str:
-    """What went wrong with an exchange that got no answer."""
+    """The reason why an exchange got no answer, in words."""
     where = f"{url.host}:{url.port or {'https': 443}.get(url.scheme, 80)}"
     for each in _causes(error):
         if isinstance(each, socket.gaierror):
@@ -39,7 +39,7 @@ def unreached(error: BaseException, url: httpx.URL) -> str:
 
 
 def refused_status(status: int) -> str:
-    """What a status says that is no success."""
+    """The meaning of a status that is no success, in words."""
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return f"status {status}: it wants a key; set worker.upstream_api_key and router.upstream_api_key"
     if 300 <= status < 400:
@@ -48,7 +48,7 @@ def refused_status(status: int) -> str:
 
 
 def refused_list(status: int) -> str | None:
-    """What a refused ``/v1/models`` says is wrong with requests too; None where that says nothing of them."""
+    """The complaint about requests that a refused ``/v1/models`` implies; None where it says nothing of them."""
     wants_key = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
     return f"GET /v1/models: {refused_status(status)}" if wants_key else None
 

@@ -28,7 +28,7 @@ class GracePeriod:
 
 
 class Reaper:
-    """In every round finishes the requests of replicas whose lease expired.
+    """Finishes, in every round, the requests of replicas whose lease expired.
 
     After taking over and after a store outage it waits a grace period: leases expired while no replica could renew
     them, and living replicas must get the chance to send a heartbeat first.

@@ -17,12 +17,12 @@ from dualmap.workers.pool_reader import PoolReader
 REASON = "rebalance"
 SWEEP_INTERVAL_S = 1.0
 MIN_GAP_S = 0.02
-"""Between two rounds for triggers, so that those of a burst share one."""
+"""Shortest time between two rounds for triggers, so that those of a burst share one."""
 MAX_MOVES = 256
 """Migrations of one round on one instance: its bound in time."""
 
 _LONGEST_WAIT_S = 1.0
-"""For a trigger, in one round: a round must end within the bound of every job's rounds."""
+"""Longest wait for a trigger in one round: a round must end within the bound of every job's rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Rebalancer:
         self._metrics = metrics
         self._next_sweep_s = clock.monotonic_s()
         self._fruitless: set[str] = set()
-        """Where a trigger since the last sweep led to no move: under lasting overload every request would trigger
-        another round, and each reads a whole queue. The next sweep clears it."""
+        """Instances whose trigger since the last sweep led to no move: under lasting overload every request would
+        trigger another round, and each reads a whole queue. The next sweep clears the set."""
 
     async def tick(self) -> None:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""

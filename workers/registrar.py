@@ -33,11 +33,11 @@ class Known:
 
 
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
-    """What to enter when a worker starts: new instances, and known ones whose configuration changed.
+    """The instances to enter when a worker starts: new ones, and known ones whose configuration changed.
 
-    None whose server is in the fleet under another id, see ``served_elsewhere``. A known instance keeps its state, and
-    its KV capacity and limits that are not configured: usually it reported them when it became ready, and the store
-    does not distinguish such a figure from a configured one.
+    An instance whose server is in the fleet under another id is left out, see ``served_elsewhere``. A known instance
+    keeps its state, and its KV capacity and limits that are not configured: usually it reported them when it became
+    ready, and the store does not distinguish such a figure from a configured one.
     """
     configured = tuple(configured)
     elsewhere = served_elsewhere(configured, stored)
@@ -55,7 +55,8 @@ def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, Inst
 
 
 def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
-    """What a known instance keeps: its state, what it reported, and limits that its configuration leaves open."""
+    """The values that a known instance keeps: its state, what it reported, and limits that its configuration leaves
+    open."""
     limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
     return {name: getattr(known, name) for name in ("state", "kv_capacity_tokens", "block_tokens", "models", *limits)}
 
@@ -63,7 +64,7 @@ def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
 def served_elsewhere(
     configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]
 ) -> dict[str, InstanceSpec]:
-    """Configured ids whose URL (and rank) an instance serves that is not configured, and that instance.
+    """Instances that are not configured and serve the URL (and rank) of a configured id, by that id.
 
     An operator entered the server under this id: to enter it again would list it twice.
     """
@@ -116,7 +117,7 @@ class Registrar:
         self._metrics = metrics
         self._known: Known | None = None
         self._owed: dict[str, InstanceSpec] = {}
-        """Planned and not yet entered: an interrupted restoration continues in the next round."""
+        """Instances that are planned and not yet entered: an interrupted restoration continues in the next round."""
 
     async def tick(self) -> None:
         """Apply the configuration once, afterwards watch for lost state. Raises StoreUnavailableError."""

@@ -1,4 +1,4 @@
-"""Role mover: gives an instance of one side of a split pool to the other side while that starves."""
+"""Role mover: gives an instance of one role of a split pool to the other role while that is starved."""
 
 from __future__ import annotations
 

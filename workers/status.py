@@ -1,4 +1,4 @@
-"""What a worker process reports about itself."""
+"""A worker process's report about itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a pool talks to a server within this process: nothing waits but the one call that asks to."""
+"""Calls of a pool to a server within this process: nothing waits but the one call that is meant to."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class MemoryCalls(Calls):
         self._server.listen(channel, deliver)
 
     def hang_up(self) -> None:
-        """Nothing is under way."""
+        """A call within the process is never under way."""
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
 def _words(command: Command) -> Sequence[bytes]:
-    """As redis-py sends them."""
+    """The words of a command, as redis-py sends them."""
     return [each if type(each) is bytes else str(each).encode() for each in command]

@@ -49,7 +49,7 @@ class LuaScripts:
         return self._reply(script(table([key]), table(arguments)))
 
     def _given(self, value: Any) -> Any:
-        """For Lua, whose strings are bytes."""
+        """Convert a value for Lua, whose strings are bytes."""
         kind = type(value)
         if kind is str:
             return value.encode()
@@ -62,7 +62,7 @@ class LuaScripts:
         return [each if type(each) in _NUMBERS else self._given(each) for each in values]
 
     def _reply(self, value: Any) -> Any:
-        """From Lua, as Redis converts it: numbers are cut, a table ends at its first nil."""
+        """Convert a value from Lua as Redis does: numbers are cut, a table ends at its first nil."""
         if value is False:
             return None
         if isinstance(value, float) or value is True:

@@ -18,7 +18,7 @@ from dualmap.statestore.memory.lua import LuaScripts
 from dualmap.statestore.memory.sorted_set import SortedSet, flat, number
 
 Word = bytes | int | float
-"""Of a command: from a script numbers as well."""
+"""A word of a command; scripts send numbers as well."""
 
 _NOTHING: Mapping[bytes, bytes] = {}
 _EMPTY = SortedSet()
@@ -29,7 +29,7 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.contents: dict[bytes, Any] = {}
-        """By key. One that is empty counts as missing."""
+        """Values by key. An empty one counts as missing."""
         self._lua = LuaScripts(self.run)
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._published: deque[tuple[Callable[[bytes], None], bytes]] = deque()
@@ -161,7 +161,7 @@ class MemoryServer:
         return [self.do_zscore(key, member) for member in members]
 
     def do_zcount(self, key: bytes, _least: bytes, most: bytes) -> int:
-        """From the least one on."""
+        """Count members from the lowest score up to ``most``."""
         return self._up_to(key, most)
 
     def _up_to(self, key: bytes, bound: bytes) -> int:
@@ -178,11 +178,11 @@ class MemoryServer:
         return [member for _, member in self._sorted(key).ranked(ranks)]
 
     def do_zremrangebyrank(self, key: bytes, _first: Word, last: Word) -> int:
-        """From the first one on."""
+        """Drop members from the first rank up to ``last``."""
         return self._sorted(key).drop_first(int(last) + 1)
 
     def do_zremrangebyscore(self, key: bytes, _least: bytes, most: bytes) -> int:
-        """From the least one on."""
+        """Drop members from the lowest score up to ``most``."""
         return self._sorted(key).drop_first(self._up_to(key, most))
 
     def do_zpopmin(self, key: bytes, count: Word = 1) -> list[bytes]:

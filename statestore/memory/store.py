@@ -16,7 +16,7 @@ from dualmap.statestore.pool.scripts import load_scripts
 
 
 def wall_clock_ms() -> int:
-    """What Redis ``TIME`` would reply on this machine."""
+    """The time that Redis ``TIME`` would reply on this machine."""
     return time.time_ns() // 1_000_000
 
 
@@ -47,7 +47,7 @@ class MemoryStore:
         """A pool with these members, at their versions, and with the prefill rates of some."""
         pool, meta = self.pool(name), PoolKeys(self._prefix, name).meta
         at_once(_enter(pool, known, tokens_per_s))
-        # As a replica knows them, so that it keeps its view instead of asking for a newer one.
+        # Versions are entered as a replica knows them, so that it keeps its view instead of requesting a newer one.
         self.server.run(b"HSET", meta, b"epoch", known.epoch, b"tree_version", known.tree_version)
         return pool
 

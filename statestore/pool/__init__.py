@@ -1,4 +1,4 @@
-"""What a pool's state is made of, on any server: Redis elsewhere, or one within the process."""
+"""The state of a pool, on any server: Redis elsewhere, or one within the process."""
 
 from dualmap.statestore.pool.pool_store import PoolStore
 

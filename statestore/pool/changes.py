@@ -18,7 +18,7 @@ from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.readable import is_readable
 
 MAX_ATTEMPTS = 64
-"""To make a change of what others change at the same time."""
+"""Attempts to make a change while others write the same keys."""
 
 Answer = TypeVar("Answer")
 
@@ -31,11 +31,12 @@ class Change:
     read: Sequence[tuple[bytes, str, bytes | None]] = ()
     """Key, field, text: what it was derived from; None: there was no such field."""
     fence: int | None = None
-    """Of the leader that makes it."""
+    """Fence of the leader that makes the change."""
     instances: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By id and name of the field; what is gone stays so. Their cached blocks are counted in any case."""
+    """Changed fields of instance records, by id and name; what is gone stays so. Cached blocks are counted in any case.
+    """
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """The same of counts, by how much they grow: that depends on nothing that others change meanwhile."""
+    """Increments of counts, by id and name: they depend on nothing that others change meanwhile."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
     tells: str = ""
@@ -88,7 +89,7 @@ class Changes:
     async def _derive_made(
         self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]
     ) -> tuple[Answer, Sequence[Any]]:
-        """The same, and what ``_make`` returned."""
+        """Derive and make a change like ``_derive``; returns also what ``_make`` returned."""
         for _ in range(MAX_ATTEMPTS):
             answer, change = await derive()
             made = () if change.is_empty else await self._make(change)
@@ -98,7 +99,8 @@ class Changes:
 
 
 def _conditions(change: Change) -> Iterator[tuple[bytes, str, bytes | bool]]:
-    """What must still stand. What is no text was written by nobody of the fleet, who all write over it."""
+    """The values that must still stand. Bytes that are no text were written by nobody of the fleet, whose writers
+    replace them."""
     for key, name, text in change.read:
         if text is None or is_readable(text.decode):
             yield key, name, False if text is None else text

@@ -1,4 +1,4 @@
-"""What goes into the store and what comes back, as typed values."""
+"""Values as the store keeps them, and back as types."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound="DataclassInstance")
 PAIR = 2
 CONFIRMED_STAMP = 2**52
-"""In ``kv:ID``, of what the engine of an instance confirmed: this, or more by the sequence of the batch. What is stored
-next, and evicted next, is then at an end of the sorted set, where neighbours have been touched before."""
+"""Stamp in ``kv:ID`` of blocks that the engine confirmed: this, or more by the sequence of the batch. Blocks stored
+next and evicted next are then at an end of the sorted set, where neighbours have been touched before."""
 
 
 ALIAS = b"alias"
-"""In ``names``, of another name of the pool's model."""
+"""Value in ``names`` of another name of the pool's model."""
 
 
 def known_fields(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def known_fields(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
 
 # instances ---------------------------------------------------------------------------------------------------
 def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
-    """As it is kept, without its id: that is in the key or the field."""
+    """The text as which a record is kept, without its id: that is in the key or the field."""
     _, *told = asdict(kept).items()
     return orjson.dumps(dict(told))
 
@@ -69,7 +69,7 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
 _DESCRIPTION: dict[str, Any] = {each.name: each.default for each in fields(InstanceSpec)[1:]} | {
     "max_queued_requests": 0
 }
-"""What each field usually is, by its name. An instance that may hold nothing has no room in its queue."""
+"""Usual value of each field, by its name. An instance that may hold nothing has no room in its queue."""
 
 
 def _is_like(each: object, usual: object) -> bool:
@@ -91,7 +91,7 @@ def is_count(each: object, *, positive: bool) -> bool:
 
 
 def specs_from(texts: Mapping[bytes, bytes]) -> dict[str, InstanceSpec]:
-    """In id order, those that can be read."""
+    """The readable instances, in id order."""
     return each_readable(texts, spec_from)
 
 
@@ -139,7 +139,7 @@ class LoadReader:
 
 
 def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
-    """From what ``shared/instance.lua`` replies."""
+    """Parse a queue head as ``shared/instance.lua`` replies it."""
     if told is None:
         return None
     name, now_ms, record, listed = told
@@ -152,12 +152,12 @@ def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
 
 
 def transition_from(reply: Any) -> Transition:
-    """From what a script replies that ends a state of a request."""
+    """Parse the reply of a script that ends a state of a request."""
     return Transition(False) if reply == 0 else Transition(True, queue_head_from(reply))
 
 
 def grant_from(text: bytes) -> Grant:
-    """A newer version tells more at its end."""
+    """A newer version appends fields."""
     return Grant(*orjson.loads(text)[:_GRANT_FIELDS])
 
 
@@ -240,7 +240,7 @@ def tree_from(pairs: Mapping[bytes, bytes]) -> HotnessTree:
 
 
 def hot_prefix_from(prefix: str, value: bytes) -> tuple[int, int]:
-    """With its depth."""
+    """Parse a hot prefix and its depth."""
     return int(prefix, 16), count_from(value.split()[0])
 
 

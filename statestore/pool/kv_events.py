@@ -47,7 +47,7 @@ class KvEventCalls(Changes):
 
     @reads
     async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
-        """Of every known instance."""
+        """The KV event record of every known instance."""
         names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
         commands = [("HGETALL", self._keys.kv_events(name)) for name in names]
         replies = await self._calls.together(commands)
@@ -89,8 +89,8 @@ class KvEventCalls(Changes):
         await self._make_claimed(instance_id, fence, commands)
 
     async def _make_claimed(self, instance_id: str, fence: int, commands: Sequence[Command]) -> list[Any]:
-        """What ``_make`` returns. Refuses what a former subscriber writes, and what follows from before the instance's
-        cache was forgotten."""
+        """Make a change under the claim of a subscriber, and return what ``_make`` returns. Refuses what a former
+        subscriber writes, and what follows from before the instance's cache was forgotten."""
         read = ((self._keys.kv_events(instance_id), "fence", b"%d" % fence),)
         made = await self._make(Change(commands, read, instances={instance_id: {}}))
         if made is None:
@@ -129,7 +129,7 @@ class KvEventCalls(Changes):
         return len(change.stored) - int(sum(made[: len(stamped)]))
 
     async def _end_bookings(self, instance_id: str, fence: int, bookings: Sequence[bytes], now_ms: int) -> None:
-        """Where the view is exact, take back what was booked one to two terms ago and never confirmed."""
+        """Take back, where the view is exact, what was booked one to two terms ago and never confirmed."""
         status, since_ms, stamp = bookings
         if status != _EXACT or (since_ms is not None and now_ms - int(since_ms) < BOOKING_MS):
             return

@@ -139,5 +139,5 @@ class Leases(Changes):
 
 
 def _leadership_from(known: Mapping[bytes, bytes]) -> Leadership:
-    """Where it cannot be read, no worker leads: the fence grows all the same, as the clock does."""
+    """Parse the leadership. If it cannot be read, no worker leads: the fence grows all the same, as the clock does."""
     return Leadership() if codec.unreadable_fields(Leadership(), known) else codec.record_from(Leadership(), known)

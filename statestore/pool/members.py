@@ -135,7 +135,7 @@ class Members(Views, Publications):
         return await self._derive(describe)
 
     def _commands_of(self, known: InstanceSpec | None, spec: InstanceSpec) -> list[Command]:
-        """What enters this description in the place of the known one."""
+        """The commands that enter this description in the place of the known one."""
         keys, name = self._keys, spec.instance_id
         commands: list[Command] = [("HSET", keys.instances, name, codec.text_of(spec))]
         if known is None:
@@ -145,7 +145,7 @@ class Members(Views, Publications):
         return commands
 
     def _forgotten(self, instance_id: str, claimed: bool) -> list[Command]:
-        """What empties the cache of an instance as it is known, and ends the claim to its KV events."""
+        """The commands that empty the known cache of an instance and end the claim to its KV events."""
         keys, events = self._keys, self._keys.kv_events(instance_id)
         why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance emptied its cache")
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
@@ -187,7 +187,7 @@ class Members(Views, Publications):
 
     @reads
     async def notes(self) -> Mapping[str, Note]:
-        """What is wrong with instances, by id."""
+        """Complaints about instances, by id."""
         return codec.notes_from(pairs_from(await self._calls.command("HGETALL", self._keys.instance_notes)))
 
     @reads

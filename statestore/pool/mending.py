@@ -1,4 +1,4 @@
-"""What is wrong in the store: counts that drifted, and what cannot be read, as somebody changed it by hand.
+"""Mending the store: counts that drifted, and entries that cannot be read, as somebody changed them by hand.
 
 An entry that cannot be read is taken out, so that whoever knows it enters it again: a worker or a replica a member, the
 leader what it learned and its tree. What would not come again is written: counters of the pool, the record of an

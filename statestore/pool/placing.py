@@ -1,4 +1,5 @@
-"""Placements as their script takes them, those of one turn of the event loop together, and what the script replies."""
+"""Placements as their script takes them, those of one iteration of the event loop in a batch, and what the script
+replies."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
 from dualmap.statestore.records import HASH_BYTES, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
-"""That share a script at most: it stops everything else, and its memory is not reused before it ends."""
+"""Most placements in one script call: a script stops everything else, and its memory is not reused before it ends."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -57,7 +58,8 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argu
 
 
 def _ask_json(placement: Placement, options: dict[bytes, int]) -> bytes:
-    """What is false, empty or not given is left out. ``options`` has the number of each; new ones are added."""
+    """The placement as JSON, without fields that are false, empty or not given. ``options`` has the number of each
+    option; new ones are added."""
     request, chain = placement.request, placement.chain
     excluded = b'"excluded":%b,' % orjson.dumps(dict.fromkeys(placement.excluded, True)) if placement.excluded else b""
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
@@ -94,7 +96,7 @@ def _number_of(option: Placement | SecondOption, options: dict[bytes, int]) -> i
 def _option_json(
     weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
 ) -> bytes:
-    """What is the same of most requests: a replica uses the same few weights until new ones are learned."""
+    """The terms that most requests share, as JSON: a replica uses the same few weights until new ones are learned."""
     forms = {"cost": weights.cost, "ttft": weights.ttft, "missed": weights.missed, "decider": decider}
     terms: dict[str, object] = {"leg": leg} | {name: _placed(form) for name, form in forms.items()}
     if beyond_from_s is not None:
@@ -147,10 +149,11 @@ class Batcher(Generic[Item, Result]):
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
         self._calls: set[asyncio.Task[None]] = set()
         self._is_alone = False
-        """A call of one is under way, which did not wait for others."""
+        """Whether a call of one item is under way, which did not wait for others."""
 
     async def submit(self, item: Item) -> Result:
-        """The answer. Asked at once where no call is under way: an idle server need not wait for the turn's end."""
+        """The result of the item. It is sent at once where no call is under way: an idle server need not wait for the
+        end of the event loop's iteration."""
         if self._is_alone or self._waiting or self._calls:
             return await self.add(item)
         self._is_alone = True

@@ -34,9 +34,9 @@ from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
 from dualmap.statestore.records import pack_chain
 
 STORED_RESPONSES = 10_000
-"""Of which the length is kept, see ``PoolStore.keep_response``."""
+"""Most stored responses of which the length is kept, see ``PoolStore.keep_response``."""
 MAX_RELEASES = 64
-"""That share a script at most: it stops everything else."""
+"""Most releases in one script call: a script stops everything else."""
 
 
 class PoolStore(Mending, Leases, KvEventCalls):
@@ -103,8 +103,8 @@ class PoolStore(Mending, Leases, KvEventCalls):
 
     @reads
     async def release(self, releases: Sequence[Release], *, lease: bytes = b"") -> list[Transition]:
-        """What each says, in their order, in few calls. Not done where nothing was left to release. With a ``lease``,
-        only as long as their replica has this one."""
+        """Make the releases in their order, in few calls, and return what each did. A release is not done where nothing
+        was left to release. With a ``lease``, all are made only as long as their replica has this one."""
         told: list[Transition] = []
         for first in range(0, len(releases), MAX_RELEASES):
             parts: list[Argument] = [lease]
@@ -131,7 +131,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
     @reads
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
-        # From lists of one moment: a request that moves meanwhile is in one of them.
+        # The lists are of one moment: a request that moves meanwhile is in one of them.
         return (await self.snapshot()).requests_of(replica_id)
 
     # upkeep -------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
 
     @reads
     async def response_tokens(self, response_id: str) -> int:
-        """What was kept of it; 0 for an unknown one."""
+        """The tokens that were kept of a response; 0 for an unknown one."""
         keys = (self._keys.responses_new, self._keys.responses_old)
         kept = await self._calls.together([("HGET", key, response_id) for key in keys])
         return next((int(tokens) for tokens in kept if tokens is not None), 0)

@@ -1,4 +1,4 @@
-"""What is published for replicas, and the logs that it is made from."""
+"""Publications for replicas, and the logs that they are made from."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Publications(Changes):
         return await self._last_logged(self._keys.scaling_log, ScaleEntry, limit)
 
     def _logged(self, log: bytes, entry: Any, most: int) -> tuple[Command, Command]:
-        """What adds an entry to a log, a list of JSON by field, and keeps so many of it."""
+        """The commands that add an entry to a log, a list of JSON by field, and keep its newest entries."""
         return ("LPUSH", log, orjson.dumps(entry)), ("LTRIM", log, 0, most - 1)
 
     async def _last_logged(self, log: bytes, kind: type[Entry], limit: int) -> list[Entry]:

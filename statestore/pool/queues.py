@@ -41,7 +41,7 @@ class Queues(Members):
     def __init__(self, keys: PoolKeys, calls: Calls, scheduling: SchedulingSettings) -> None:
         super().__init__(keys, calls, scheduling)
         self._waiting = calls.another()
-        """For the one call that blocks its connection."""
+        """Connection for the one call that blocks."""
 
     @reads
     async def loads(self) -> Mapping[str, InstanceLoad]:
@@ -131,7 +131,7 @@ class Queues(Members):
             ]
             grown = _growth(moved.counts) | {"assigned_tokens": tokens}
             counts = {source_id: _growth(held.counts, -1), target_id: grown}
-            # Not the records: those of busy instances change many times while this is derived.
+            # Records are no condition: those of busy instances change many times while this is derived.
             read = ((key, "placed", placed), (keys.instances, target_id, spec))
             begun = there.begins(moved.counts)
             stamps = {target_id: dict.fromkeys(begun, await self._calls.now_ms())} if begun else {}
@@ -160,7 +160,7 @@ class Queues(Members):
         return adopted
 
     async def _adopt(self, instance_id: str, requests: Sequence[StoredRequest]) -> int:
-        """Those of one instance."""
+        """Enter the requests of one instance."""
         keys, replicas = self._keys, self._keys.replicas
         owners = sorted({request.replica_id for request in requests})
 
@@ -188,7 +188,7 @@ class Queues(Members):
         return await self._derive(enter)
 
     def _listed(self, request: StoredRequest) -> Command:
-        """What lists a request on its instance."""
+        """The command that lists a request on its instance."""
         if request.state is _HELD:
             queue, rank_ms = self._keys.queue(request.instance_id), self.order.rank_of(request)
             return ("ZADD", queue, rank_ms, listed_as(request))

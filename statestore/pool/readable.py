@@ -1,7 +1,7 @@
-"""What a store keeps is not always what this fleet wrote: people and scripts change keys by hand.
+"""Tolerant reading: a store may hold values that this fleet did not write, as people and scripts change keys by hand.
 
-What cannot be read is an error of the store, whatever Python calls it, so that every caller does what it does without a
-store. Of a collection, an entry that cannot be read counts as missing: the others stay in use until the leader has
+A value that cannot be read is an error of the store, whatever Python calls it, so that every caller does what it does
+without a store. An unreadable entry of a collection counts as missing: the others stay in use until the leader has
 mended it (``statestore.pool.mending``).
 """
 
@@ -20,7 +20,7 @@ Entry = TypeVar("Entry")
 Call = Callable[Parameters, Coroutine[Any, Any, Answer]]
 
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, struct.error)
-"""What parsing raises where a text is not what it should be."""
+"""Exceptions that parsing raises where a text is not what it should be."""
 LARGEST_COUNT: Final = 2**53
 """Beyond it a count is no longer exact in a script, and far beyond what a fleet counts to."""
 
@@ -51,7 +51,7 @@ def is_readable(parse: Callable[[], object]) -> bool:
 
 
 def each_readable(texts: Mapping[bytes, bytes], parse: Callable[[str, bytes], Entry]) -> dict[str, Entry]:
-    """By name, in order, the entries that can be read."""
+    """The readable entries by name, in order."""
     found: dict[str, Entry] = {}
     for name, text in sorted(texts.items()):
         try:
@@ -62,7 +62,7 @@ def each_readable(texts: Mapping[bytes, bytes], parse: Callable[[str, bytes], En
 
 
 def readable_texts(entries: Iterable[bytes]) -> list[str]:
-    """Of a list's entries, those that are texts."""
+    """The entries of a list that are texts."""
     return [*each_readable(dict.fromkeys(entries, b""), lambda name, _: name)]
 
 

@@ -1,4 +1,4 @@
-"""What a server replies, as this package's errors: the one place where they are translated."""
+"""A server's replies as this package's errors: the one place where they are translated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions may share a pool: the number of its schema, and how neighbouring versions read each other's state.
+"""The schema of a pool: its number, which versions may share it, and how neighbouring versions read each other's state.
 
 A version writes fields that the one before did not know, and both run beside each other while a fleet is updated. Two
 rules make that work, as long as a change keeps to them:
@@ -28,7 +28,7 @@ from dualmap.statestore.errors import StoreSchemaError
 from dualmap.statestore.pool.readable import count_from, is_readable
 
 SCHEMA: Final = 1
-"""What this version writes."""
+"""Number of the schema that this version writes."""
 OLDEST_BESIDE: Final = 1
 """The oldest schema whose processes may run beside this version."""
 UNNUMBERED: Final = 0
@@ -40,14 +40,15 @@ OLDEST_FIELD: Final = "oldest_schema"
 
 @dataclass(frozen=True, slots=True)
 class PoolSchema:
-    """What a pool says of the versions that wrote it."""
+    """The versions that wrote a pool, by the pool's own record."""
 
     newest: int = UNNUMBERED
     oldest: int = UNNUMBERED
 
     @classmethod
     def of(cls, meta: Mapping[bytes, bytes]) -> PoolSchema:
-        """By the fields of the key ``meta``; what somebody wrote by hand, and cannot be, counts as none."""
+        """Read the schema from the fields of the key ``meta``; an impossible value, which somebody wrote by hand,
+        counts as none."""
         said = [meta.get(name.encode(), b"0") for name in (SCHEMA_FIELD, OLDEST_FIELD)]
         if not all(is_readable(partial(count_from, text)) for text in said):
             return cls()
@@ -59,7 +60,7 @@ class PoolSchema:
         return self.newest != UNNUMBERED
 
     def entered(self) -> PoolSchema:
-        """The same once this version has entered."""
+        """The schema once this version has entered."""
         return PoolSchema(max(self.newest, SCHEMA), max(self.oldest, OLDEST_BESIDE))
 
     def refuse_newer(self, pool: str) -> None:

@@ -101,7 +101,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float]:
 
 
 def _definitions(texts: Iterable[str]) -> Mapping[str, str]:
-    """What is shared, by each name that it defines."""
+    """The shared definitions, by each name that they define."""
     blocks = [block for text in texts for block in text.strip().split("\n\n")]
     defined = [(names, block) for block in blocks for names in _DEFINED.findall(block)[:1]]
     return {name: block for names, block in defined for name in names.split(", ")}

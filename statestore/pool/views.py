@@ -90,7 +90,7 @@ class Views(Changes):
         return PoolOverview(*(await self._overview())[0])
 
     async def _overview(self, more: Sequence[Command] = ()) -> tuple[_Overview, dict[bytes, bytes], list[Any]]:
-        """With the counters of the pool, and what ``more`` replied."""
+        """The overview with the counters of the pool, and what ``more`` replied."""
         keys, now_ms = self._keys, await self._calls.now_ms()
         hashes = (
             *(keys.meta, keys.replicas, keys.leader, keys.migrations),
@@ -110,7 +110,7 @@ class Views(Changes):
         return overview, meta, replies[len(hashes) :]
 
     def _loads_from(self, records: Sequence[bytes], now_ms: int) -> dict[str, InstanceLoad]:
-        """By id in id order."""
+        """The loads by id, in id order."""
         load = self._reader.load
         return each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
 

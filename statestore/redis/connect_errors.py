@@ -1,4 +1,4 @@
-"""What an attempt to connect of redis-py raises, as this package's errors."""
+"""Errors of redis-py's attempts to connect, as this package's errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dualmap.statestore.errors import StoreConfigurationError, StoreError, Store
 
 
 def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float, credentials: str) -> StoreError:
-    """What an attempt to connect to ``server`` that failed with ``error`` means; ``credentials`` is what the store's
-    URL calls those of this server."""
+    """The error that an attempt to connect to ``server`` means which failed with ``error``; ``credentials`` is what the
+    store's URL calls those of this server."""
     if isinstance(error, StoreError):
         return error
     causes = tuple(_causes(error))

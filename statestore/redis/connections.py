@@ -18,7 +18,7 @@ from dualmap.statestore.redis.connect_errors import connect_error
 
 Address = tuple[str, int]
 Place = str | Address | Callable[[], Awaitable[Address]]
-"""Of a server: the path of its Unix socket, its address, or how to find out what that is at this moment."""
+"""Place of a server: the path of its Unix socket, its address, or how to find that out at this moment."""
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 1.0
@@ -101,7 +101,7 @@ class _Attempts:
 
 
 class _Located:
-    """Added to a connection class of redis-py: asks where its server is before it connects."""
+    """A mixin for a connection class of redis-py: it finds out where its server is before it connects."""
 
     is_connected: bool
 

@@ -1,8 +1,8 @@
-"""From a store URL to connections, each to the server that has a pool when the connection is made.
+"""Connections by a store URL, each to the server that has a pool when the connection is made.
 
-After a failover of Sentinel or a move of a cluster's slot, it connects again. All Sentinels or nodes are asked at once,
-and the newest or the most common answer is believed: one that is down, cut off or out of date costs no more than the
-time to wait for it. Never on the path of a request.
+After a failover of Sentinel or a move of a cluster's slot, it connects again. All Sentinels or nodes are queried at
+once, and the newest or the most common answer is believed: one that is down, cut off or out of date costs no more than
+the time to wait for it. This is never done on the path of a request.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Servers:
         self._login = {"username": parsed.username, "password": parsed.password, "db": parsed.db}
         self._timeout_s = timeout_s
         self._learned: Collection[Address] = ()
-        """All nodes of the cluster, by the last answer: asked when none of those that the URL names answers."""
+        """All nodes of the cluster, by the last answer. They are queried when none of those that the URL names answers.
+        """
 
     @property
     def spread(self) -> bool:
@@ -54,8 +55,8 @@ class Servers:
         return self._url.discovery == "cluster"
 
     def connections(self, keys: PoolKeys) -> ConnectionPool:
-        """Of redis-py, to the server that has the pool's keys. To connect raises StoreUnavailableError or
-        StoreConfigurationError."""
+        """A pool of redis-py's connections to the server that has the pool's keys. Connecting raises
+        StoreUnavailableError or StoreConfigurationError."""
         return connection_pool(self.place(keys), self._login, self._timeout_s, tls=self._tls)
 
     def place(self, keys: PoolKeys) -> Place:
@@ -83,7 +84,7 @@ class Servers:
         return latest[b"ip"].decode(), int(latest[b"port"])
 
     async def _owner(self, keys: PoolKeys) -> Address:
-        """The node that owns the pool's slot: the one that most of the nodes asked name."""
+        """The node that owns the pool's slot: the one that most of the queried nodes name."""
         command, slot = ("CLUSTER", "SLOTS"), key_slot(keys.meta)
         try:
             answers = await self._ask(self._url.nodes, command, self._login, self._tls)
@@ -94,7 +95,7 @@ class Servers:
         owners, learned = Counter[Address](), set[Address]()
         for (asked, _), ranges in answers:
             for first, last, *nodes in ranges:
-                # A node that does not know its own address leaves it out: it is the address that was asked.
+                # A node that does not know its own address leaves it out: it is the address that was queried.
                 owner, *replicas = [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes]
                 learned.update((owner, *replicas))
                 if first <= slot <= last:
@@ -112,7 +113,7 @@ class Servers:
         tls: ssl.SSLContext | None,
         credentials: str = "user or password",
     ) -> list[tuple[Address, Any]]:
-        """What each server answers within a third of the time to connect; those that do not are left out.
+        """The reply of each server within a third of the time to connect; servers without one are left out.
 
         Raises:
             StoreConfigurationError: none answers, and one that is there refuses this client or the command.
@@ -144,8 +145,8 @@ class Servers:
 
 
 def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
-    """By the options of the store's URL, which have redis-py's names. Where redis-py would trust the system's
-    authorities besides those of ``ssl_ca_certs``, this trusts these alone.
+    """The TLS context by the options of the store's URL, which have redis-py's names. Where redis-py would trust the
+    system's authorities besides those of ``ssl_ca_certs``, this trusts these alone.
 
     Raises:
         ValueError: a file cannot be read.

@@ -44,7 +44,7 @@ class RedisStore:
         self._main = self.calls("default")
 
     def calls(self, pool: str) -> WireCalls:
-        """To the server that has the pool."""
+        """Calls to the server that has the pool."""
         name = pool if self._servers.spread else ""
         if name not in self._calls:
             connections = self._servers.connections(PoolKeys(self.settings.prefix, pool))

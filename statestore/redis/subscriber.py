@@ -42,7 +42,7 @@ class Subscriber:
             await asyncio.sleep(_RECONNECT_S)
 
     async def _read(self, subscription: Any, channel: bytes, deliver: Callable[[bytes], None]) -> None:
-        """Hand on what is published, until the connection is lost or the server is silent although it was asked."""
+        """Hand on what is published, until the connection is lost or the server leaves a ping unanswered."""
         loop, refusals, asked = asyncio.get_running_loop(), 0, False
         await subscription.subscribe(channel)
         while True:

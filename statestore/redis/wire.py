@@ -42,7 +42,7 @@ class Wire(asyncio.Protocol):
     def __init__(self, writer: asyncio.StreamWriter, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._writer = writer
-        """Kept, as it closes the connection when it is collected."""
+        """Kept, since the writer closes the connection when it is collected."""
         self._transport: asyncio.WriteTransport | None = writer.transport
         self._timeout_s = timeout_s
         self._reader = hiredis.Reader(replyError=reply_error, notEnoughData=_NO_REPLY_YET)
@@ -54,7 +54,7 @@ class Wire(asyncio.Protocol):
 
     @classmethod
     async def open(cls, connections: ConnectionPool, timeout_s: float) -> Wire:
-        """On a connection that redis-py has made, secured and greeted: its transport is taken over.
+        """Open a wire on a connection that redis-py has made, secured and greeted: its transport is taken over.
 
         Raises:
             StoreUnavailableError, StoreConfigurationError: it cannot be made.
@@ -168,8 +168,8 @@ class Wire(asyncio.Protocol):
 
 
 class WireCalls(Calls):
-    """Over one ``Wire`` at a time, made when needed, made again when lost, where a batch costs the kernel and both
-    sides one wake-up. One caller's attempt to connect serves all."""
+    """Calls over one ``Wire`` at a time, made when needed and made again when lost. A batch costs the kernel and both
+    processes one wake-up. One caller's attempt to connect serves all."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class WireCalls(Calls):
         self._own_clock = own_clock
         self._timeout_s = timeout_s
         self._server_clock = ServerClock()
-        """Of the server of the present connection."""
+        """Clock of the server of the present connection."""
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._subscriber = Subscriber(connections)
@@ -202,9 +202,10 @@ class WireCalls(Calls):
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
         """Run a script by its hash, or with its source where the server does not know it.
 
-        It carries the time of the server's clock at which this call is given up: that of the last reply which told the
-        time, and what has passed here since. No clock of this machine enters. A refusal before that moment shows that
-        the server's clock was set, or that another server answers: it tells the time, and the script is sent again.
+        It carries the time of the server's clock at which this call is given up: that of the last reply which contained
+        the time, and what has passed here since. No clock of this machine enters. A refusal before that moment shows
+        that the server's clock was set, or that another server answers: the refusal has the time, and the script is
+        sent again.
         """
         give_up_s = self._loop_s() + self._timeout_s
         try:
@@ -247,7 +248,8 @@ class WireCalls(Calls):
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:
         wire = await self._ready()
-        # In one piece: on a shared connection no other command may slip in, and no part may be left out.
+        # The transaction is sent in one piece: on a shared connection no other command may slip in, and no part may be
+        # left out.
         futures = [wire.send(pack(tuple(command))) for command in (("MULTI",), *commands, ("EXEC",))]
         replies = await asyncio.gather(*futures, return_exceptions=True)
         results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
@@ -267,9 +269,9 @@ class WireCalls(Calls):
                 raise StoreUnavailableError("the store was closed")
             if self._connecting is None:
                 self._connecting = asyncio.get_running_loop().create_task(self._connect())
-                # Retrieved here, as all waiting callers may have given up by then.
+                # The exception is retrieved here, as all waiting callers may have given up by then.
                 self._connecting.add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
-            # Shielded: a caller that gives up must not take the attempt from the others that wait for it.
+            # The attempt is shielded: a caller that gives up must not take it from the others that wait for it.
             wire = await asyncio.shield(self._connecting)
         if not wire.has_room:
             raise StoreUnavailableError("the store is too far behind: too many calls wait for it")

@@ -49,7 +49,7 @@ class Stored:
     """Token ids of all of them, unsigned 32 bit each."""
     block_tokens: int
     extras: Sequence[bytes]
-    """Encoded extra keys of each, or none at all."""
+    """Encoded extra keys of each block, or none at all."""
     device: bool
     group: int | None
     translatable: bool
@@ -76,7 +76,7 @@ class Batch:
     published_s: float
     events: Sequence[Event]
     rank: int | None
-    """Of data parallelism."""
+    """Rank of data parallelism."""
 
 
 def read_batch(sequence: int, payload: bytes) -> Batch:

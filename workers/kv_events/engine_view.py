@@ -1,10 +1,10 @@
-"""What one engine holds, as its events tell: the engine's names of blocks, and their hashes in the fleet.
+"""The content of one engine's caches by its events: the engine's names of blocks, and their hashes in the fleet.
 
-Pure. Events are applied one after the other; ``take_change`` gives what came of them, for the store.
+Pure. Events are applied one after the other; ``take_change`` returns the resulting change for the store.
 
 An engine may hold a block several times: two running requests compute the same prefix side by side, each copy is
-reported as stored, and later each as removed. So copies are counted. Blocks of pools outside the device are counted
-by themselves: a pool's block is no hit on the device, and its removal removes nothing there.
+reported as stored, and later each as removed. So copies are counted. Blocks of pools outside the device are counted by
+themselves: a pool's block is no hit on the device, and its removal removes nothing there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_HASH = 0
 
 
 class AmbiguousEventsError(ValueError):
-    """The events do not tell which prompts a block serves; the instance can only be estimated."""
+    """The events do not show which prompts a block serves; the instance can only be estimated."""
 
 
 class EngineView:
@@ -35,7 +35,7 @@ class EngineView:
 
     def __init__(self, names: Mapping[bytes, bytes] | None = None) -> None:
         self._device: dict[int, tuple[int, int]] = {}
-        """By the engine's name: the fleet's hash, and how many copies there are."""
+        """The fleet's hash and the number of copies of each block, by the engine's name."""
         self._pool: dict[int, int] = {}
         """Copies by the engine's name."""
         self._block_tokens = 0
@@ -66,7 +66,7 @@ class EngineView:
 
     @property
     def changed_blocks(self) -> int:
-        """Since the last change was taken."""
+        """The number of blocks that changed since the last change was taken."""
         return len(self._before) + len(self._pool_touched)
 
     @property
@@ -87,11 +87,12 @@ class EngineView:
             raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks")
 
     def take_change(self, sequence: int, published_s: float, *, all_names: bool = False) -> tuple[KvChange, bool]:
-        """What changed since the last call, and whether all that the store listed before has to be dropped first. With
-        ``all_names`` these are told from the beginning.
+        """Return the change since the last call, and whether all that the store listed before has to be dropped first.
+        With ``all_names`` the change has all names, not the changed ones alone.
 
-        A block that was stored and removed since is told as removed: the store may list it, since a placement booked
-        it. Not one that was stored again, under whichever name."""
+        A block that was stored and removed since is reported as removed: the store may list it, since a placement
+        booked it. A block that was stored again, under whichever name, is not.
+        """
         device, stored = self._device, []
         names: dict[bytes, bytes] = {}
         for name, before in self._before.items():
@@ -159,7 +160,7 @@ class EngineView:
                 self._removed[name] = held[0]
 
     def _clear(self) -> None:
-        """The store drops names of the pool too; they are told again."""
+        """Drop the view. The store drops names of the pool too; they are sent again."""
         self._device.clear()
         self._before.clear()
         self._removed.clear()

@@ -1,7 +1,7 @@
-"""Where a subscriber is in the sequence of one engine's batches. Pure.
+"""The position of a subscriber in the sequence of one engine's batches. Pure.
 
-Sequence numbers begin at 0 when an engine starts. So a number says nothing by itself: the engine may have started
-again meanwhile. A batch is identified by its number and the time at which it was published.
+Sequence numbers begin at 0 when an engine starts. So a number says nothing by itself: the engine may have started again
+meanwhile. A batch is identified by its number and the time at which it was published.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dualmap.scheduling.values import value
 
 
 class BatchOrder(StrEnum):
-    """What a batch that arrived is."""
+    """The order of a batch that arrived, relative to those before it."""
 
     NEXT = "next"
     OLD = "old"
-    """Applied before."""
+    """The batch was applied before."""
     GAP = "gap"
     """Batches before it are missing."""
     RESTART = "restart"

@@ -1,6 +1,6 @@
-"""Which worker reads the events of which instance: rendezvous hashing over the living.
+"""The share of each worker in reading events of instances: rendezvous hashing over the living workers.
 
-Every worker computes the same. One that comes or goes moves its own share alone.
+Every worker computes the same. A worker that comes or goes moves its own share alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The ZeroMQ sockets of one engine's events: the subscription, and the replay of missed batches.
 
-A batch arrives in three frames: topic, sequence (8 bytes, big-endian), payload. A replay is asked for by two frames,
-an empty one and the first sequence wanted; each answer is an empty frame, then the frames of a batch (without the topic
-in older releases), and the last one has the sequence 2^64 - 1.
+A batch arrives in three frames: topic, sequence (8 bytes, big-endian), payload. A replay is requested by two frames, an
+empty one and the first sequence wanted; each answer is an empty frame, then the frames of a batch (without the topic in
+older releases), and the last one has the sequence 2^64 - 1.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from zmq.utils.monitor import parse_monitor_message
 from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError, read_batch
 
 MAX_WAITING: Final = 10_000
-"""Batches that wait in the socket at most; further ones are lost, and asked for again."""
+"""Most batches that wait in the socket; further ones are lost, and requested again."""
 MAX_PER_READ: Final = 64
 REPLAY_TIMEOUT_S: Final = 3.0
-"""Between two answers of a replay."""
+"""Timeout between two answers of a replay."""
 _END: Final = 2**64 - 1
 _SEQUENCE = struct.Struct(">Q")
 
@@ -71,7 +71,7 @@ class EventSockets:
         return batches
 
     def connection_was_lost(self) -> bool:
-        """Whether a connection was lost since the last call; ``connected`` tells how it is now."""
+        """Whether a connection was lost since the last call; ``connected`` has the present state."""
         lost = False
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Where an instance publishes its KV events."""
+"""The source of an instance's KV events: where it publishes them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class EventSource:
     replay_endpoint: str | None = None
     topic: str = ""
     rank: int | None = None
-    """Of data parallelism: events of another one are refused."""
+    """Rank of data parallelism: events of another rank are refused."""
 
 
 def source_of(spec: InstanceSpec, settings: PoolSettings) -> EventSource | None:
-    """By the instance's own configuration, else by its pool's; None if neither says where it publishes."""
+    """The source by the instance's own configuration, else by its pool's; None if neither says where it publishes."""
     own = next((each.kv_events for each in settings.instances if each.id == spec.instance_id), None)
     events = own or settings.kv_events
     if events is None:
@@ -37,7 +37,8 @@ def source_of(spec: InstanceSpec, settings: PoolSettings) -> EventSource | None:
 
 
 def endpoint_of(spec: InstanceSpec, template: str) -> str:
-    """Where this instance publishes. Of a rank of data parallelism, as vLLM has it: its number is added to the port."""
+    """The endpoint at which this instance publishes. For a rank of data parallelism its number is added to the port, as
+    vLLM does."""
     parts, rank = urlsplit(spec.url), spec.data_parallel_rank
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -29,7 +29,8 @@ from dualmap.workers.metrics import WorkerMetrics
 log = logging.getLogger(__name__)
 
 WRITE_INTERVAL_S: Final = 0.004
-"""Between two writes: what arrives meanwhile is written together. A batch that comes alone is written at once."""
+"""Shortest time between two writes: what arrives meanwhile is written together. A batch that comes alone is written at
+once."""
 WAIT_S: Final = 1.0
 TICK_S: Final = 10.0
 """An engine that reports nothing is written about this often, so that bookings end."""
@@ -40,7 +41,7 @@ AMBIGUOUS_PAUSE_S: Final = 300.0
 
 
 class EventsMissedError(Exception):
-    """A replay does not fit what it was asked for."""
+    """A replay does not contain what was requested."""
 
 
 class Subscriber:
@@ -106,7 +107,7 @@ class Subscriber:
             return  # the lease ends by itself
 
     async def _follow(self) -> None:
-        """From the claim until something goes wrong."""
+        """Follow the events from the claim until something goes wrong."""
         source = self._source
         sockets = EventSockets(self._context, source.endpoint, source.replay_endpoint, source.topic)
         try:
@@ -121,7 +122,7 @@ class Subscriber:
         """Apply what was missed; start with an empty view where that is not to be had."""
         writer = self._writer
         if not sockets.replays:
-            # The next batch tells: the one after the last, the first of an engine's life, or a gap.
+            # The next batch decides: the one after the last, the first of an engine's life, or a gap.
             if writer.known:
                 return await writer.continue_view()
             return await writer.begin_anew(complete=False, reason="what was published before is unknown")
@@ -151,8 +152,8 @@ class Subscriber:
         return True
 
     async def _apply_replay(self, sockets: EventSockets, batches: AsyncGenerator[Batch, None]) -> None:
-        """Apply the rest of a replay. What is missing in it is asked for again as long as some of it comes: an engine
-        sends a long one faster than its socket takes it, and the socket drops what it has no room for."""
+        """Apply the rest of a replay. Missing batches are requested again as long as some of them come: an engine sends
+        a long one faster than its socket takes it, and the socket drops what it has no room for."""
         while True:
             begun = self._writer.position
             try:

@@ -20,9 +20,10 @@ log = logging.getLogger(__name__)
 SLOW_CALL_S: Final = 1.0
 """A store that takes longer to apply a change does not keep up."""
 NAMES_TOLD: Final = 10_000
-"""After so many changes of names, and three times as many as there are names, the store is told all of them again."""
+"""Changes of names after which all names are sent to the store again, if they are also three times as many as there are
+names."""
 UNMATCHED_BLOCKS: Final = 4096
-"""So many stored blocks, none of which had been booked, show that prompts are not cut into the engine's blocks."""
+"""Stored blocks, none of which had been booked, that show that prompts are not cut into the engine's blocks."""
 
 
 class StoreSlowError(Exception):
@@ -158,7 +159,8 @@ class ViewWriter:
         return None
 
     async def _match(self, stored: int, booked: int) -> None:
-        """Without bookings that the engine confirms, bookings must not end for want of confirmation."""
+        """Mark the view partial where the engine confirms no booking: bookings must not end for want of confirmation
+        then."""
         self._unmatched_blocks = 0 if booked else self._unmatched_blocks + stored
         if self._unmatched_blocks > UNMATCHED_BLOCKS and self.status is KvViewStatus.EXACT:
             await self._mark(KvViewStatus.PARTIAL, "no reported block was in a prompt: is there another tokenizer?")
