@@ -22,7 +22,7 @@ class UnreadableJsonError(ValueError):
         super().__init__(reason)
         self.reason = reason
         self.position = position
-        """Of the character at which it ends to be JSON."""
+        """Position of the character at which the text ceases to be JSON."""
 
 
 def read_json(text: bytes) -> Any:

@@ -46,7 +46,7 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 
 def _opening(role: str) -> bytes:
-    """What a message begins with."""
+    """The beginning of a message."""
     return joined((_MESSAGE, role, _FIELD))
 
 
@@ -150,7 +150,7 @@ class _Rendering:
         self.pieces.append(self._long_texts.get(text, text) if self._long_texts else text)
 
     def add_leading(self, body: Mapping[str, Any]) -> None:
-        """What comes before the messages; nothing for most bodies."""
+        """Add what comes before the messages; most bodies have nothing there."""
         if _LEADING_KEYS.isdisjoint(body):
             return
         present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
@@ -265,7 +265,7 @@ def _mark(kind: str, identity: Any) -> bytes:
 
 
 def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:
-    """As token ids, about one for each embedding; as text they would count as a thousand times as many."""
+    """Embeddings as token ids, about one for each embedding; as text they would count as a thousand times as many."""
     if isinstance(embeds, str):
         rendering.add_text(embeds)
     elif isinstance(embeds, list):

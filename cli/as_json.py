@@ -1,4 +1,4 @@
-"""What commands print with ``--json``: the values behind their tables, under the names that the code has."""
+"""Output of commands with ``--json``: the values behind their tables, under the names that the code has."""
 
 from __future__ import annotations
 

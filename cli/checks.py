@@ -1,4 +1,4 @@
-"""What a router or a worker refuses at its start beyond what the values of settings show: files, packages, stores."""
+"""Checks of a router or a worker at its start beyond those of its settings' values: files, packages, stores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, Tr
 
 
 def complaints(settings: Settings) -> Iterator[str]:
-    """Why a fleet of these settings would not start on this machine. Reads the files they name, and asks no server."""
+    """Why a fleet of these settings would not start on this machine. Reads the files they name, and calls no server."""
     for check in _checks(settings):
         try:
             check()

@@ -260,7 +260,7 @@ def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) 
 
 
 def _problem(name: str, detail: ErrorDetails) -> str:
-    """What is wrong, in terms of the configuration file."""
+    """The complaint, in terms of the configuration file."""
     if detail["type"] in ("too_short", "string_too_short") and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
     message = "input should be a list" if detail["type"] == "tuple_type" else detail["msg"]
@@ -276,7 +276,7 @@ def _shown(name: str, value: object) -> str:
 
 
 def _origin(path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> str | None:
-    """Where the value came from: given as such, as a part of a list, or (missing) somewhere in its section."""
+    """The origin of the value: given as such, as a part of a list, or (missing) somewhere in its section."""
     for length in range(len(path), 0, -1):
         if path[:length] in origins:
             return origins[path[:length]]

@@ -1,4 +1,4 @@
-"""What a command may fail with; ``dualmap.cli.main`` turns it into a message and an exit code."""
+"""Errors of commands; ``dualmap.cli.main`` turns each into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dualmap.statestore.errors import StoreConfigurationError, StoreError
 
 
 class CommandError(Exception):
-    """The command cannot do what was asked; the message says why and what to do."""
+    """The command cannot do what was requested; the message says why and what to do."""
 
     exit_code = 1
 

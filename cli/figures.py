@@ -42,7 +42,7 @@ class InstanceFigures:
 
 @dataclass(frozen=True, slots=True)
 class FleetFigures:
-    """What the live status shows."""
+    """Figures of the live status."""
 
     instances: tuple[InstanceFigures, ...]
     replicas: int
@@ -97,7 +97,7 @@ def fleet_figures(snapshots: Iterable[PoolSnapshot], counts: ReplicaCounts, requ
 
 
 class FleetCounts:
-    """What the replicas at ``ops_urls`` count, and what those that ended there had counted when they were last read."""
+    """Counts of the replicas at ``ops_urls``, and last read counts of those that ended there."""
 
     def __init__(self, ops_urls: Sequence[str]) -> None:
         self._ops_urls = ops_urls

@@ -101,7 +101,7 @@ def _fitting(parent: Path) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    # Locked before it has its name: otherwise it could be taken for one that was left behind.
+    # The lock is taken before the file has its name: otherwise it could be taken for one that was left behind.
     with tempfile.NamedTemporaryFile(dir=folder, delete=False) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         Path(lock.name).rename(folder / _LOCK)

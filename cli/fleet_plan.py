@@ -1,4 +1,4 @@
-"""What ``dualmap up`` starts: child processes and the settings they share, worked out before anything runs."""
+"""The plan of ``dualmap up``: child processes and the settings they share, worked out before anything runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualmap.statestore.url import without_password
 # Stages in which children stop: those that accept requests first, those that serve them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
 
-# On one machine clients do not check /ready, and Ctrl-C should not take long: unless set otherwise.
+# Values for one machine, unless set otherwise: clients do not check /ready there, and Ctrl-C should not take long.
 _HASTE = {"settle_s": 0.0, "drain_timeout_s": 3.0}
 
 
@@ -40,11 +40,11 @@ class FleetSize:
     """Instances are its maximum then, and those beyond its minimum are spares."""
     prefill: int = 0
     decode: int = 0
-    """Emulated as well, beside the ``instances``, which do both."""
+    """Emulated decode instances, beside the ``instances``, which do both."""
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Of the emulated instances."""
+        """Roles of the emulated instances."""
         counts = ((Role.MIXED, self.instances), (Role.PREFILL, self.prefill), (Role.DECODE, self.decode))
         return tuple(role for role, count in counts for _ in range(count))
 
@@ -71,7 +71,7 @@ class FleetPlan:
         return endpoint(self.settings)
 
     def with_store(self, url: str) -> FleetPlan:
-        """The same fleet on another store."""
+        """The plan with another store."""
         store = self.settings.store.model_copy(update={"url": url})
         settings = self.settings.model_copy(update={"store": store})
         return replace(self, settings=settings, store_shown_as=without_password(url))
@@ -121,7 +121,7 @@ def elastic_pool(pool: PoolSettings, autoscale: AutoscaleSettings) -> PoolSettin
 
 
 def _unset(values: Mapping[str, Any], settings: BaseModel) -> dict[str, Any]:
-    """Those that the user did not set."""
+    """The values that the user did not set."""
     return {name: value for name, value in values.items() if name not in settings.model_fields_set}
 
 

@@ -40,7 +40,7 @@ _VIEW_HELP = {
 
 
 class Shown(NamedTuple):
-    """What a view shows: a table for people, and the values behind it."""
+    """A view: a table for people, and the values behind it."""
 
     table: RenderableType
     values: object

@@ -66,7 +66,7 @@ def table(figures: FleetFigures) -> RenderableType:
 
 
 def line(figures: FleetFigures) -> str:
-    """The same in one line."""
+    """The figures in one line."""
     ready = sum(instance.state == "ready" for instance in figures.instances)
     sums = (
         f"instances {ready}/{len(figures.instances)} ready",

@@ -27,9 +27,9 @@ _CONFIG_HELP = "YAML file with settings"
 
 
 class CommandModule(Protocol):
-    """What a subcommand's module provides; two more may be left out.
+    """The interface of a subcommand's module; two more members may be left out.
 
-    ``SHORTHANDS`` maps an option to a setting's name. ``looks_at_a_fleet(parsed)`` says whether the command asks a
+    ``SHORTHANDS`` maps an option to a setting's name. ``looks_at_a_fleet(parsed)`` says whether the command calls a
     running fleet: unless the user names one, that is the one which runs on this machine.
     """
 
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, words: list[str]) -> int:
     module, parser = command_parser(name)
-    # Taken out first, so that it may also come after a subcommand's own words.
+    # The common options are taken out first, so that they may also come after a subcommand's own words.
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument("--config", type=Path, metavar="FILE", help=_CONFIG_HELP)
     if "-h" in words or "--help" in words:
@@ -199,7 +199,7 @@ def command_parser(name: str) -> tuple[CommandModule, argparse.ArgumentParser]:
 
 
 def overview() -> str:
-    """What ``dualmap --help`` prints."""
+    """The text that ``dualmap --help`` prints."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items() if command.is_here]
     return "\n".join(["usage: dualmap COMMAND [OPTIONS]", "", *lines, "", "'dualmap COMMAND --help' says more."])

@@ -1,4 +1,4 @@
-"""Waiting for a new fleet: what is missing, what its servers answer, and which of them it may start without."""
+"""Waiting for a new fleet: its missing parts, the answers of its servers, and which of them it may start without."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What a fleet still waits for."""
+    """Parts that a fleet still waits for."""
 
     parts: str
     """A part of the fleet itself that is missing; empty if none is."""
@@ -111,7 +111,7 @@ class Readiness:
         return Lack("", tuple(servers), some_ready)
 
     async def _said_of(self, lack: Lack) -> str:
-        """What is missing, and the answer of every server."""
+        """The missing parts, and the answer of every server."""
         if lack.parts:
             return lack.parts
         trust = instance_trust(self._plan.settings)

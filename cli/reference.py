@@ -53,7 +53,7 @@ _NAMES = {
     "SecretStr": "text",
     "Path": "path",
 }
-"""What the reference calls a type."""
+"""Names of types in the reference."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,13 +45,13 @@ _BAR = 16
 
 @dataclass
 class Shown:
-    """What one pool's figures are computed from."""
+    """Counts that one pool's figures are computed from."""
 
     traffic: FleetTraffic = field(default_factory=FleetTraffic)
     history: deque[tuple[float, TrafficCounts]] = field(default_factory=lambda: deque(maxlen=64))
 
     def read(self, overview: PoolOverview, now_s: float) -> tuple[TrafficCounts, TrafficCounts, float]:
-        """Counted in all, counted lately, and over how many seconds."""
+        """The counts in all, the counts of late, and the seconds that the latter span."""
         total = self.traffic.read(overview.replicas)
         self.history.append((now_s, total))
         while len(self.history) > 1 and self.history[0][0] < now_s - _WINDOW_S:

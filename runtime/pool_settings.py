@@ -1,4 +1,4 @@
-"""Settings of pools, their instances and the way to these, and kinds of fields that several sections have."""
+"""Settings of pools, their instances and the connections to these, and kinds of fields that several sections have."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _base_url(url: str) -> str:
 
 
 def why_no_base_url(url: str) -> str | None:
-    """Why the URL is not that of a server, below which paths can be asked for; None where it is."""
+    """Why the URL is not that of a server, below which paths can be requested; None where it is."""
     if not re.match(r"https?://", url):
         return "it does not begin with http:// or https://"
     if _BLANK.search(url):  # before it is parsed: that drops line ends
@@ -78,7 +78,7 @@ def _instance_id(instance_id: str) -> str:
 
 
 BaseUrl = Annotated[str, AfterValidator(_base_url)]
-"""Where a server is; a path, with its slash, is appended to it."""
+"""The URL of a server; a path, with its slash, is appended to it."""
 
 InstanceId = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$"), AfterValidator(_instance_id)]
 
@@ -158,7 +158,7 @@ EventEndpoint = Annotated[str, AfterValidator(_endpoint_template)]
 
 
 class KvEventSettings(BaseModel):
-    """Where instances publish their KV events (vLLM's ``--kv-events-config``)."""
+    """Endpoints at which instances publish their KV events (vLLM's ``--kv-events-config``)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -29,7 +29,7 @@ def _shared(_file: str | None, _directory: str | None) -> ssl.SSLContext:
 
 
 def _system_trust() -> ssl.SSLContext:
-    """Where the system has no CA store, that of Mozilla, which comes with the HTTP client."""
+    """The CA store of the system; where it has none, that of Mozilla, which comes with the HTTP client."""
     paths = ssl.get_default_verify_paths()
     if paths.cafile is not None or (paths.capath is not None and any(Path(paths.capath).iterdir())):
         return ssl.create_default_context()
@@ -63,7 +63,7 @@ def _trust_of(settings: UpstreamSettings) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask for one at the terminal."""
+    """Refuse to give a password. Without this callback OpenSSL would ask for one at the terminal."""
     raise TrustError("upstream.key_file is encrypted; give the key without a password")
 
 

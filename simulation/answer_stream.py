@@ -11,7 +11,7 @@ import orjson
 EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 """An empty line: each line ends with LF, CRLF or CR."""
 _KEEP_BYTES = 32 * 1024
-"""Of a long stream only the end is kept: that is where the finish reason and the usage are."""
+"""Bytes that are kept of the end of a long stream: the finish reason and the usage are there."""
 _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 

@@ -13,7 +13,7 @@ class Autoscale:
 
     settings: AutoscaleSettings
     scaler: str = "dualmap"
-    """Whose plan, see ``simulation.scalers``."""
+    """Name of the scaler, see ``simulation.scalers``."""
     options: tuple[tuple[str, float], ...] = ()
     """Parameters of another project's plan."""
 

@@ -23,7 +23,7 @@ from dualmap.simulation.simulated_fleet import SimulatedFleet
 from dualmap.statestore.led import LedScaling
 
 INTERVAL_S = 1.0
-"""Of the scaling round."""
+"""Time between two scaling rounds."""
 
 
 class SimulatedAutoscaler:

@@ -1,4 +1,4 @@
-"""What no scheduler can pass: the *ideal goodput* of a trace, and the *sustainable rate* of traffic like it.
+"""Bounds that no scheduler can pass: the *ideal goodput* of a trace, and the *sustainable rate* of traffic like it.
 
 The ideal has every hit that one endless cache would give, perfect balance and no queueing. The least cost of a request,
 by the engine model's own step costs, if every step that it takes part in is full:
@@ -39,7 +39,7 @@ class IdealRequest:
     """One request's least cost, in engine seconds."""
 
     arrival_s: float
-    """Since the first counted request, at the trace's own rate."""
+    """Time since the first counted request, at the trace's own rate."""
     prefill_s: float
     decode_tokens: int
     token_s: float
@@ -77,7 +77,7 @@ def ideal_requests(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[Id
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What no scheduler can pass, in requests per second."""
+    """Bounds that no scheduler can pass, in requests per second."""
 
     ideal_goodput_per_s: float
     """The rate above which none keeps the share of this trace on time; infinite when all fit into one SLO."""
@@ -124,7 +124,7 @@ def longest_step_s(trace: Trace, engine: EngineConfig) -> float:
 def _ideal_squeeze(
     requests: Sequence[IdealRequest], kept: int, instances: int, slo_s: float, step_s: float
 ) -> float | None:
-    """By how much the trace's times can be divided with the cheapest ``kept`` on time; None: without limit."""
+    """The largest divisor of the trace's times with the cheapest ``kept`` on time; None: without limit."""
     span_s = requests[-1].arrival_s
 
     def fits(squeeze: float) -> bool:

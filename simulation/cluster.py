@@ -21,7 +21,7 @@ OnEvent = Callable[[str, Event], None]
 
 @dataclass(frozen=True, slots=True)
 class KvSource:
-    """Where a decode leg finds its KV: what a prefill leg has staged."""
+    """The place where a decode leg finds its KV, staged by a prefill leg."""
 
     instance_id: str
     request_id: str
@@ -42,7 +42,8 @@ class Cluster:
         endless_cache: bool = False,
         reported: ReportedCaches | None = None,
     ) -> None:
-        """``reported`` is told what each engine's prefix cache did, before what happened to requests meanwhile."""
+        """Make a cluster. ``reported`` is called with the changes of each engine's prefix cache, before what happened
+        to requests meanwhile."""
         self._events = events
         self._on_event = on_event
         self._reported = reported
@@ -50,11 +51,11 @@ class Cluster:
         self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
         self._sources: dict[str, KvSource] = {}
-        """Of decode legs whose KV is not there yet, by request id."""
+        """Sources of decode legs whose KV is not there yet, by request id."""
         self._links = KvLinks(transfer)
         self.engines: dict[str, Engine] = {}
         self.former_preemptions = 0
-        """Of engines that were replaced."""
+        """Preemptions of engines that were replaced."""
 
     def add(self, instance_id: str, config: EngineConfig) -> None:
         """Start an instance with an empty cache, or start a known one again; then it must be idle."""

@@ -30,7 +30,7 @@ class EndlessKvPool(KvPool):
         return len(self._computed)
 
     def match(self, hashes: Sequence[int], limit: int) -> tuple[int, int]:
-        """As in ``KvPool``; hits that no request here holds yet must be taken, as idle ones."""
+        """Match like ``KvPool``; hits that no request here holds yet must be taken, as idle ones."""
         computed, holders = self._computed, self._holders
         hits = idle = 0
         for block in islice(hashes, limit):
@@ -46,6 +46,6 @@ class EndlessKvPool(KvPool):
         super().hold(blocks)
 
     def drop(self, hashes: Sequence[int]) -> None:
-        """As in ``KvPool``; those that no request holds any more take no memory, and stay known as computed."""
+        """Drop like ``KvPool``; blocks that no request holds any more take no memory, and stay known as computed."""
         super().drop(hashes)
         self.clear_idle()

@@ -3,18 +3,18 @@
 The engine runs steps back to back while it has work. ``engine_scheduler`` decides what a step computes, ``step_time``
 how long it takes. A request that arrives during a step waits for its end.
 
-Steps with nothing but decoding are planned as one *run*: their number is known in advance (until a sequence ends
-or memory runs out) and their times follow a closed form, so a run costs the same for one step and for a thousand.
-All times within a run are computed from its start: asking more often never changes an answer.
+Steps with nothing but decoding are planned as one *run*: their number is known in advance (until a sequence ends or
+memory runs out) and their times follow a closed form, so a run costs the same for one step and for a thousand. All
+times within a run are computed from its start: asking more often never changes an answer.
 
 With prefill and decode apart, a request is two: a prefill leg here and a decode leg in another engine. The engine says
 when a decode leg has its blocks (PULLING); the mover of the KV says when it is there (``receive``), or that it never
-comes (``lose_kv``), and tells the other engine (``release_staged``). An engine whose memory staged or expected KV fills
-does nothing until some of it goes.
+comes (``lose_kv``), and notifies the other engine (``release_staged``). An engine whose memory staged or expected KV
+fills does nothing until some of it goes.
 
-The engine is a pure function of the calls made to it. Simplifications against the real thing: two running requests
-that compute the same block share it from then on; blocks of generated tokens do not enter the prefix cache; an
-aborted sequence frees its blocks at once, and the step under way still takes the time it was planned with.
+The engine is a pure function of the calls made to it. Simplifications against the real thing: two running requests that
+compute the same block share it from then on; blocks of generated tokens do not enter the prefix cache; an aborted
+sequence frees its blocks at once, and the step under way still takes the time it was planned with.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Engine:
         self._reached_s = -math.inf
         """Steps that start at or before this time have started."""
         self._blocked = False
-        """There is work and nothing fits: no step begins before something changes."""
+        """Whether there is work and nothing fits: no step begins before something changes."""
 
     # calls --------------------------------------------------------------------------------------------------
     def submit(self, request: EngineRequest, now_s: float) -> None:
@@ -122,7 +122,8 @@ class Engine:
         return self._scheduler.staged.next_expiry_s()
 
     def next_step_end_s(self) -> float | None:
-        """Like ``next_event_s``, but no later than the end of the step under way: for streaming token by token."""
+        """The next event as in ``next_event_s``, but no later than the end of the step under way: for streaming token
+        by token."""
         if self._run is not None and not self._events:
             return self._run.end_s(min(self._run.done + 1, self._run.steps))
         return self.next_event_s()

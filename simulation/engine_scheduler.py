@@ -1,12 +1,13 @@
-"""What a step of the engine computes: queue, running set, KV blocks. Durations are in ``engine``.
+"""The work of a step of the engine: queue, running set, KV blocks. Durations are in ``engine``.
 
 The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
 budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
-fit. A decode leg is given its blocks in the same way and does not hold up those behind it while its KV is on its way;
-then it goes ahead of the queue, and its last prompt token is computed, to sample from. When decoding sequences need
-blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the head of the
-queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or decoding.
+fit. A decode leg is given its blocks in the same way and does not hold up those behind it while its KV is being
+transferred; then it goes ahead of the queue, and its last prompt token is computed, to sample from. When decoding
+sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the
+head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or
+decoding.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ class EngineScheduler:
         self.batch = DecodeBatch(config.block_tokens)
         self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
         self.running: OrderedDict[str, EngineSequence] = OrderedDict()
-        """In order of admission."""
+        """Running sequences, in order of admission."""
         self.pulling: dict[str, EngineSequence] = {}
         """Decode legs that have their blocks and wait for their KV."""
         self.arrived: OrderedDict[str, EngineSequence] = OrderedDict()
-        """Those whose KV is there, until a step takes them."""
+        """Decode legs whose KV is there, until a step takes them."""
         self.staged = StagedKv(config.staged_timeout_s)
         self._config = config
         self._events = events
@@ -108,7 +109,7 @@ class EngineScheduler:
             self.batch.allocated_steps = through_step
 
     def advance_decode(self, steps: int) -> None:
-        """So many steps have ended: every decoding sequence has as many tokens more."""
+        """Note that a number of steps has ended: every decoding sequence has as many tokens more."""
         self.batch.advance(steps)
         self._generated_tokens += steps * self.batch.size
 

@@ -22,7 +22,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Token budget of one step, prefill and decode together."""
     max_num_seqs: int = 256
-    """Running requests at most."""
+    """Most running requests."""
     max_model_len: int = 131_072
     """Prompt and output tokens of one request at most."""
     prefill_first: bool = False
@@ -89,7 +89,8 @@ class RequestRefusedError(ValueError):
 
 class EventKind(StrEnum):
     SCHEDULED = "scheduled"
-    """Left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, or came by a transfer."""
+    """The request left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, or came by a
+    transfer."""
     FIRST_TOKEN = "first_token"
     """Prefill done, first token out; ``tokens`` of its prompt had been cached when it was first scheduled."""
     FINISHED = "finished"
@@ -139,7 +140,7 @@ class EngineStatistics:
     staged: int = 0
     """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
     expired: int = 0
-    """Staged KV that was not pulled in time: what a client or router leaked."""
+    """Number of staged KVs that were not pulled in time: a client or router leaked them."""
 
     @property
     def kv_usage(self) -> float:

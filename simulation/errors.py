@@ -9,7 +9,7 @@ class SimulationError(Exception):
     """Root of everything the simulation raises; the command line reports it and exits with ``exit_code``."""
 
     exit_code = 2
-    """As of a command line that cannot be used; 1 where it can, and the work fails."""
+    """Exit code of a command line that cannot be used; 1 where it can, and the work fails."""
 
 
 class TraceError(SimulationError):

@@ -10,10 +10,10 @@ Action = Callable[[float], None]
 
 
 class Priority(IntEnum):
-    """Which of the events at the same moment goes first.
+    """The order of events at the same moment.
 
-    What changes the cluster comes before what decides on it, and decisions before engines start their next
-    step: requests that arrive together share the first step of an idle engine.
+    Changes of the cluster come before decisions on it, and decisions before engines start their next step: requests
+    that arrive together share the first step of an idle engine.
     """
 
     MEMBERSHIP = 0

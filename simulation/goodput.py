@@ -17,7 +17,7 @@ _HOPELESS = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What the search found."""
+    """The result of the search."""
 
     rate_per_s: float
     """Highest rate that was seen to hold; 0 if none was."""
@@ -90,7 +90,7 @@ class GoodputJob:
 
 
 def run_goodput(search: GoodputJob, tried: Callable[[float, float], None] = lambda rate_per_s, share: None) -> Goodput:
-    """Search in this process; ``tried`` is told each rate and the share on time at it. Raises SimulationError."""
+    """Search in this process; ``tried`` is called with each rate and its share on time. Raises SimulationError."""
     job = search.job
 
     def on_time_share(rate_per_s: float) -> float:

@@ -16,12 +16,12 @@ from itertools import islice
 
 
 class CacheChange(Enum):
-    """What happened to a block of the prefix cache."""
+    """A change of the prefix cache."""
 
     STORED = "stored"
     REMOVED = "removed"
     CLEARED = "cleared"
-    """To all at once; no block is named."""
+    """All blocks were removed at once; no block is named."""
 
 
 Journal = list[tuple[CacheChange, int]]
@@ -31,7 +31,8 @@ class KvPool:
     """Counts and identities of blocks; callers check ``available`` before they take."""
 
     def __init__(self, total_blocks: int, journal: Journal | None = None) -> None:
-        """With a ``journal``, every change of the prefix cache is appended to it; its owner empties it."""
+        """Make an empty pool. Every change of the prefix cache is appended to the ``journal``, if any; its owner
+        empties it."""
         self.total_blocks = total_blocks
         self._journal = journal
         self.private_blocks = 0

@@ -1,7 +1,7 @@
 """Moves of KV from a prefill to a decode instance: what they cost, and the links that they share.
 
 A move takes a latency, and its bytes over the bandwidth of the link at each end. A link serves moves one after the
-other, in the order in which they were asked for; the two ends do not wait for each other. So a move ends when the
+other, in the order in which they were requested; the two ends do not wait for each other. So a move ends when the
 slower end is through with it:
 
     latency + max over both ends of (time until the link is free + bytes / bandwidth)
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class KvTransfer:
-    """What a move of KV costs on an instance's link."""
+    """The cost of a move of KV on an instance's link."""
 
     bytes_per_token: int = 57_344
     """KV of one token, over all layers (the default is Qwen2.5-7B's in 16 bits)."""
     bytes_per_s: float = 20e9
     latency_s: float = 0.005
-    """Of every move: handshake, descriptors of its blocks, and the notice of its end."""
+    """Fixed time of every move: handshake, descriptors of its blocks, and the notice of its end."""
 
     def __post_init__(self) -> None:
         if self.bytes_per_token < 1 or not 0 < self.bytes_per_s < math.inf or not 0 <= self.latency_s < math.inf:

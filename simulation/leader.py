@@ -65,7 +65,7 @@ class Leader:
         drive_now(self._learning.tick(pool.loads(), self._fleet.view.instances, pool.now_ms()), self.led)
 
     def sweep(self) -> None:
-        """Once a second."""
+        """Do the leader's work of each second."""
         self.sweep_queues()
         if self._scenario.move_roles:
             self.move_roles()
@@ -88,7 +88,7 @@ class Leader:
                 drive_now(give_idle_work(instance_id, self._order, idle, reason=IDLE), self.led)
 
     def move_roles(self) -> None:
-        """Give an instance of one side to the other, if that is due."""
+        """Give an instance of one role to the other, if that is due."""
         pool = self._pool
         targets = RoleTargets.of(self._scenario.scheduling, pool.members.learned)
         instances, now_ms = self._fleet.view.instances, pool.now_ms()
@@ -98,7 +98,7 @@ class Leader:
             pool.update_instance(change.instance_id, {"role": change.role}, fence=self._fence)
 
     def listen(self, now_s: float) -> None:
-        """Plan a round if a placement asked for one: ``rebalance_min_gap_s`` after the last one at the earliest."""
+        """Plan a round if a placement requested one: ``rebalance_min_gap_s`` after the last one at the earliest."""
         self._wanted |= dict.fromkeys(at_once(self._pool.store.wanted_rebalances(0)))
         if self._wanted and not self._armed:
             self._armed = True

@@ -1,4 +1,4 @@
-"""Who was on time: by requests, by prompt tokens, by length of the prompt, and with the time per token as well."""
+"""Shares on time: by requests, by prompt tokens, by length of the prompt, and with the time per token as well."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 TPOT_SLO_S = 0.1
 """Time per output token that a reader notices: the second SLO beside that of the first token."""
 TIGHT_TPOT_SLO_S = 0.05
-"""What prefill and decode on different instances are to keep."""
+"""The SLO that prefill and decode on different instances are to keep."""
 QUARTILES = 4
 
 Quartiles = tuple[float, float, float, float]
@@ -39,13 +39,13 @@ class OnTimeShares:
     by_requests: float
     by_prompt_tokens: float
     by_length: Quartiles
-    """By quartile of prompt length, the shortest quarter of the requests first."""
+    """Share by quartile of prompt length, the shortest quarter of the requests first."""
     both_slos: float
-    """On time, and its answer no slower than ``TPOT_SLO_S`` a token."""
+    """Share of requests on time whose answer is no slower than ``TPOT_SLO_S`` a token."""
     refused: float
     refused_by_length: Quartiles
     both_tight: float = 0.0
-    """On time, and its answer no slower than ``TIGHT_TPOT_SLO_S`` a token."""
+    """Share of requests on time whose answer is no slower than ``TIGHT_TPOT_SLO_S`` a token."""
 
     @classmethod
     def of(cls, served: Sequence[Served]) -> OnTimeShares:
@@ -67,7 +67,7 @@ def meets_both(one: Served, tpot_slo_s: float = TPOT_SLO_S) -> bool:
 
 
 def _quarters(served: Sequence[Served]) -> list[Sequence[Served]]:
-    """As even as their number allows; requests of one length stay in order of arrival."""
+    """The quarters, as even as their number allows; requests of one length stay in order of arrival."""
     ordered = sorted(served, key=lambda one: one.input_tokens)
     bounds = [len(ordered) * quarter // QUARTILES for quarter in range(QUARTILES + 1)]
     return [ordered[bounds[quarter] : bounds[quarter + 1]] for quarter in range(QUARTILES)]

@@ -44,7 +44,7 @@ class Device:
     """Peak fp16 operations per second."""
     memory_bytes_per_s: float
     link_bytes_per_s: float = 25e9
-    """Of its network port."""
+    """Rate of its network port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 CHANGES = ("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed")
-"""What may stand behind a preset's name: limits of the engine, and a factor on the speed of prefill."""
+"""Names that may follow a preset's name: limits of the engine, and a factor on the speed of prefill."""
 
 
 def find_preset(name: str) -> Preset:

@@ -22,7 +22,7 @@ _IDS = {word: 300 + place for place, word in enumerate(WORDS)}
 """Small ids are those of ordinary tokens in every vocabulary, beyond the bytes and the special ones."""
 
 CHAT_OVERHEAD_BYTES = len(render_chat([{"role": "user", "content": ""}]))
-"""What the chat form adds to the text of a single user message."""
+"""Bytes that the chat form adds to the text of a single user message."""
 
 
 class PromptWriter:
@@ -50,7 +50,8 @@ class PromptWriter:
         return self._bytes(request, length).decode("ascii")
 
     def token_ids(self, request: TraceRequest) -> list[int]:
-        """As many token ids, which every model has: a real server counts them as the emulator does."""
+        """The prompt as the right number of token ids, which every model has: a real server counts them as the emulator
+        does."""
         text = self._bytes(request, request.input_tokens * TOKEN_BYTES)
         return [_IDS[text[at : at + TOKEN_BYTES]] for at in range(0, len(text), TOKEN_BYTES)]
 

@@ -1,4 +1,4 @@
-"""From recordings of replicas to a trace: merged, in order of arrival, in Mooncake's format.
+"""Making a trace from recordings of replicas: merged, in order of arrival, in Mooncake's format.
 
 A replica appends a line for each request as it finishes (``router.telemetry.recording``): wall-clock time, lengths,
 salted hashes of the full blocks, the block size as the replica assumed it then, and a fingerprint of the salt. Here the
@@ -33,14 +33,14 @@ class RecordedRequest(NamedTuple):
     salt: str
     """Its fingerprint: hashes of different salts cannot be compared."""
     slo_ttft_ms: int = 0
-    """What it asked for; 0: it left it to the fleet."""
+    """TTFT SLO that the request named; 0: it left it to the fleet."""
 
 
 def merge_recordings(
     paths: Sequence[str | Path], name: str = "recording", *, read: Callable[[int], None] = lambda count: None
 ) -> Trace:
-    """One trace out of the recordings of all replicas; ``read`` is told how many bytes were read since the last
-    time.
+    """One trace out of the recordings of all replicas; ``read`` is called with the number of bytes that were read since
+    the last time.
 
     Raises:
         TraceError: a file cannot be read, a line is broken, salts differ, or all files are empty.

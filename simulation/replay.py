@@ -4,10 +4,10 @@ Open loop means that no request waits for answers: a fleet that falls behind get
 not. Times count from when a request was due, so a client that falls behind does not hide it. Prompts share text exactly
 as the trace's block ids do.
 
-**Sped-up fleets.** Emulated instances may run ``time_scale`` engine seconds in a second. A replay with the same
-time scale sends that much faster, asks for a TTFT SLO that much tighter (``x-slo-ttft-ms`` is in milliseconds of the
-clock) and reports engine seconds. The router needs the same scale: prefill rates times the scale; SLO, decode stall and
-hotness window divided by it (``simulation.time_scale`` does that for its settings).
+**Sped-up fleets.** Emulated instances may run ``time_scale`` engine seconds in a second. A replay with the same time
+scale sends that much faster, sets a TTFT SLO that much tighter (``x-slo-ttft-ms`` is in milliseconds of the clock) and
+reports engine seconds. The router needs the same scale: prefill rates times the scale; SLO, decode stall and hotness
+window divided by it (``simulation.time_scale`` does that for its settings).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class ReplayOptions:
     """None: the first one that ``/v1/models`` lists."""
     endpoint: Endpoint = Endpoint.CHAT
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
-    """Of their SLO, in engine seconds, which is sent along as ``x-slo-ttft-ms``; a request of the trace may have its
-    own."""
+    """Rules of the requests' SLO, in engine seconds, which is sent along as ``x-slo-ttft-ms``; a request of the trace
+    may have its own."""
     time_scale: float = 1.0
     """Engine seconds in a second of the clock."""
     skip_requests: int = 0
@@ -283,7 +283,7 @@ def _failure(response: Response, stream: AnswerStream) -> str | None:
 
 
 def _expected_ttft_s(header_ms: str | None, time_scale: float) -> float | None:
-    """In engine seconds; None if there is none, or nonsense."""
+    """The estimate in engine seconds; None if there is none, or nonsense."""
     try:
         expected_s = float(header_ms or "nan") / 1000 * time_scale
     except ValueError:

@@ -16,7 +16,7 @@ _AHEAD = 32
 
 
 class Endpoint(StrEnum):
-    """What requests are sent as."""
+    """The endpoint that requests are sent to."""
 
     CHAT = "chat"
     COMPLETIONS = "completions"

@@ -16,12 +16,12 @@ from rich.table import Table
 from dualmap.simulation.results import LoadSample, Percentiles, load_cv
 
 UNKNOWN_INSTANCE = "unknown"
-"""Used where there is no ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""
+"""Instance id of an answer without the ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """What became of one request. Times in engine seconds; None: it never got there."""
+    """The outcome of one request. Times in engine seconds; None: it never got there."""
 
     index: int
     """Its place in the trace, from 0."""
@@ -37,19 +37,19 @@ class ReplayedRequest:
     instance_id: str = UNKNOWN_INSTANCE
     attempts: int = 1
     ttft_s: float | None = None
-    """From when it was due to the first content: a client that is behind makes no request faster."""
+    """Time from when the request was due to the first content: a client that is behind makes no request faster."""
     expected_ttft_s: float | None = None
-    """As the router estimated it when it placed the request; None: not reported."""
+    """Estimate of the router when it placed the request; None: not reported."""
     e2e_s: float | None = None
-    """From when it was due to the end of its answer."""
+    """Time from when the request was due to the end of its answer."""
     prompt_tokens: int = 0
-    """As the instance counted them; 0 if not reported."""
+    """Prompt tokens as the instance counted them; 0 if not reported."""
     completion_tokens: int = 0
     cached_tokens: int | None = None
     """None: the instance did not report it; vLLM reports it for no request without a hit, and for none at all without
     ``--enable-prompt-tokens-details``."""
     expected_cached_tokens: int | None = None
-    """As the router expected them; None: not reported."""
+    """Cached tokens that the router expected; None: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ReplayReport:
     answered: int
     failed: int
     unsent: int
-    """Not sent because the replay was stopped; sent + unsent is the whole trace."""
+    """Requests that were not sent because the replay was stopped; sent + unsent is the whole trace."""
     failures: Mapping[str, int]
     own_slos: int
     """Requests with an SLO other than ``slo_ttft_s``: their own, or one by length."""
@@ -99,7 +99,7 @@ class ReplayReport:
     """|expected - actual| / actual TTFT over the requests whose estimate the router reported; None: for none."""
     ttft_error_p90: float | None
     ttft_error_s: Percentiles | None
-    """The same in seconds."""
+    """Errors of the TTFT estimates in seconds."""
     hit_rate: float | None
     """Share of prompt tokens that instances report as cached; None: reported for no request."""
     cached_error: CachedError | None
@@ -110,7 +110,7 @@ class ReplayReport:
     migrations: int | None
     retried: int
     span_s: float
-    """From the first arrival to the last answer."""
+    """Time from the first arrival to the last answer."""
     p99_lag_s: float
     """Large values mean that the client was too slow for the rate, and the report not to be trusted."""
     instances: Mapping[str, InstanceShare]
@@ -187,7 +187,7 @@ def _tpot_s(request: ReplayedRequest) -> float | None:
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
-    """Of the reported TTFT estimates: relative to the actual TTFT since sending, and in seconds."""
+    """The errors of the reported TTFT estimates: relative to the actual TTFT since sending, and in seconds."""
     pairs = [
         (request.expected_ttft_s, request.ttft_s - request.lag_s)
         for request in requests
@@ -206,7 +206,7 @@ def _hit_rate(requests: Sequence[ReplayedRequest]) -> float | None:
 
 
 def _cached_error(requests: Sequence[ReplayedRequest]) -> CachedError | None:
-    """What an instance does not report of a request is 0, if it is reported of any."""
+    """The error of the expected cached tokens. A request without a report has 0, if any request has one."""
     if all(request.cached_tokens is None for request in requests):
         return None
     errors = [

@@ -27,7 +27,7 @@ class ReportedCaches:
         self._hashes.update(zip(hash_ids, hashes, strict=False))
 
     def apply(self, instance_id: str, journal: Journal, now_s: float) -> None:
-        """What the engine's prefix cache did, in order. Bookings that it never reported end."""
+        """Apply the changes of the engine's prefix cache, in order. Bookings that it never reported end."""
         if instance_id not in self._fences:
             self._claim(instance_id)
         try:

@@ -209,7 +209,7 @@ class RequestDriver:
         self._turn_away(found)
 
     def _turn_away(self, requests: Iterable[tuple[str, Refusal]]) -> None:
-        """Those that are granted meanwhile, as another one left room, are not refused."""
+        """Turn away requests. One that was granted meanwhile, as another left room, is not refused."""
         for request_id, why in requests:
             machine = self.live.get(request_id)
             if machine is not None and all(grant.request_id != request_id for grant in self._pool.granted):

@@ -16,7 +16,7 @@ from dualmap.simulation.on_time import OnTimeShares
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """What happened to one request. Times in seconds of virtual time; None: it never got there."""
+    """The outcome of one request. Times in seconds of virtual time; None: it never got there."""
 
     arrival_s: float
     input_tokens: int
@@ -31,10 +31,10 @@ class RequestOutcome:
     key_blocks: int = 0
     """Length of its hash key."""
     expected_ttft_s: float = 0.0
-    """What the policy expected when it chose."""
+    """TTFT that the policy expected when it chose."""
     expected_cached_tokens: int = 0
     cached_tokens: int = 0
-    """What the engine found in its cache."""
+    """Prompt tokens that the engine found in its cache."""
     dispatched_s: float | None = None
     """When its instance got it."""
     first_token_s: float | None = None
@@ -85,7 +85,7 @@ class LoadSample:
 
     time_s: float
     pending_tokens: tuple[int, ...]
-    """Per ready instance, in id order."""
+    """Pending tokens of each ready instance, in id order."""
     held_requests: int
     running_requests: int
 
@@ -109,7 +109,7 @@ def load_cv(samples: Sequence[LoadSample]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Over answered requests."""
+    """Percentiles over answered requests."""
 
     mean: float
     p50: float
@@ -137,7 +137,7 @@ class RunResult:
     effective_capacity: float
     """Share of requests whose TTFT met the SLO; refused ones did not."""
     on_time: OnTimeShares
-    """The same by prompt tokens and by length, and with the time per token."""
+    """Shares on time by prompt tokens and by length, and with the time per token."""
     ttft_s: Percentiles
     e2e_s: Percentiles
     tpot_s: Percentiles
@@ -145,13 +145,13 @@ class RunResult:
     hit_rate: float
     """Share of input tokens that engines found in their caches."""
     infinite_hit_rate: float
-    """The same for one cache without limit that all instances shared: the bound."""
+    """Hit rate of one cache without limit that all instances shared: the bound."""
     expected_hit_rate: float
-    """The same as the KV metadata had it."""
+    """Hit rate as the KV metadata had it."""
     load_cv: float | None
     """Mean of the coefficient of variation of pending tokens over ``samples``, see ``load_cv``."""
     migrations: int
-    """From the first counted arrival to the last, as are preemptions and samples: no warm-up, no drain."""
+    """Migrations from the first counted arrival to the last, as are preemptions and samples: no warm-up, no drain."""
     preemptions: int
     key_blocks: Mapping[int, int]
     """Requests by length of their hash key in blocks."""
@@ -159,7 +159,7 @@ class RunResult:
     """|expected - actual| / actual TTFT; the expectation is the policy's at the moment of choice."""
     ttft_error_p90: float
     ttft_error_s: Percentiles
-    """The same in seconds."""
+    """Errors of the TTFT estimates in seconds."""
     undisturbed_share: float
     """Share of the answered requests that are undisturbed: see ``undisturbed``."""
     undisturbed_error_p50: float
@@ -168,7 +168,7 @@ class RunResult:
     longest_hold_s: float
     """Longest wait in the fleet of an answered request."""
     span_s: float
-    """From the first arrival to the last answer."""
+    """Time from the first arrival to the last answer."""
     samples: tuple[LoadSample, ...] = ()
     timeline: tuple[tuple[float, float, float], ...] = ()
     """(time, share on time, P90 TTFT) of the requests that arrived in each interval."""
@@ -176,21 +176,21 @@ class RunResult:
     """(time, requests, hit rate) of the requests that each instance was sent in each interval."""
     labels: Mapping[str, str] = field(default_factory=dict)
     instance_hours: float = 0.0
-    """Of instances that were ready, starting, or still answering, until the last arrival."""
+    """Hours of instances that were ready, starting, or still answering, until the last arrival."""
     changes: tuple[SizeChange, ...] = ()
     """Decisions of the autoscaler."""
     role_changes: tuple[tuple[float, RoleChange], ...] = ()
-    """Of the leader, each with its time."""
+    """Role changes of the leader, each with its time."""
     split_share: float = 0.0
     """Share of the answered requests that had a decode leg of their own."""
     moved_tokens: int = 0
-    """Whose KV was moved between instances, in the whole run."""
+    """Tokens whose KV was moved between instances, in the whole run."""
     leaks: int = 0
     """Staged KV that was not pulled in time, in the whole run."""
 
     @property
     def span_of_arrivals_s(self) -> float:
-        """Until the last arrival."""
+        """Time until the last arrival."""
         return self.requests / self.rate_per_s
 
     @property
@@ -210,7 +210,7 @@ class RunRecord:
     samples: Sequence[LoadSample]
     infinite_cached_tokens: Sequence[int]
     migrations: int
-    """Between the first counted arrival and the last, like preemptions."""
+    """Migrations between the first counted arrival and the last, like preemptions."""
     preemptions: int
     skip_requests: int
     labels: Mapping[str, str]
@@ -278,10 +278,10 @@ def _while_requests_arrived(samples: Sequence[LoadSample], counted: Sequence[Req
 
 
 def undisturbed(outcomes: Sequence[RequestOutcome]) -> list[bool]:
-    """Per outcome: it was answered by the instance chosen for it, which was given no other request in between.
+    """Whether each request was answered by the instance chosen for it, which was given no other request in between.
 
     A request disturbs from its arrival on the instance chosen for it, and from its dispatch on the one that it was
-    moved to. Of requests that arrive together, those later in order disturb those before.
+    moved to. Among requests that arrive together, the later ones in order disturb the earlier ones.
     """
     given: dict[str, list[tuple[float, int]]] = {}
     for index, outcome in enumerate(outcomes):
@@ -325,7 +325,8 @@ def _timeline(outcomes: Sequence[RequestOutcome], intervals: int = 60) -> list[t
 def _by_instance(
     outcomes: Sequence[RequestOutcome], intervals: int = 40
 ) -> dict[str, tuple[tuple[float, int, float], ...]]:
-    """What each instance was sent over the arrivals, in equal intervals; those without a request are left out."""
+    """The requests that each instance was sent over the arrivals, in equal intervals; those without a request are left
+    out."""
     if not outcomes:
         return {}
     width_s = max(outcomes[-1].arrival_s / intervals, 1e-9)

@@ -30,7 +30,7 @@ def roles_of(text: str) -> tuple[Role, ...]:
 
 
 def roles_for(text: str, instances: int) -> tuple[Role, ...]:
-    """The same shares of ``instances``: 16P16D of 32 for ``4P4D``.
+    """The roles of ``instances`` in the shares of ``text``: 16P16D of 32 for ``4P4D``.
 
     Raises:
         RolesError: as ``roles_of``, or the shares are no whole numbers.

@@ -27,11 +27,11 @@ class RouterQueueRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What a router sees of one instance."""
+    """An instance as a router sees it."""
 
     pending_tokens: int
     waiting_requests: int
-    """In the engine's own queue."""
+    """Requests in the engine's own queue."""
     kv_use: float
     """0..1, as the engine's gauge has it."""
 

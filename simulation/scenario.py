@@ -21,17 +21,17 @@ UNLIMITED = 1 << 50
 
 
 class Dispatch(StrEnum):
-    """Where requests wait for an instance that is busy."""
+    """The place where requests wait for an instance that is busy."""
 
     HOLD = "hold"
-    """In the fleet, until the instance's dispatch window has room: they can still move."""
+    """Requests wait in the fleet, until the instance's dispatch window has room: they can still move."""
     DIRECT = "direct"
-    """In the instance's own queue: every request is sent at once, as routers without a held queue do."""
+    """Requests wait in the instance's own queue: every request is sent at once, as routers without a held queue do."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """At a moment of the run, the number of ready instances becomes ``instances``.
+    """A change of the number of ready instances to ``instances``, at a moment of the run.
 
     Growing adds empty instances; shrinking drains those with the highest ids: they finish what they have.
     """
@@ -42,8 +42,8 @@ class FleetChange:
 
 @dataclass(frozen=True, slots=True)
 class SpeedChange:
-    """From a moment of the run on, every step of an instance takes ``slowdown`` times as long as its engine's model
-    says."""
+    """A slowdown of an instance from a moment of the run on: every step takes ``slowdown`` times as long as its
+    engine's model says."""
 
     at_s: float
     instance_id: str
@@ -75,11 +75,11 @@ class Scenario:
     """The instances by number from 1, each with figures of its own; empty: all the same, as the engine and the limits
     above say, and called by ``instance_name``."""
     roles: str = ""
-    """The same of their roles, as ``simulation.roles`` reads them; empty: all mixed."""
+    """Roles of the instances, as ``simulation.roles`` reads them; empty: all mixed."""
     move_roles: bool = False
-    """The leader gives instances to the side that starves, see ``scheduling.scaling.role_plan``."""
+    """Whether the leader gives instances to the role that is starved, see ``scheduling.scaling.role_plan``."""
     late_requests: Literal["serve", "refuse"] = "serve"
-    """What becomes of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
+    """Treatment of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()
     autoscale: Autoscale | None = None
     """The fleet changes its size itself, from ``instances`` on."""
@@ -88,7 +88,8 @@ class Scenario:
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
     idle_work: bool = True
-    """By deadline, idle instances take what other queues would make late, where the policy does not rebalance."""
+    """Whether, by deadline, idle instances take what other queues would make late, where the policy does not rebalance.
+    """
     rebalance_interval_s: float = 1.0
     rebalance_min_gap_s: float = 0.02
     rebalance_max_moves: int = 256
@@ -137,7 +138,7 @@ class Scenario:
         )
 
     def in_blocks_of(self, block_tokens: int) -> Scenario:
-        """With a trace's block size everywhere: the trace has its prefixes in these blocks."""
+        """The scenario with a trace's block size everywhere: the trace has its prefixes in these blocks."""
         engine = replace(self.engine, block_tokens=block_tokens)
         scheduling = self.scheduling.model_copy(update={"block_tokens": block_tokens})
         return replace(self, engine=engine, scheduling=scheduling)

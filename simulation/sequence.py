@@ -17,13 +17,13 @@ class EngineSequence:
     prefill_tokens: int = 0
     """Tokens to compute before it decodes: its prompt and, after a preemption, what it had generated."""
     computed_tokens: int = 0
-    """Of these, computed or found in the cache."""
+    """Tokens of these that were computed or found in the cache."""
     held_blocks: int = 0
     """Leading blocks of ``request.block_hashes`` that it holds in the prefix cache."""
     private_blocks: int = 0
     """Other blocks that it holds for ``computed_tokens``; once it decodes, the batch knows the whole number."""
     generated_tokens: int = 0
-    """Before it joined the batch, or at the end."""
+    """Tokens generated before the sequence joined the batch, or at the end."""
     cached_tokens: int | None = None
     """Hit of its first scheduling."""
     started: bool = False

@@ -63,7 +63,7 @@ _SEED = cache_seed("simulated")
 _PROGRESS_EVERY = 100
 LEARNING_INTERVAL_S = 1.0
 SWEEP_INTERVAL_S = 1.0
-"""Of the leader's rounds over the queues, and of the refusal of what was held too long."""
+"""Time between the leader's rounds over the queues, and of the refusal of what was held too long."""
 
 
 def simulate(
@@ -357,7 +357,7 @@ class Simulation:
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
 
     def _source(self, machine: RequestMachine) -> KvSource:
-        """Where its decode leg finds the KV, which is no longer kept for another one when that leg began to pull it."""
+        """The source of a decode leg's KV, which is no longer kept for another leg once this one began to pull it."""
         return self._staged[machine.request_id]
 
     def _leave_staged(self, machine: RequestMachine) -> None:

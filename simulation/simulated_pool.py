@@ -33,7 +33,7 @@ class SimulatedPool:
         """Members are changed by this class and by ``SimulatedLed`` alone, so that the copy of them is renewed."""
         self._members: Membership | None = None
         self.granted: list[Grant] = []
-        """Not yet taken."""
+        """Grants that are not yet taken."""
         self._deferred: dict[str, None] = {}
 
     # members -----------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class SimulatedPool:
         return reply
 
     def take_grants(self) -> Sequence[Grant]:
-        """Those since the last call, in order."""
+        """The grants since the last call, in order."""
         taken, self.granted = self.granted, []
         return taken
 

@@ -17,10 +17,10 @@ class TraceSource:
     source: str
     """A file, or a generator with its options (see ``simulation.generators``)."""
     requests: int | None = None
-    """Only so many from ``start`` on; a generator makes exactly so many."""
+    """Number of requests from ``start`` on; a generator makes exactly so many."""
     max_input_tokens: int | None = None
     block_tokens: int | None = None
-    """For files that do not carry their block size."""
+    """Block size for files that do not carry theirs."""
     seed: int = DEFAULT_SEED
     start: int = 0
     """Requests of a file to skip before the first: windows of one file take the place of seeds."""

@@ -12,7 +12,7 @@ class HeldKv:
     """Blocks that one request holds in a pool."""
 
     hashes: tuple[int, ...]
-    """Those in the prefix cache."""
+    """Blocks that are in the prefix cache."""
     private_blocks: int
 
 
@@ -24,7 +24,7 @@ class Staged:
 
 
 class StagedKv:
-    """By request id. All time out after the same time, so the first to be staged is the first to expire."""
+    """Staged KV by request id. All time out after the same time, so the first to be staged is the first to expire."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -40,7 +40,7 @@ class StagedKv:
         self._staged[request_id] = Staged(kv, tokens, now_s + self._timeout_s)
 
     def take(self, request_id: str) -> HeldKv | None:
-        """What is no longer staged; None if it was not."""
+        """End the staging of a request and return its KV; None if it was not staged."""
         staged = self._staged.pop(request_id, None)
         return None if staged is None else staged.kv
 
@@ -48,7 +48,7 @@ class StagedKv:
         return next(iter(self._staged.values())).expires_s if self._staged else None
 
     def take_expired(self, now_s: float) -> list[tuple[str, Staged]]:
-        """Those that have timed out at ``now_s``, the first first; they are no longer staged."""
+        """End the staging of what has timed out at ``now_s``, and return it, the first first."""
         expired = list(takewhile(lambda entry: entry[1].expires_s <= now_s, self._staged.items()))
         for request_id, _ in expired:
             del self._staged[request_id]

@@ -18,26 +18,26 @@ class StepCosts:
     """Coefficients of the step time, all in seconds."""
 
     overhead_s: float
-    """Per step: scheduling, launching, sampling, output handling on the host."""
+    """Cost of a step: scheduling, launching, sampling, output handling on the host."""
     weights_s: float
-    """Per step: reading all weights from device memory once."""
+    """Cost of a step: reading all weights from device memory once."""
     token_s: float
-    """Per token computed: arithmetic of the linear layers."""
+    """Cost of a computed token: arithmetic of the linear layers."""
     attention_pair_s: float
-    """Per pair of a prefilled token and a token that it attends to."""
+    """Cost of a pair of a prefilled token and a token that it attends to."""
     sequence_s: float
-    """Per decoding sequence: its share of host work and of small kernels."""
+    """Cost of a decoding sequence: its share of host work and of small kernels."""
     context_token_s: float
-    """Per token of context that a decoding sequence reads from KV memory."""
+    """Cost of a token of context that a decoding sequence reads from KV memory."""
     prompt_s: float = 0.0
-    """Per prompt whose prefill ends: what its request costs besides steps (HTTP, tokenization, first token out)."""
+    """Cost of a prompt whose prefill ends, besides steps: HTTP, tokenization, sending the first token."""
 
     def slowed(self, factor: float) -> StepCosts:
-        """The same with every step so many times longer."""
+        """The costs with every step slower by this factor."""
         return StepCosts(**{name: factor * cost for name, cost in asdict(self).items()})
 
     def with_prefill_speed(self, factor: float) -> StepCosts:
-        """The same with prefill so many times faster, and decoding as it was. Raises ValueError."""
+        """The costs with prefill faster by this factor, and decoding as it was. Raises ValueError."""
         if not 0 < factor < float("inf"):
             raise ValueError(f"a speed must be above 0, found {factor}")
         return replace(self, token_s=self.token_s / factor, attention_pair_s=self.attention_pair_s / factor)

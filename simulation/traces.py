@@ -6,7 +6,7 @@ Three formats are read:
   ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
-  Both may have ``slo_ttft_ms``, the TTFT SLO that a request asks for.
+  Both may have ``slo_ttft_ms``, the TTFT SLO of a request.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -39,7 +39,7 @@ class TraceRequest:
     hash_ids: tuple[int, ...]
     """One id per block; equal ids in two requests mean that they agree up to and including that block."""
     slo_ttft_s: float | None = None
-    """The TTFT SLO that it asks for, as a client does with ``x-slo-ttft-ms``; None: it leaves it to the fleet."""
+    """The TTFT SLO of the request, as a client sends it with ``x-slo-ttft-ms``; None: it leaves it to the fleet."""
 
 
 @dataclass(frozen=True, slots=True)

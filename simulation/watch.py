@@ -1,4 +1,4 @@
-"""What a run counts beside its requests: moments of load, instance time, migrations and preemptions."""
+"""Counts of a run beside its requests: moments of load, instance time, migrations and preemptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualmap.simulation.simulated_pool import SimulatedPool
 
 
 class Counters(NamedTuple):
-    """What a run has counted so far."""
+    """Counts of a run so far."""
 
     migrations: int
     preemptions: int
@@ -29,7 +29,7 @@ class Watch:
         self.paid_s = 0.0
         """Instance seconds until now: ready, starting, or still answering."""
         self.at_first = self.at_last = Counters(0, 0)
-        """At the first arrival that counts, and at the last."""
+        """Counters at the first arrival that counts, and at the last."""
 
     def sample(self, now_s: float, paid_for_s: float) -> None:
         """Note the load, and that the fleet was paid for so long."""
@@ -55,5 +55,5 @@ class Watch:
 
     @property
     def leaks(self) -> int:
-        """Staged KV that was not pulled in time."""
+        """The number of staged KVs that were not pulled in time."""
         return sum(engine.statistics().expired for engine in self._cluster.engines.values())

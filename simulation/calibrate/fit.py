@@ -1,4 +1,4 @@
-"""From measured times to step costs: least squares of relative errors, no cost below 0.
+"""Fitting step costs to measured times: least squares of relative errors, no cost below 0.
 
 A prompt alone: ``prompt + steps · overhead + max(weights, token · n) of each step + pair · pairs``. A batch that
 decodes: ``overhead + max(weights, token · batch) + sequence · batch + context · tokens of context``. What a decode step
@@ -15,7 +15,7 @@ from typing import Final
 from dualmap.simulation.step_time import StepCosts, attention_pairs
 
 _SHARES: Final = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9)
-"""Of the least decode step: what reading the weights may take of it."""
+"""Shares of the least decode step that reading the weights may take."""
 _LEAST: Final = 1e-12
 _ROUNDS: Final = 6
 
@@ -34,7 +34,7 @@ class DecodeTime:
 
     sequences: int
     context_tokens: int
-    """Of all of them together."""
+    """Context tokens of all sequences together."""
     step_s: float
 
 
@@ -46,7 +46,7 @@ class Fitted:
     prefill_error: float
     """Mean relative error of the times to first token."""
     decode_error: float
-    """Of the decode steps."""
+    """Relative error of the decode steps."""
 
 
 def fit_costs(prefills: Sequence[PrefillTime], decodes: Sequence[DecodeTime], budget_tokens: int) -> Fitted:
@@ -66,7 +66,7 @@ def fit_costs(prefills: Sequence[PrefillTime], decodes: Sequence[DecodeTime], bu
     _, token_s, pair_s, prompt_s, share = min(
         (error, *costs, share) for (error, costs), share in zip(fits, _SHARES, strict=True)
     )
-    # Where no weights hide it, a decoding token costs what a prompt's does, and is part of the measured slope.
+    # If no weights hide it, a decoding token costs what a prompt's does, and is part of the measured slope.
     hidden = share > 0
     costs = StepCosts(
         overhead_s=least_s * (1 - share),
@@ -135,7 +135,7 @@ def non_negative(
 
 
 def _least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
-    """By the normal equations, each column scaled to its size; columns that say nothing get 0."""
+    """Solve the normal equations, each column scaled to its size; columns that say nothing get 0."""
     width = len(rows[0])
     sizes = [max(_LEAST, max(abs(row[column]) for row in rows)) for column in range(width)]
     scaled = [[row[column] / sizes[column] for column in range(width)] for row in rows]

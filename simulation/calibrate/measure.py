@@ -30,9 +30,9 @@ _TOKEN_IDS = re.compile(rb'"token_ids":\s*\[([0-9, ]*)\]')
 _FIRST_ID, _LAST_ID = 300, 3000
 """Ids of ordinary tokens in every vocabulary."""
 _ATTEMPTS = 3
-"""Of one measurement. A length or batch that fails as often is not measured in later rounds."""
+"""Attempts at one measurement. A length or batch that fails as often is not measured in later rounds."""
 _PAUSE_S = 1.0
-"""Before the next attempt: what disturbed the last one may be over then."""
+"""Pause before the next attempt: what disturbed the last one may be over then."""
 
 _Measured = TypeVar("_Measured")
 _Cell = TypeVar("_Cell", int, tuple[int, int])
@@ -49,7 +49,7 @@ class DisturbedError(CalibrationError):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """The measurements to make."""
 
     prompt_lengths: tuple[int, ...]
     batches: tuple[tuple[int, int], ...]
@@ -161,8 +161,9 @@ class Engine:
         return (await self._answer(prompt_tokens, 1)).times_s[0] - started_s
 
     async def _step(self, sequences: int, prompt_tokens: int, plan: Plan) -> DecodeTime:
-        """While all of them decode: from the last one's first token to the first one's last. Those that start early
-        must not be done when the last one starts, so answers grow until they overlap, and long enough."""
+        """Measure a step while all sequences decode: from the last one's first token to the first one's last. Sequences
+        that start early must not be done when the last one starts, so answers grow until they overlap, and long enough.
+        """
         tokens = plan.decode_tokens
         while True:
             answers = await _all_of([self._answer(prompt_tokens, tokens) for _ in range(sequences)])
@@ -247,7 +248,7 @@ def medians_of(
     steps: Mapping[tuple[int, int], Sequence[DecodeTime]],
     told: Callable[[str], None],
 ) -> tuple[list[PrefillTime], list[DecodeTime]]:
-    """Without those that could not be measured."""
+    """The medians of the times, without measurements that failed."""
     prefills = [PrefillTime(length, statistics.median(times_s)) for length, times_s in ttfts_s.items() if times_s]
     decodes = [sorted(found, key=lambda each: each.step_s)[len(found) // 2] for found in steps.values() if found]
     for prefill in prefills:

@@ -14,7 +14,7 @@ from dualmap.simulation.step_time import StepCosts
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an instance reports about itself."""
+    """An instance's report about itself."""
 
     model: str
     kv_capacity_tokens: int
@@ -25,7 +25,7 @@ class Limits:
 
 
 def cost_settings(costs: StepCosts) -> CostSettings:
-    """With six digits: more would pretend a precision that no measurement has."""
+    """The costs as settings, with six digits: more would pretend a precision that no measurement has."""
 
     def rounded(value: float) -> float:
         return float(f"{value:.6g}")

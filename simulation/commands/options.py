@@ -203,8 +203,8 @@ def _with_roles(text: str, pool: PoolSettings, engine: EngineConfig, instances: 
 
 
 def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
-    """The pool's instances, or ``instances`` like them in turn; if it names none, as many as asked for with the
-    engine's figures, as ``dualmap up`` would start them.
+    """The pool's instances, or ``instances`` like them in turn; if it names none, as many as given with the engine's
+    figures, as ``dualmap up`` would start them.
 
     An instance without a KV capacity would report its own, which here is the engine's.
     """

@@ -16,7 +16,7 @@ def progress_bars(quiet: bool = False, *, transient: bool = True) -> Progress:
 
 
 def by_name(progress: Progress) -> Callable[[str, int, int], None]:
-    """What is told (name, done, total) shows a bar for each name."""
+    """A callback that shows a bar for each name; it is called with (name, done, total)."""
     tasks: dict[str, TaskID] = {}
 
     def on_step(name: str, done: int, total: int) -> None:

@@ -1,4 +1,4 @@
-"""What a request asks of the engine: prompts, and answers of a known length."""
+"""Requests as the engine takes them: prompts, and answers of a known length."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer that was asked for."""
+    """One requested answer."""
 
     prompt: Prompt
     script: Script
@@ -86,7 +86,7 @@ class Sampling:
     """Exactly as long as this; None: as long as is drawn."""
     min_tokens: int = 0
     answers: int = 1
-    """To each prompt."""
+    """Number of answers to each prompt."""
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False

@@ -17,7 +17,7 @@ class Call:
     ask: Ask
     reply: Reply
     stream: StreamReply | None
-    """The same reply, where its pieces are sent as they come."""
+    """The reply as a stream, where its pieces are sent as they come."""
     responder: Responder
     arrived_s: float
     """Engine time, as all times here."""
@@ -31,7 +31,7 @@ class Call:
             self.responder.write(data)
 
     def all_ends(self) -> list[Ended]:
-        """Of a complete request, in the order of its choices."""
+        """The ends of a complete request, in the order of its choices."""
         return [self.ends[number] for number in range(len(self.ask.choices))]
 
     def usage(self) -> Usage:
@@ -45,7 +45,7 @@ class Generation:
 
     call: Call
     number: int
-    """Among the choices of the request."""
+    """Index among the choices of the request."""
     started_s: float = math.nan
     last_token_s: float = math.nan
     sent_tokens: int = 0

@@ -26,7 +26,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 class HttpRequest:
     method: str
     path: str
-    """Without the query."""
+    """Path without the query."""
     headers: dict[str, str]
     """Names in lower case; the last of a repeated one."""
     body: bytes
@@ -34,12 +34,12 @@ class HttpRequest:
 
 
 class Responder:
-    """The way to answer one request. Writing after the client has left does nothing."""
+    """The writer of one answer. Writing after the client has left does nothing."""
 
     def __init__(self, connection: HttpConnection, keep_alive: bool, *, bodiless: bool = False) -> None:
         """``bodiless``: it answers HEAD, whose answer ends with its head."""
         self.on_disconnect: Callable[[], None] | None = None
-        """Called once if the client leaves before the answer is complete."""
+        """Callback for a client that leaves before the answer is complete; it is called once."""
         self.gone = False
         self._connection = connection
         self._keep_alive = keep_alive

@@ -34,7 +34,7 @@ _VALIDATION = "Bad Request"
 
 
 def bad_request(message: str, param: str | None = None) -> ApiError:
-    """What a request may not ask for; ``param`` is named at the message's end, as vLLM does."""
+    """The error for a value that a request may not have; ``param`` is named at the message's end, as vLLM does."""
     return ApiError(400, "BadRequestError", f"{message} (parameter={param})" if param else message, param)
 
 

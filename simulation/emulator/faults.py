@@ -31,7 +31,7 @@ _ANSWERS = {
     "empty": EmptyAnswerError(200, "", ""),
     "recomputed": GivenBackError(200, "", ""),
 }
-"""What failed decoders of vLLM-Ascend answer."""
+"""Answers of failed decoders of vLLM-Ascend."""
 
 
 class Faults:
@@ -44,7 +44,7 @@ class Faults:
 
     def __init__(self, generator: Generator, die: Callable[[bool, float | None], None]) -> None:
         self.draining = False
-        """Shutting down: new requests get 500, running ones continue."""
+        """Whether the server is shutting down: new requests get 500, running ones continue."""
         self._generator = generator
         self._die = die
         self._fail_next = 0
@@ -80,7 +80,7 @@ class Faults:
             raise _ANSWERS.get(self._answer) or plain(self._fail_status)
 
     def lie_to(self, responder: Responder) -> Responder | None:
-        """What the answer to a request for inference goes through; None if it was lied to already."""
+        """The responder that the answer to a request for inference goes through; None if it was lied to already."""
         lie = self._lie
         if lie is None:
             return responder

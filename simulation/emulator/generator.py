@@ -43,7 +43,7 @@ class Generator:
         self._rank = rank
         self.config = settings.engine_config()
         self.kv_events: KvEventLog | None = None
-        """Where it publishes what its cache does; set it before the engine has work."""
+        """Log for the changes of the cache; set it before the engine has work."""
         self.clock = EngineClock(time.monotonic, settings.time_scale)
         self._settings = settings
         self._crash = crash
@@ -54,7 +54,7 @@ class Generator:
         """Requests under way, and their answers' ids in the engine."""
         self._generations: dict[str, Generation] = {}
         self._streaming: dict[str, Generation] = {}
-        """Those that stream and have their first token."""
+        """Generations that stream and have their first token."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._timer: asyncio.TimerHandle | None = None
@@ -68,7 +68,7 @@ class Generator:
 
     @property
     def engine(self) -> Engine:
-        """For reading; only the generator drives it."""
+        """The engine, for reading; only the generator drives it."""
         return self._engine
 
     def start(self, ask: Ask, reply: Reply, responder: Responder, stream: StreamReply | None = None) -> None:
@@ -155,7 +155,7 @@ class Generator:
         self._dead = False
 
     def publish_cache(self, log: KvEventLog | None) -> None:
-        """From now on, what the engine's cache does goes to this log. For an engine that has done nothing yet."""
+        """Write changes of the engine's cache to this log from now on. For an engine that has done nothing yet."""
         self.kv_events = log
         self._boot()
 

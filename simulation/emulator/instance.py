@@ -30,7 +30,7 @@ class EmulatedInstance:
     def __init__(self, settings: EmulatorSettings, port: int) -> None:
         ranks = range(settings.data_parallel_size)
         self.generators = [Generator(settings, crash=self._crash, rank=rank) for rank in ranks]
-        """By rank of data parallelism."""
+        """Generators by rank of data parallelism."""
         self.names = ServedNames(settings.served_model, settings.aliases, settings.loras)
         self._endpoints = [Endpoints(settings, each, self.generators, self.die, self.names) for each in self.generators]
         self._settings = settings
@@ -40,7 +40,7 @@ class EmulatedInstance:
         self._timers: list[asyncio.TimerHandle] = []
         self._reopening: asyncio.Task[None] | None = None
         self.kv_events: list[KvEventPublisher] = []
-        """By rank; none while nothing is published."""
+        """Publishers by rank; none while nothing is published."""
 
     @property
     def generator(self) -> Generator:
@@ -49,7 +49,7 @@ class EmulatedInstance:
 
     @property
     def endpoints(self) -> Endpoints:
-        """Of the first engine."""
+        """Endpoints of the first engine."""
         return self._endpoints[0]
 
     @property
@@ -71,7 +71,8 @@ class EmulatedInstance:
                 generator.publish_cache(KvEventLog(generator.config.block_tokens, publisher))
 
     def _publisher(self, offset: int, rank: int) -> KvEventPublisher:
-        """As an instance started by ``vllm serve`` with these endpoints, whose ports each rank adds its number to."""
+        """The publisher of an instance that ``vllm serve`` started with these endpoints: each rank adds its number to
+        the ports."""
         host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
         endpoint, replay_endpoint = (f"tcp://{host}:{self._port + ports + rank}" for ports in (offset, 2 * offset))
         from dualmap.simulation.emulator.kv_publisher import (
@@ -101,7 +102,7 @@ class EmulatedInstance:
             self._timers.append(loop.call_later(PORT_CLOSES_AFTER_S + revive_after_s, self._revive))
 
     async def shut_down(self) -> None:
-        """What SIGTERM does: let running requests finish if there is time for that, abort the rest, close."""
+        """Shut down as SIGTERM does: let running requests finish if there is time for that, abort the rest, close."""
         for endpoints in self._endpoints:
             endpoints.faults.draining = True
         await asyncio.gather(*(each.wait_idle(self._settings.shutdown_timeout_s) for each in self.generators))
@@ -130,7 +131,7 @@ class EmulatedInstance:
         return HttpConnection(self._handle, self._connections)
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
-        """By the engine that the request names, else by the one with the fewest requests."""
+        """Handle a request by the engine that it names, else by the one with the fewest requests."""
         named, count = request.headers.get("x-data-parallel-rank"), len(self.generators)
         if named is None:
             rank = min(range(count), key=lambda each: self.generators[each].active)

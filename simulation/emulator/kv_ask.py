@@ -1,4 +1,4 @@
-"""What a leg of a split request asks of its KV: ``kv_transfer_params``, as vLLM's connectors read them."""
+"""``kv_transfer_params`` of a leg of a split request, as vLLM's connectors read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id"
 
 @dataclass(slots=True)
 class KvAsk:
-    """What a request asks of its KV."""
+    """A request's instructions for its KV."""
 
     request_id: str
     """Its client's."""
@@ -22,15 +22,15 @@ class KvAsk:
     awaits: bool = False
     """A decode leg."""
     source: dict[str, Any] | None = None
-    """Where a decode leg finds its KV; of a layerwise prefill leg, where its KV goes."""
+    """Source of a decode leg's KV; target of a layerwise prefill leg's KV."""
     metaserver: str | None = None
-    """Whom a layerwise decode leg tells that it has its blocks."""
+    """URL that a layerwise decode leg notifies once it has its blocks."""
     returned: dict[str, Any] | None = None
     """``kv_transfer_params`` of the answer."""
 
 
 def read_kv_ask(payload: Body, request_id: str) -> KvAsk | None:
-    """From ``kv_transfer_params``; None where KV stays. Raises ApiError."""
+    """Read ``kv_transfer_params``; None where the KV stays. Raises ApiError."""
     params = mapping(payload, "kv_transfer_params")
     if params is None:
         return None

@@ -1,4 +1,4 @@
-"""What the emulated engine's prefix cache does, as KV events: blocks get their token ids back.
+"""Changes of the emulated engine's prefix cache, as KV events: blocks get their token ids back.
 
 The engine knows hashes. The prompts of the requests under way say what is in them, and a block enters the cache while
 its request is under way.
@@ -24,12 +24,12 @@ class KvEventLog:
 
     def __init__(self, block_tokens: int, publisher: KvEventPublisher) -> None:
         self.journal: Journal = []
-        """What the engine's pool writes into."""
+        """Journal that the engine's pool writes into."""
         self._block_tokens = block_tokens
         self._publisher = publisher
         self._prompts: dict[str, Prompt] = {}
         self._known: dict[int, tuple[Prompt, int, int]] = {}
-        """By block: a prompt with it, its place in there, and how many requests under way have it."""
+        """Known blocks: a prompt with the block, its place in there, and how many requests under way have it."""
 
     def enter(self, engine_id: str, prompt: Prompt) -> None:
         """A request is under way."""
@@ -46,7 +46,7 @@ class KvEventLog:
                 self._known[block] = (prompt, place, count - 1)
 
     def publish(self, published_s: float) -> None:
-        """What happened since, as one batch; nothing where nothing did."""
+        """Publish all that happened since as one batch, if anything did."""
         if not self.journal:
             return
         events: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ class KvEventLog:
         self._publisher.publish(events, published_s)
 
     def _store(self, block: int, events: list[dict[str, Any]]) -> None:
-        """As part of the event before, where it follows the last block there."""
+        """Add a stored block, as part of the event before where it follows the last block there."""
         prompt, place, _ = self._known[block]
         parent = prompt.block_hashes[place - 1] if place else None
         size = self._block_tokens * TOKEN_BYTES

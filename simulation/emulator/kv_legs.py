@@ -1,9 +1,9 @@
 """The KV of split requests between emulated servers: what is staged, and its move from one to another.
 
 A prefill leg stages its KV, and its answer says where (``kv_transfer_params``). A decode leg with these moves it: it
-asks the other server whether the KV is there, takes as long as the bytes need, and has it released. The layerwise
-connector begins at the decode leg: once that has its blocks it asks its metaserver for a prefill leg, which sends the
-KV to it.
+queries the other server for the KV, takes as long as the bytes need, and has it released. The layerwise connector
+begins at the decode leg: once that has its blocks it requests a prefill leg from its metaserver, which sends the KV to
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CALL_TIMEOUT_S = 5.0
 
 
 class KvEngine(Protocol):
-    """The engine's side, by the ids of the engine."""
+    """The engine as its KV legs use it, by the ids of the engine."""
 
     def has_staged(self, engine_id: str) -> bool: ...
 
@@ -50,7 +50,7 @@ class KvLegs:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
         self._sources: dict[str, dict[str, Any]] = {}
-        """Of decode legs whose KV has not come, by their id in the engine."""
+        """Sources of decode legs whose KV has not come, by their id in the engine."""
         self._awaited: dict[str, str] = {}
         """Layerwise decode legs by their request id: the id in the engine."""
         self._stalling = 0
@@ -147,7 +147,7 @@ class KvLegs:
             release.add_done_callback(self._releasing.discard)
 
     def leave(self, engine_id: str) -> None:
-        """A decode leg has ended. Where its KV had not come, the prefill instance is told to free it."""
+        """A decode leg has ended. Where its KV had not come, the prefill instance is sent a request to free it."""
         task = self._tasks.pop(engine_id, None)
         if task is not None and not task.done():
             task.cancel()

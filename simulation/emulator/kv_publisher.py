@@ -1,7 +1,7 @@
 """KV events as vLLM publishes them over ZeroMQ: a PUB socket, and a ROUTER socket that replays the last batches.
 
 Frames and payload are those of vLLM 0.32: ``[topic, sequence, payload]``, the payload ``[time, [event, …], rank]`` with
-events as maps. A replay is asked for by ``[b"", first sequence]``, and answered by ``[b"", topic, sequence, payload]``
+events as maps. A replay is requested by ``[b"", first sequence]``, and answered by ``[b"", topic, sequence, payload]``
 for every batch that is kept, then one with the sequence 2^64 - 1.
 """
 
@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 KEPT_BATCHES = 10_000
-"""For a replay; vLLM's default."""
+"""Batches kept for a replay; vLLM's default."""
 _SEQUENCE = struct.Struct(">Q")
 _END = b"\xff" * 8
 

@@ -14,7 +14,7 @@ from dualmap.simulation.emulator.errors import plain
 
 
 class Lie(StrEnum):
-    """What becomes of a request for inference."""
+    """Wrong answers to a request for inference."""
 
     REDIRECT = "redirect"
     UNAUTHORIZED = "unauthorized"

@@ -25,7 +25,7 @@ def read_chat_logprobs(payload: Body) -> int | None:
 
 
 def read_completion_logprobs(payload: Body) -> int | None:
-    """The same for a completion. Raises ApiError."""
+    """The alternatives that a completion requests. Raises ApiError."""
     wanted = integer(payload, "logprobs")
     _check_number(wanted, "logprobs")
     return wanted

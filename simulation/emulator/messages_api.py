@@ -47,7 +47,7 @@ def read_count(payload: Body, limits: Limits) -> bytes:
 
 
 def message_prompt(payload: Body) -> bytes:
-    """What the model is shown for ``system``, ``messages`` and ``tools``. Raises ApiError."""
+    """The text that the model sees for ``system``, ``messages`` and ``tools``. Raises ApiError."""
     required(payload, "messages")
     given = objects(payload, "messages") or ()
     for index, message in enumerate(given):

@@ -48,7 +48,7 @@ class Histogram:
 
 
 class InstanceMetrics(Collector):
-    """What one emulated engine counts.
+    """The metrics of one emulated engine.
 
     Args:
         started_s: when its process started, Unix time.

@@ -18,7 +18,7 @@ from dualmap.simulation.tokenizer import TOKEN_BYTES, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
 _AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
-"""Between the last message and the answer, unless the answer continues that message."""
+"""Text between the last message and the answer, unless the answer continues that message."""
 
 
 def check_model(payload: Body, limits: Limits) -> None:
@@ -62,7 +62,7 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, C
 
 
 def chat_prompt(payload: Body) -> bytes:
-    """What the model is shown for ``messages`` and ``tools``. Raises ApiError."""
+    """The text that the model sees for ``messages`` and ``tools``. Raises ApiError."""
     messages = required(payload, "messages")
     if not isinstance(messages, list):
         raise invalid("messages", "list_type", "Input should be a valid list", messages)

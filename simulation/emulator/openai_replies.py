@@ -27,7 +27,7 @@ class StreamOptions:
 
 
 class OpenAiReply:
-    """What chats and completions have in common.
+    """The common part of replies to chats and completions.
 
     Args:
         logprobs: alternatives to each token; None: no log-probabilities.
@@ -67,7 +67,7 @@ class OpenAiReply:
 
     @abstractmethod
     def begin(self) -> bytes:
-        """What comes before the first token of all."""
+        """The bytes before the first token of all."""
 
     def opening(self) -> bytes:
         return b""

@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.scripts import GivenText, Script
 DIMENSIONS = 128
 
 _SCORED = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
-"""Names of the two sides of a score; the first pair is the usual one."""
+"""Names of the two inputs of a score; the first pair is the usual one."""
 
 
 def read_embedding(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, PoolingReply]:

@@ -54,10 +54,10 @@ class StreamReply(Reply, Protocol):
     """A reply that can come piece by piece. Every piece but ``closing`` may be empty."""
 
     def opening(self) -> bytes:
-        """What a stream sends with its head, before anything is computed."""
+        """The bytes that a stream sends with its head, before anything is computed."""
 
     def begin(self) -> bytes:
-        """What comes before the first token of all."""
+        """The bytes before the first token of all."""
 
     def delta(self, choice: int, start: int, count: int) -> bytes:
         """Tokens ``start`` to before ``start + count``; the hot path of every stream."""

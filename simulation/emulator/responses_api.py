@@ -35,10 +35,10 @@ class StoredResponses:
     def __init__(self, *, stores: bool) -> None:
         self._stores = stores
         self._responses: OrderedDict[str, tuple[dict[str, Any], list[Any]]] = OrderedDict()
-        """With the items of the conversation that each one ends."""
+        """Stored responses, each with the items of the conversation that it ends."""
 
     def keep_of(self, payload: Body) -> Callable[[dict[str, Any]], None] | None:
-        """What is to be told of the whole response to a request; None if it is not to be stored."""
+        """The callback that keeps the whole response to a request; None if it is not to be stored."""
         wanted = payload.get("store") is None or flag(payload, "store")
         items = _items(payload)
         return (lambda response: self._keep(response, items)) if self._stores and wanted else None
@@ -129,7 +129,7 @@ class ResponseReply:
         self._stamp = stamp
         self._wanted = wanted
         self.keep: Callable[[dict[str, Any]], None] | None = None
-        """Told of the whole response."""
+        """Callback that gets the whole response."""
         self._sequence_number = -1
 
     def opening(self) -> bytes:

@@ -29,7 +29,7 @@ class Route:
 
 
 Routes = Mapping[str, Mapping[str, Route]]
-"""Of a path, by method."""
+"""Routes by path and method."""
 
 
 def send(responder: Responder, answer: dict[str, Any]) -> None:

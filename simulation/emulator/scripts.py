@@ -74,7 +74,7 @@ class Script:
     """The client sees no more than this of the text; None: all of it."""
 
     def text(self, start: int, count: int) -> str:
-        """What the client sees of tokens ``start`` to before ``start + count``."""
+        """The text of the tokens from ``start`` to before ``start + count``, as the client sees it."""
         end = (start + count) * TOKEN_CHARS
         if self.visible_chars is not None:
             end = min(end, self.visible_chars)

@@ -14,7 +14,7 @@ from dualmap.simulation.settings import EmulatorSettings
 
 @asynccontextmanager
 async def emulated_instances(settings: EmulatorSettings) -> AsyncIterator[Sequence[EmulatedInstance]]:
-    """Listening instances for the time of the context.
+    """Serve instances for the time of the context.
 
     Raises:
         OSError: a port is taken; none stays open.

@@ -14,7 +14,7 @@ _PLAIN = "text/plain; charset=utf-8"
 
 
 class ServedNames:
-    """Shared by all engines of a server."""
+    """Model names, shared by all engines of a server."""
 
     def __init__(self, model: str, aliases: Iterable[str] = (), adapters: Iterable[str] = ()) -> None:
         self.model = model
@@ -39,7 +39,7 @@ class ServedNames:
         return model if isinstance(model, str) and model in self._adapters else None
 
     def cards(self, created_s: int, max_model_len: int) -> list[dict[str, Any]]:
-        """As ``/v1/models`` lists them."""
+        """The entries of ``/v1/models``."""
         common = {"object": "model", "created": created_s, "owned_by": "vllm"}
         served = [
             {"id": name, **common, "root": self.model, "parent": None, "max_model_len": max_model_len}

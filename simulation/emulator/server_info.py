@@ -1,4 +1,4 @@
-"""Paths that tell about the server, and its tokenizer."""
+"""Endpoints about the server, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualmap.simulation.tokenizer import encode
 
 
 class ServerInfo:
-    """Of one emulated server, all its engines."""
+    """Information about one emulated server, all its engines."""
 
     def __init__(self, generators: Sequence[Generator], limits: Limits, version: str) -> None:
         self._generators = generators
@@ -84,7 +84,7 @@ class ServerInfo:
         send(responder, {"prompt": token_bytes(tokens, "tokens").decode("utf-8", "replace")})
 
     def _reset_prefix_cache(self, _request: HttpRequest, responder: Responder) -> None:
-        """As in vLLM, it fails while requests hold blocks."""
+        """Reset the prefix cache. It fails while requests hold blocks, as in vLLM."""
         idle = not any(each.engine.kv_used_tokens for each in self._generators)
         for each in self._generators if idle else ():
             each.engine.clear_cache()

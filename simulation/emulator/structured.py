@@ -34,7 +34,7 @@ class ToolCall:
 
     tool: Tool
     finish_reason: str
-    """Of a complete call: vLLM says ``stop`` when the function was named by the request."""
+    """Finish reason of a complete call: vLLM says ``stop`` when the function was named by the request."""
 
 
 def read_output_format(payload: Body) -> MakeText | None:
@@ -65,7 +65,7 @@ def json_text(schema: object) -> MakeText:
 
 
 def read_chat_tools(payload: Body) -> ToolCall | None:
-    """``tools`` and ``tool_choice`` of a chat: the call that is asked for, if one is. Raises ApiError.
+    """``tools`` and ``tool_choice`` of a chat: the call that is requested, if one is. Raises ApiError.
 
     Where the choice is the model's own, it never calls.
     """

@@ -39,7 +39,7 @@ GAP_S = QuantileTable(((0, 0.2), (0.25, 0.69), (0.5, 1.6), (0.75, 8.6), (0.9, 44
 ANSWER_TOKENS_PER_S = 40.0
 
 SPAWN_SHARE = 0.006
-"""Of the steps of a session."""
+"""Share of the steps of a session that start sub-agents."""
 SUB_AGENTS = QuantileTable(((0, 2), (0.6, 3), (1, 5)))
 SUB_AGENT_STEPS = QuantileTable(((0, 3), (0.5, 10), (1, 40)))
 REPORT_TOKENS = QuantileTable(((0, 200), (0.5, 800), (1, 3000)))
@@ -49,7 +49,7 @@ SUMMARY_TOKENS = QuantileTable(((0, 1500), (0.5, 3000), (1, 6000)))
 READ_AGAIN_TOKENS = QuantileTable(((0, 2000), (0.5, 8000), (1, 20_000)))
 
 MEAN_SESSION_REQUESTS = 71.0
-"""With those of its sub-agents and its compactions."""
+"""Mean requests of a session, with those of its sub-agents and its compactions."""
 
 
 def agents(requests: int, seed: int) -> Trace:

@@ -22,7 +22,7 @@ class TraceFigures:
     mean_input_tokens: float
     mean_output_tokens: float
     input_quantiles: tuple[float, ...]
-    """At QUANTILES."""
+    """Input lengths at QUANTILES."""
     output_quantiles: tuple[float, ...]
     infinite_cache_hit: float
     """Share of input tokens that one cache without a limit would have held."""
@@ -68,7 +68,7 @@ def quantile(ordered: Sequence[float], probability: float) -> float:
 
 
 def cached_tokens_if_infinite(trace: Trace) -> list[int]:
-    """Per request, the input tokens that one cache without a limit would have held at its arrival.
+    """The input tokens of each request that one cache without a limit would have held at its arrival.
 
     The last token of a prompt is always computed, as an engine does.
     """

@@ -18,9 +18,9 @@ from dualmap.simulation.traces import Trace, TraceRequest
 
 CROWD_FACTOR = 2.0
 CROWD_SHARE = 0.04
-"""Of the day: how long one crowd stays."""
+"""Share of the day that one crowd stays."""
 RAMP_S = 10.0
-"""In which a crowd comes, and goes."""
+"""Time in which a crowd comes, and in which it goes."""
 
 
 def diurnal(requests: int, seed: int, day_s: int = 14_400, ratio: int = 4, crowds: int = 2) -> Trace:

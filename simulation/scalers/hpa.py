@@ -16,7 +16,7 @@ from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 
 TOLERANCE = 0.1
 PERIOD_S = 15.0
-"""Between two rounds of the controller, and between two scrapes."""
+"""Time between two rounds of the controller, and between two scrapes."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Hpa:
     figure: str
     """``queue`` or ``kv``."""
     target: float
-    """Of the figure, for each instance: waiting requests, or share of KV memory."""
+    """Target of the figure for each instance: waiting requests, or share of KV memory."""
     stabilization_s: float = 300.0
     _now: FleetFigures = field(default_factory=lambda: FleetFigures(0.0, 0))
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
