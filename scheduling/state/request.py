@@ -1,11 +1,7 @@
-"""The life of a request in the fleet: one record, one table of transitions.
+"""The record of a live request: what the store keeps of it, in memory and in Redis, and what every plan reads.
 
-    held ── GRANTED ──▶ dispatched ── FIRST_TOKEN ──▶ prefilled
-     │ ▲
-     └─┴ MIGRATED
-
-``finish`` ends a request in every state and releases what is left of it. Routers keep the request that owns the client;
-this record is the other shape: what the store keeps, in memory and in Redis, and what every plan reads.
+The life of a request is ``scheduling.request.machine``; the store knows the part of it that others have to see. Scripts
+change it: a grant makes a held request dispatched, its first token makes it prefilled, and its end removes it.
 """
 
 from __future__ import annotations
@@ -27,32 +23,6 @@ class RequestState(StrEnum):
     """Its instance may be sent it; its prefill has not finished."""
     PREFILLED = "prefilled"
     """Its first token came, or is presumed to have come."""
-
-
-class RequestEvent(StrEnum):
-    GRANTED = "granted"
-    MIGRATED = "migrated"
-    FIRST_TOKEN = "first_token"
-
-
-_S, _E = RequestState, RequestEvent
-TRANSITIONS: dict[tuple[RequestState, RequestEvent], RequestState] = {
-    (_S.HELD, _E.GRANTED): _S.DISPATCHED,
-    (_S.HELD, _E.MIGRATED): _S.HELD,
-    (_S.DISPATCHED, _E.FIRST_TOKEN): _S.PREFILLED,
-}
-
-
-def next_request_state(state: RequestState, event: RequestEvent) -> RequestState:
-    """The state after the event.
-
-    Raises:
-        TransitionError: the event is not legal in this state.
-    """
-    try:
-        return TRANSITIONS[state, event]
-    except KeyError:
-        raise TransitionError(f"a request that is {state} cannot be {event}") from None
 
 
 class Counts(NamedTuple):
@@ -119,10 +89,15 @@ class StoredRequest:
         return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
 
     def moved(self, instance_id: str, uncached_tokens: int) -> StoredRequest:
-        """Return the held request in another instance's queue; the former instance is its next best."""
+        """Return the record in another instance's queue; the former one is its next best.
+
+        Raises:
+            TransitionError: an instance has the request already.
+        """
+        if self.state is not RequestState.HELD:
+            raise TransitionError(f"a request that is {self.state} cannot be moved")
         return replace(
             self,
-            state=next_request_state(self.state, RequestEvent.MIGRATED),
             instance_id=instance_id,
             uncached_tokens=uncached_tokens,
             alternative_id=self.instance_id,

@@ -1,36 +1,23 @@
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.state.request import Counts, StoredRequest, next_request_state
-from dualmap.scheduling.state.request import RequestEvent as Event
+from dualmap.scheduling.state.request import Counts, StoredRequest
 from dualmap.scheduling.state.request import RequestState as State
-
-EXPECTED = {
-    #                 granted, migrated, first token
-    State.HELD: ("dispatched", "held", None),
-    State.DISPATCHED: (None, None, "prefilled"),
-    State.PREFILLED: (None, None, None),
-}
-EVENTS = (Event.GRANTED, Event.MIGRATED, Event.FIRST_TOKEN)
-
-
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_every_event_in_every_state_is_decided(state: State, event: Event) -> None:
-    expected = EXPECTED[state][EVENTS.index(event)]
-
-    if expected is None:
-        with pytest.raises(TransitionError, match=f"{state} cannot be {event}"):
-            next_request_state(state, event)
-    else:
-        assert next_request_state(state, event) == expected
 
 
 def request(state: State, *, deferred: bool = False) -> StoredRequest:
     return StoredRequest("r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred)
+
+
+@pytest.mark.parametrize("state", [State.DISPATCHED, State.PREFILLED])
+def test_only_a_held_request_can_be_moved(state: State) -> None:
+    moved = request(State.HELD).moved("b", 300)
+    assert (moved.instance_id, moved.uncached_tokens, moved.alternative_id) == ("b", 300, "a")
+
+    with pytest.raises(TransitionError, match=f"{state} cannot be moved"):
+        request(state).moved("b", 300)
 
 
 def test_a_request_takes_kv_memory_for_its_answer_too() -> None:
