@@ -14,6 +14,7 @@ docs:
 	scripts/with '' dualmap settings --markdown > docs/reference/configuration.md
 	scripts/with '' python -m dualmap.cli.reference docs/reference/redis-keys.md
 	scripts/with '' python -m dualmap.cli.interfaces docs/reference
+	scripts/with '' python -m dualmap.cli.phase_diagrams docs
 	scripts/with '' python deploy/grafana/build.py
 
 figures:

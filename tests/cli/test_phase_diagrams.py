@@ -1,0 +1,78 @@
+"""The pictures and the table of a request's phases, and the page around them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dualmap.cli.phase_diagrams import DRAWINGS, PAGE, Drawing, Frame, files, table
+from dualmap.cli.reference import sections
+from dualmap.router.errors import ConflictError, RouterError, UnsupportedEncodingError
+from dualmap.scheduling.request.machine import ON_AN_INSTANCE, TRANSITIONS, Phase, Step
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from tests.support.metric_names import existing_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NAMED = (DOCS / PAGE).read_text("utf-8")
+
+
+def kinds(root: type[RouterError]) -> Iterator[type[RouterError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from kinds(kind)
+
+
+@pytest.mark.parametrize("path", files(DOCS), ids=lambda path: path.name)
+def test_pictures_and_table_in_the_repository_are_current(path: Path) -> None:
+    assert path.read_text("utf-8") == files(DOCS)[path], "run: make docs"
+
+
+def test_the_pictures_show_every_transition_to_another_phase() -> None:
+    drawn = {(phase, step) for drawing in DRAWINGS for phase, step, _ in drawing.arrows()}
+    framed = {
+        (phase, step) for drawing in DRAWINGS for frame, step, _ in drawing.framed_arrows() for phase in frame.phases
+    }
+    told = {(phase, step) for phase in ON_AN_INSTANCE for step in (Step.FAILED, Step.BROKE_OFF)}
+    told |= {(phase, Step.ENDED) for phase in Phase}
+
+    assert {
+        (phase, step) for (phase, step), target in TRANSITIONS.items() if phase is not target
+    } - told <= drawn | framed
+
+
+def test_an_arrow_from_a_frame_that_is_not_true_of_each_phase_is_an_error() -> None:
+    frame = Frame("both", (0, 0), (9, 9), frozenset({Phase.NEW, Phase.DISPATCHED}), (Step.FAILED,))
+
+    with pytest.raises(ValueError, match="does not lead from all of 'both' to one phase"):
+        list(Drawing("x", (9, 9), {}, (frame,), frozenset()).framed_arrows())
+
+
+def test_the_table_has_a_row_for_each_phase_and_says_where_its_steps_lead() -> None:
+    rows = table().splitlines()[2:]
+
+    assert [row.split("**")[1] for row in rows] == [phase.value.replace("_", " ") for phase in Phase]
+    assert "| It waits in the queue of an instance, and can be moved. | taken → **dispatched**;" in rows[3]
+
+
+def test_the_page_says_of_every_error_and_failure_of_inference_what_the_client_gets() -> None:
+    elsewhere = {ConflictError.code, UnsupportedEncodingError.code}  # of /admin, and of paths of the router's own
+    codes = {kind.code for kind in kinds(RouterError)} - elsewhere
+    words = {*codes, *(kind.value for kind in FailureKind), *(outcome.value for outcome in Outcome)}
+
+    assert {word for word in words - {Outcome.COMPLETED} if f"`{word}`" not in NAMED} == set()
+    for status, code in re.findall(r"(\d{3}) `(\w+)`", NAMED):
+        assert (int(status), code) in {(kind.status, kind.code) for kind in kinds(RouterError)}
+
+
+def test_settings_metrics_and_files_that_the_page_names_exist() -> None:
+    names = set(re.findall(r"`([^`\n]+)`", NAMED))
+    settings = {row.path for _, _, rows in sections() for row in rows}
+    files_named = {name for name in names if "/" in name and not name.startswith("/")}
+
+    assert {name for name in names if re.match(r"(router|scheduling|store|pools\[\])\.", name)} <= settings
+    assert {name.partition("{")[0] for name in names if name.startswith("dualmap_")} <= existing_metrics()
+    assert files_named and all((ROOT / name).exists() for name in files_named)
