@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 NO_INSTANCE_RETRY_S = 2.0
-"""After about this time a health check may have made one ready."""
+"""Time after which a health check may have made an instance ready."""
 
 _ANTHROPIC_PATHS: Final = frozenset({"/v1/messages", "/v1/messages/count_tokens"})
 _ANTHROPIC_TYPES: Final = {

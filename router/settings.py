@@ -42,7 +42,7 @@ ENGINE_PATHS = (
 """Paths by which vLLM's server is managed, or shows how it is run."""
 
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
-"""As browsers send it: no path, and no slash at the end."""
+"""An origin as browsers send it: no path, and no slash at the end."""
 
 
 Level = Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")]

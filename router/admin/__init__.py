@@ -1,1 +1,1 @@
-"""The operators' side of a replica: instances, queues, rings, and why a request went where it went."""
+"""The operation API of a replica: instances, queues, rings, and why a request went where it went."""

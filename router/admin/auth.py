@@ -1,4 +1,4 @@
-"""Keys of the HTTP operation side."""
+"""Keys of the operation API."""
 
 from __future__ import annotations
 

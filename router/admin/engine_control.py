@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 routes = APIRouter(tags=["engine control"])
 
 TIMEOUT_S: Final = 300.0
-"""For the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
+"""Timeout for the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
 _RESET: Final = "/reset_prefix_cache"
 _OF_ONE_POOL: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc"})
-"""What these name belongs to one model."""
+"""Paths whose call names something that belongs to one model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What one server said; status 0: nothing."""
+    """The answer of one server; status 0: none."""
 
     instance_ids: tuple[str, ...]
     """Several are ranks of one server."""

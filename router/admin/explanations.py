@@ -160,7 +160,7 @@ async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | 
 
 
 async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
-    """The JSON that peers answer, and why others could not be asked in time."""
+    """The JSON that peers answer, and why others could not be reached in time."""
     addresses = await runtime.addresses()
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
     if not peers:
@@ -187,7 +187,7 @@ async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[lis
 
 
 async def _ask_peer(client: httpx.AsyncClient, url: str) -> Any:
-    """The JSON that the peer answers, empty if it remembers nothing; None if it could not be asked."""
+    """The JSON that the peer answers, empty if it remembers nothing; None if it could not be reached."""
     try:
         answer = await client.get(url)
         if answer.status_code == HTTPStatus.NOT_FOUND:

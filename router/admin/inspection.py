@@ -1,4 +1,4 @@
-"""Looking inside: queues, rings, hot prefixes, live requests."""
+"""Endpoints to look inside: queues, rings, hot prefixes, live requests."""
 
 from __future__ import annotations
 

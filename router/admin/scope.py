@@ -1,4 +1,4 @@
-"""What every admin endpoint starts from: the runtime, and the pool that the query names."""
+"""Parameters that every admin endpoint starts from: the runtime, and the pool that the query names."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _allowed(path: str) -> list[str]:
 
 
 def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
-    """What a client asks for who names a stored response in the path: its instance answers.
+    """The request of a client that names a stored response in the path: the response's instance answers.
 
     Raises:
         NotFoundError: the id does not name an instance.
@@ -112,7 +112,7 @@ def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
 
 
 def read_inference_request(request: Request, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
-    """What a client asks for, from its complete HTTP request; for bodies that are not long."""
+    """The request of a client, read from its complete HTTP request; for bodies that are not long."""
     if (encoding := _encoding(request)) is not None:
         return unread_request(request, request_id, f"the body is compressed ({encoding})")
     try:
@@ -159,7 +159,7 @@ def is_form(request: Request) -> bool:
 
 
 def read_form_request(request: Request, request_id: str) -> InferenceRequest:
-    """The same for a form, of which only the name of the model is read."""
+    """The request of a client that sent a form, of which only the name of the model is read."""
     model = form_model(request.body)
     return InferenceRequest(
         request_id,
@@ -176,10 +176,8 @@ def read_form_request(request: Request, request_id: str) -> InferenceRequest:
 def inference_request_of(
     request: Request, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
 ) -> InferenceRequest:
-    """What a client asks for, from its request and the object that its body is.
-
-    No field of the body is judged here: one that cannot be read counts as absent.
-    """
+    """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
+    judged here: one that cannot be read counts as absent."""
     path, model, stream = request.path, body.get("model"), bool(lax_bool(body.get("stream")))
     # Engines take a request's id from its header, and else from its body; a response's id is another one.
     named = body.get("request_id") if path != RESPONSES_PATH and request.get(b"x-request-id") is None else None

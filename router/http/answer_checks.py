@@ -23,7 +23,7 @@ OBJECT_PATHS: Final = SCHEDULED_PATHS | {
     "/inference/v1/generate",
     "/tokenize",
 }
-"""Their answers are JSON or event streams, or bytes of a type that says so."""
+"""Paths whose answers are JSON or event streams, or bytes of a type that says so."""
 
 TAIL_BYTES: Final = 4096
 """The end of an answer is searched in so many of its last bytes at least, however small the reads were."""
@@ -40,7 +40,7 @@ _SHOWN_BYTES: Final = 200
 
 _LINE: Final = rb"(?:\A|(?<=[\r\n]))"
 _GAP: Final = rb"(?:\s|[\r\n]data:)*"
-"""Between the tokens of an event's JSON, which may be in several lines."""
+"""Gap between the tokens of an event's JSON, which may be in several lines."""
 _DONE: Final = re.compile(_LINE + rb"data:\s*\[DONE\]")
 _DONE_ENDS: Final = tuple(end + done for end in (b"\n", b"\r") for done in (b"data: [DONE]", b"data:[DONE]"))
 _DONE_BYTES: Final = 32
@@ -64,7 +64,7 @@ _LAST_EVENTS: Final = {
     MESSAGES_PATH: (_last_event(b"type", _MESSAGE_ENDS), _named_event(_MESSAGE_ENDS)),
     RESPONSES_PATH: (_last_event(b"type", _RESPONSE_ENDS), _named_event(_RESPONSE_ENDS)),
 }
-"""What an event near the end of a whole stream contains, by path, if the stream has no ``[DONE]``."""
+"""Content of an event near the end of a whole stream, by path, if the stream has no ``[DONE]``."""
 _ERROR_EVENT: Final = re.compile(
     _LINE + rb'(?:data:%b\{%b"(?:error"|type"%b:%b"error")|event:\s*error)' % (_GAP, _GAP, _GAP, _GAP)
 )
@@ -110,8 +110,8 @@ TRUNCATED: Final = InstanceFailure(FailureKind.TRUNCATED, "the stream ended befo
 
 
 def ends_whole(path: str, pieces: Sequence[bytes]) -> bool:
-    """Whether the last ``pieces`` of a stream end its answer. True where that cannot be told: on other paths, and where
-    the last event is longer than what is left of it."""
+    """Whether the last ``pieces`` of a stream end its answer. True where that cannot be known: on other paths, and
+    where the last event is longer than what is left of it."""
     last_events = _LAST_EVENTS.get(path)
     if last_events is None:
         return True
@@ -141,7 +141,7 @@ def _shown(body: bytes) -> str:
 
 
 def retry_after_s(value: bytes | None, now_unix_s: float) -> float | None:
-    """The pause that a ``retry-after`` asks for: seconds, or the time until an HTTP date; None where it names none."""
+    """The pause that a ``retry-after`` names: seconds, or the time until an HTTP date; None where it names none."""
     if value is None:
         return None
     text = value.decode("latin-1").strip()

@@ -40,7 +40,7 @@ def build_scope(request: Request, transport: BaseTransport, state: dict[str, Any
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.0" if request.http_10 else "1.1",
-        # The same answer, whose body is not sent: an app need not know of HEAD.
+        # The app sees GET for HEAD, and its body is not sent: an app need not know of HEAD.
         "method": "GET" if request.method == "HEAD" else request.method,
         "scheme": "https" if transport.get_extra_info("sslcontext") else "http",
         "path": unquote_to_bytes(raw_path).decode("utf-8", "replace"),

@@ -36,10 +36,11 @@ class ExchangeResult:
     status: int = 0
     ending: Ending = NO_ENDING
     failure: InstanceFailure | None = None
-    """Before the downstream is committed: the next instance may try. After: the answer was broken off."""
+    """Failure of the instance. Before the downstream is committed, the next instance may try; after that, the answer
+    was broken off."""
     error_answer: ErrorAnswer | None = None
     sent_events: bytes | None = None
-    """What the client has of a stream that was given back and may go on; None: there is none such."""
+    """Events that the client has of a stream that was given back and may go on; None: there is no such stream."""
     unsent_events: bytes = b""
     """The rest of such a stream."""
     sends_usage_unasked: bool = False
@@ -51,7 +52,7 @@ class ExchangeResult:
     cut_off: bool = False
     """This replica stops, and broke the answer off."""
     body: bytes = b""
-    """Of the answer to a prefill leg, which no client gets."""
+    """Body of the answer to a prefill leg, which no client gets."""
 
     def as_error(self) -> ErrorAnswer:
         """The refusal of a prefill leg."""
@@ -59,7 +60,7 @@ class ExchangeResult:
 
     @property
     def fault(self) -> InstanceFailure | None:
-        """What its instance did wrong, also where the answer ended as if it were whole."""
+        """The fault of the instance, also where the answer ended as if it were whole."""
         ending = self.ending
         if self.failure is not None or ending.error_status is None:
             return self.failure
@@ -84,7 +85,7 @@ class ExchangeTimes:
     deadline_s: float
     """Absolute: when the whole request is over."""
     kv_s: float | None = None
-    """Of a decode leg: within it, its KV must have come, as its first token shows."""
+    """Time within which the KV of a decode leg must have come, as its first token shows."""
 
     def judge(self, silent_s: float, *, begun: bool) -> InstanceFailure | None:
         """The failure of a try that has been silent for so long; ``begun``: its answer has begun."""
@@ -113,12 +114,12 @@ def never_asked(limit_s: float) -> InstanceFailure:
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
 _WORD: Final = b'"recomputed"'
 MARK_BYTES: Final = 64
-"""What says so is shorter."""
+"""Longest text that marks an answer as given back."""
 _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*' + _WORD)
 
 
 def gives_back(data: bytes) -> bool:
-    """Whether a decoder of vLLM-Ascend asks to prefill the prompt again, in an event or a whole answer."""
+    """Whether a decoder of vLLM-Ascend requests to prefill the prompt again, in an event or a whole answer."""
     return _WORD in data and where_given_back(data) is not None
 
 

@@ -32,5 +32,5 @@ class BodyBudget:
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
-        """Counted bytes are free again."""
+        """Free counted bytes again."""
         self.held_bytes -= count

@@ -25,10 +25,10 @@ from dualmap.scheduling.request.outcome import Outcome
 _log = logging.getLogger(__name__)
 
 BUFFER_BYTES: Final = 256 << 10
-"""Of an answer that a client has not read, before its instance is paused."""
+"""Bytes of an answer that a client has not read before its instance is paused."""
 LINGER_S: Final = 2.0
-"""After an answer to an unfinished request, its rest is read and dropped this long: closing at once would make
-the client's kernel throw the answer away (RFC 9112 section 9.6)."""
+"""Time for which the rest of an unfinished request is read and dropped after its answer: closing at once would make the
+client's kernel throw the answer away (RFC 9112 section 9.6)."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -56,7 +56,7 @@ class ClientConnection(asyncio.Protocol):
         self._serving: asyncio.Task[None] | None = None
         """One for all answers, from the first request on."""
         self._arrival: asyncio.Future[None] | None = None
-        """What it waits for between two requests."""
+        """The future that the serving task awaits between two requests."""
         self._request: Request | None = None
         """The one being answered."""
         self._closing = False
@@ -69,7 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._probes: DepartureProbes | None = None
         self._cut: RouterError | None = None
-        # Of the present answer (see Downstream):
+        # Attributes of the present answer (see Downstream):
         self._keep_alive = True
         self.path = ""
         self.page_fields: Sequence[Header] = ()
@@ -79,7 +79,7 @@ class ClientConnection(asyncio.Protocol):
         self.committed = False
         self.gone = False
 
-    # uvicorn's and the transport's side ----------------------------------------------------------------------
+    # uvicorn and the transport ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's: nothing to assert.
         self._transport = tcp = cast("asyncio.Transport", transport)

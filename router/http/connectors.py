@@ -1,4 +1,4 @@
-"""What the legs of a split request are told, by the KV connector of the engines."""
+"""``kv_transfer_params`` of the legs of a split request, by the KV connector of the engines."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ PREFILL_PARAMS: Final[dict[str, Any]] = {
     "remote_host": None,
     "remote_port": None,
 }
-"""Of a prefill leg whose decoder pulls: vLLM's NixlConnector and MooncakeConnector, vLLM-Ascend's MooncakeConnectorV1.
-The answer has what the decode leg gets, whatever the connector puts there."""
+"""Params of a prefill leg whose decoder pulls: vLLM's NixlConnector and MooncakeConnector, vLLM-Ascend's
+MooncakeConnectorV1. The decode leg gets what the answer has there, whatever the connector puts there."""
 
 
 def layerwise_decode_params(metaserver_url: str) -> dict[str, Any]:
-    """Of a decode leg that goes first and asks for its prefill leg: vLLM-Ascend's MooncakeLayerwiseConnector. What it
-    posts there is what the prefill leg gets."""
+    """Params of a decode leg that goes first and requests its prefill leg: vLLM-Ascend's MooncakeLayerwiseConnector.
+    The prefill leg gets what the decoder posts there."""
     return {"do_remote_decode": False, "do_remote_prefill": True, "metaserver": metaserver_url}

@@ -3,9 +3,9 @@
 One that failed when the client had only comments of it goes on from its begin. One that its decoder gave back in the
 middle goes on from where it stopped.
 
-vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then asked again with the
+vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then sent again with the
 text so far behind its prompt, that much less to answer, and all its other fields as they are. The client sees one
-stream: no second role, and the usage of the whole. What the text so far does not tell everything about (tool calls,
+stream: no second role, and the usage of the whole. Answers of which the text so far is not everything (tool calls,
 reasoning, a grammar, log probabilities, a prompt of token ids) is not continued. Of an answer that is continued, what
 looks back at its tokens alone begins again: penalties for presence and frequency, and the draws from a seed.
 """
@@ -37,12 +37,12 @@ _NOT_CONTINUED: Final = frozenset(
     }
 )
 _LEFT: Final = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
-"""What is left at least of the fields that count an answer's tokens."""
+"""Least remainder of the fields that count an answer's tokens."""
 _COMPLETION_TOKENS: Final = 16
 """``max_tokens`` of a completion that does not say."""
 _HEAD_END: Final = b"\r\n\r\n"
 _MAX_HELD_BYTES: Final = 1 << 20
-"""Of an event that is not complete; a longer one passes as it is."""
+"""Most bytes that are held of an incomplete event; a longer one passes as it is."""
 
 
 @value
@@ -51,11 +51,11 @@ class Continued:
 
     body: bytes
     tokens: int
-    """Of the answer, that its prompt ends with."""
+    """Tokens of the answer, with which the new prompt ends."""
 
 
 def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Continued | None:
-    """What to ask next for a request whose answer stopped after these ``events``; None where it cannot be continued.
+    """The next request for an answer that stopped after these ``events``; None where it cannot be continued.
     ``unsent``: the events that gave it back."""
     request = read_json(body)
     told, end = _told(path, events), _told(path, unsent)
@@ -129,7 +129,7 @@ class Continuation:
     """The ``Downstream`` of an answer that goes on in the stream of another one."""
 
     http_10 = True
-    """So bodies come without chunks."""
+    """HTTP/1.0 is claimed, so that bodies come without chunks."""
     bodiless = False
 
     def __init__(self, client: Downstream, tokens: int, *, begun: bool = True) -> None:
@@ -145,7 +145,7 @@ class Continuation:
         self.asked_s = client.asked_s
 
     def count(self, usage: Usage) -> Usage:
-        """Of the whole answer, from that of its last part."""
+        """The usage of the whole answer, from that of its last part."""
         prompt_tokens, output_tokens = usage.prompt_tokens, usage.output_tokens
         return replace(
             usage,

@@ -1,4 +1,4 @@
-"""The client side of an answer."""
+"""The client of one answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dualmap.router.http.heads import Header
 
 
 class ByteSource(Protocol):
-    """Where an answer's bytes come from; stopped while the client is slower."""
+    """The source of an answer's bytes; stopped while the client is slower."""
 
     def pause_reading(self) -> None: ...
 
@@ -20,16 +20,16 @@ class ByteSource(Protocol):
         """Send the client bytes that it skips, if the framing allows: a write to a client that has left fails."""
 
     def give_up(self, error: RouterError) -> None:
-        """Break the answer off with ``error``, in the way that its client understands."""
+        """Break the answer off with ``error``, in a form that its client understands."""
 
 
 class Downstream(Protocol):
-    """The client side of one answer. Writes are never awaited: pressure goes back through the byte source."""
+    """The client of one answer. Writes are never awaited: pressure goes back through the byte source."""
 
     path: str
-    """Of the request: it decides the shape of errors."""
+    """Path of the request: it decides the shape of errors."""
     page_fields: Sequence[Header]
-    """For the browser of a page that asks (CORS); part of every answer's head."""
+    """CORS fields for the browser of a requesting page; part of every answer's head."""
     asked_s: float
     """When work on the request began, by the loop's clock."""
     http_10: bool
@@ -42,7 +42,7 @@ class Downstream(Protocol):
     """The client has disconnected."""
 
     def keeps_alive(self) -> bool:
-        """Whether the connection stays open behind this answer; asked once, when its head is built."""
+        """Whether the connection stays open behind this answer; called once, when its head is built."""
 
     def write(self, data: bytes) -> None:
         """Send bytes of the answer; its head must come first."""

@@ -1,4 +1,4 @@
-"""One try of a request on one instance: its answer, on the way to the client.
+"""One try of a request on one instance: its answer, as it is passed on to the client.
 
     holding ── first event or body byte ──▶ watching ── first token ──▶ passing ── end ──▶ done
        │                                        └───────── failure ────────┴──▶ broken off
@@ -134,8 +134,9 @@ class Exchange:
         self._last_wire = b""
         self._earlier_pieces: list[bytes] = []
         self._last_pieces: list[bytes] = []
-        """The last pieces of the body, behind the earlier ones. These make way once the last ones are ``TAIL_BYTES``
-        long, so that both together are never shorter, and a piece costs nothing but its place in a list."""
+        """The last pieces of the body, behind the earlier ones. The earlier ones are dropped once the last ones are
+        ``TAIL_BYTES`` long, so that both together are never shorter, and a piece costs nothing but its place in a list.
+        """
         self._last_bytes = 0
         """The last pieces have not more; their framing may be counted with them."""
 
@@ -307,7 +308,7 @@ class Exchange:
         return self._fail(GIVEN_BACK)
 
     def _tells_given_back(self, wire: bytes) -> bool:
-        """Also where a part of the words came with the read before."""
+        """Whether the answer was given back, also where a part of the words came with the read before."""
         return gives_back(self._last_wire[-MARK_BYTES:] + wire)
 
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
@@ -437,7 +438,8 @@ class Exchange:
         if not self._connection.reusable:
             self._connection.abort()
         status = self._head.status if self._head is not None else 0
-        # Settled first: breaking off closes the client's connection, which must not count as the client's own.
+        # The exchange is settled first: breaking off closes the client's connection, which must not count as the
+        # client's own.
         goes_on = self._downstream.committed and not self._begun
         self._settle(
             ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue, stream_goes_on=goes_on)

@@ -80,7 +80,7 @@ async def serve_inference(request: Request, downstream: Downstream, plane: DataP
 
 
 class PlacedRequest(Protocol):
-    """What forwarding reads and calls of a live request: see ``LiveRequest``, which has two legs as well."""
+    """Members of a live request that forwarding reads and calls: see ``LiveRequest``, which has two legs as well."""
 
     request_id: str
 
@@ -149,7 +149,7 @@ class _Forwarding:
         self.downstream: Downstream = downstream
         self.plane = plane
         self._split: SplitLegs | None = None
-        """Once a prefill leg of it was sent."""
+        """Legs of the split request, once a prefill leg of it was sent."""
         self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
@@ -191,8 +191,8 @@ class _Forwarding:
         return result
 
     async def _continue(self, events: bytes, unsent: bytes) -> bool:
-        """Ask for the rest of an answer, of which the client has these events, as another request; False where there
-        is no way, and the client was told. ``unsent``: the events that gave it back."""
+        """Ask for the rest of an answer, of which the client has these events, as another request; False where there is
+        none, and the client got an error. ``unsent``: the events that gave it back."""
         request, former = self.request, self.downstream
         self.downstream = Continuation(former, 0)
         made = continued(request.path, request.body, events, unsent)
@@ -235,8 +235,8 @@ class _Forwarding:
                 return result
 
     async def _try_instance(self) -> tuple[ExchangeResult, Leg | None]:
-        """What one instance made of the request, or the two of a split request; and which leg failed, where both run
-        at once."""
+        """Try one instance, or the two of a split request. Returns the result, and which leg failed where both run at
+        once."""
         placed = self._placed
         while placed.to_send is not Leg.WHOLE and isinstance(placed, LiveRequest):
             if placed.machine.rules.decode_first:
@@ -283,7 +283,7 @@ class _Forwarding:
     # what goes to the instance -------------------------------------------------------------------------------
     @property
     def other_model(self) -> str | None:
-        """What instances call the model, where the client uses another name."""
+        """The name of the model at the instances, where the client uses another one."""
         model, asked = self._placed.model, self._inference_request.model
         return model if asked and model != asked else None
 
@@ -302,7 +302,7 @@ class _Forwarding:
 
     @property
     def answer_exchange(self) -> type[Exchange]:
-        """Of a decoder's answer."""
+        """The exchange for a decoder's answer."""
         return KeepingExchange if self._keeps else Exchange
 
     @property
@@ -310,7 +310,7 @@ class _Forwarding:
         return self._inference_request.stream
 
     def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]:
-        """The client's own bytes, unless it uses another name of the model than the instance, or the router asks for
+        """The client's own bytes, unless it uses another name of the model than the instance, or the router requests
         usage or for the response's id."""
         inference_request, body, model = self._inference_request, self.request.body, self.other_model
         edits: list[Edit] = [*more]
@@ -327,7 +327,7 @@ class _Forwarding:
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:
-        """There is no other try from here on: drop the body."""
+        """Drop the body: there is no other try from here on."""
         if not self._keeps:
             self.request.drop_body()
 

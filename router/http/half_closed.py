@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 PROBE_DELAYS_S: Final = (0.0, 0.05, 0.2, 1.0)
-"""Between probes. A client that has left is detected by the second one, or a later one if it is distant."""
+"""Pauses between probes. A client that has left is detected by the second probe, or a later one if it is distant."""
 
 
 class DepartureProbes:

@@ -31,10 +31,9 @@ HOP_FIELDS: Final = frozenset(
     }
 )
 
-# In addition to the hop fields: written by the router itself, or meaningless for the instance. Answers must come
-# uncompressed, since the data plane reads the first token and the usage from them.
-# The rank, as it is part of where a request goes.
-# The origin, as this replica itself decides which pages may read its answers.
+# Fields that are not sent in addition to the hop fields: written by the router itself, or meaningless for the instance.
+# Answers must come uncompressed, since the data plane reads the first token and the usage from them. The rank is part
+# of where a request goes. The origin is left out because this replica itself decides which pages may read its answers.
 _NOT_SENT_UP: Final = HOP_FIELDS | {
     b"host",
     b"content-length",
@@ -52,7 +51,7 @@ _NOT_SENT_UP_WITHOUT_CREDENTIALS: Final = _NOT_SENT_UP | {b"authorization", b"x-
 _TRACED: Final = {
     dropped: dropped | {trace_context.FIELD} for dropped in (_NOT_SENT_UP, _NOT_SENT_UP_WITHOUT_CREDENTIALS)
 }
-"""The same where the router writes the trace context itself."""
+"""Fields that are not sent where the router writes the trace context itself."""
 FLEET_FIELDS: Final = frozenset(
     {
         b"x-dualmap-instance",

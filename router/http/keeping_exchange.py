@@ -13,11 +13,11 @@ from dualmap.router.http.upstream import Framing
 from dualmap.scheduling.request.outcome import InstanceFailure
 
 MAX_KEPT_BYTES: Final = 1 << 20
-"""Of a stream's events; a longer one is not continued."""
+"""Most bytes that are kept of a stream's events; a longer stream is not continued."""
 
 
 class KeptEvents:
-    """What was sent to the client of a stream that may be continued."""
+    """Events of a stream that may be continued, as the client was sent them."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -41,13 +41,13 @@ class KeptEvents:
 
 
 class KeepingExchange(Exchange):
-    """Of a decoder's stream. Given back in the middle, it is read to its end, which counts its tokens; its result has
-    ``sent_events``, and the client's stream stays open."""
+    """The exchange of a decoder's stream. A stream that is given back in the middle is read to its end, which counts
+    its tokens; its result has ``sent_events``, and the client's stream stays open."""
 
     _kept: KeptEvents | None = None
-    """Once the answer has begun."""
+    """Events that are kept, once the answer has begun."""
     _sent_events: bytes | None = None
-    """Once it was given back."""
+    """Events that the client was sent, once the stream was given back."""
 
     def _send_held(self) -> None:
         if self._event_stream and not self._downstream.committed:

@@ -77,7 +77,7 @@ class LayerwiseLegs:
             await _end(prefilling)
 
     async def _transferred(self, answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
-        """The prefill leg has ended, so the last of the KV is on its way."""
+        """The prefill leg has ended, so the last of the KV is being sent."""
         limit_s = self._live.kv_within_s
         await asyncio.wait((answering,), timeout=limit_s)
         if limit_s is None or answering.done() or self._forwarding.downstream.committed:

@@ -51,7 +51,8 @@ NO_CLIENT: Final = NoClient()
 
 
 class PrefillExchange(Exchange):
-    """Of a prefill leg. Its answer is kept until it is whole, and then part of the result, as is a client error."""
+    """The exchange of a prefill leg. Its answer is kept until it is whole, and then part of the result, as is a client
+    error."""
 
     def head_received(self, head: AnswerHead) -> None:
         super().head_received(head)

@@ -33,7 +33,7 @@ def prefill_body(path: str, body: bytes, params: bytes, model: str | None) -> li
 
 
 def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
-    """Adds what tells a decode leg where its KV is. The body must be a JSON object that has fields."""
+    """Adds the place of the KV to a decode leg's body. The body must be a JSON object that has fields."""
     start = body.index(b"{") + 1
     return (start, start), b'"kv_transfer_params":%b,' % orjson.dumps(params)
 
@@ -50,7 +50,7 @@ def freeing_body(path: str, parts: list[BodyPart], params: Mapping[str, Any] | N
 
 
 def transfer_params(answer: bytes) -> dict[str, Any] | None:
-    """What the answer of a prefill leg says of its KV, handed on as it is; None: nothing was staged.
+    """The KV transfer params in the answer of a prefill leg, handed on as they are; None: nothing was staged.
 
     Raises:
         ValueError: it is not an answer.

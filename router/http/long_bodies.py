@@ -23,7 +23,7 @@ MAX_JSON_VALUES = 100_000
 """Objects, arrays and strings of a JSON body over 64 KB; ten numbers count as one. With the two bounds below, what one
 body may take of the event loop in one piece."""
 MAX_JSON_BYTES = 8 << 20
-"""Of a JSON body without its strings of 64 KB and more."""
+"""Largest JSON body, without its strings of 64 KB and more."""
 MAX_PROMPT_PARTS = 10_000
 """Messages, content parts, prompts or tools of a request, of each."""
 
@@ -42,7 +42,7 @@ class LongBodies:
         self._turn = asyncio.Lock()
 
     async def read(self, request: Request, request_id: str) -> InferenceRequest:
-        """What a client asks for, from its complete HTTP request; see ``read_inference_request``."""
+        """The request of a client, read from its complete HTTP request; see ``read_inference_request``."""
         async with self._turn:
             return await in_steps(self._read(request, request_id))
 

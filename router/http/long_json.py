@@ -47,7 +47,7 @@ Steps = Generator[None, None, None]
 
 @dataclass(slots=True)
 class LongJson:
-    """What was found. ``short`` is the object with a name in place of each long string."""
+    """The parts that were found. ``short`` is the object with a name in place of each long string."""
 
     short: bytes = b""
     long_texts: dict[str, bytes] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class LongJson:
     values: int = 0
     """Objects, arrays and strings (keys are strings, too)."""
     numbers: int = 0
-    """Or anything else between commas, and some of the above; ten of them count as one value."""
+    """Numbers, or anything else between commas, and some of the above; ten of them count as one value."""
     model_span: tuple[int, int] | None = None
-    """Where in the body the string is that its own field ``model`` has, quotes included."""
+    """Span in the body of the string of its own field ``model``, quotes included."""
     excess: str = ""
     """Why the body was not read to its end: it is beyond the bounds. ``short`` is empty then, and the model known if it
     came before."""
@@ -157,7 +157,7 @@ class _Scan:
             )
 
     def _end_of_escaped(self, pos: int) -> Generator[None, None, int]:
-        """Where the string ends whose first character is at ``pos``."""
+        """The end of the string whose first character is at ``pos``."""
         body, size = self._body, len(self._body)
         while True:
             at = self._behind_characters(pos, size)

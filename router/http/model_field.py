@@ -1,4 +1,4 @@
-"""Where a body names its model; and replacing bytes of a body in a few places without copying the rest."""
+"""Finding the model that a body names; and replacing bytes of a body in a few places without copying the rest."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dualmap.api_bodies.json_body import read_json
 
 BodyPart = bytes | memoryview
 Edit = tuple[tuple[int, int], bytes]
-"""Where, and what stands there instead."""
+"""An edit of a body: a span, and the bytes in its place."""
 
 _FORM_SEARCH_BYTES: Final = 64 << 10
-"""Searched at each end of a form: its fields come before its file or, with curl, often after it."""
+"""Bytes searched at each end of a form: its fields come before its file or, with curl, often after it."""
 
-# Bounded: each place where a match could begin costs a few lines at most, even in a repetitive body.
+# The search is bounded: each place where a match could begin costs a few lines at most, even in a repetitive body.
 _FORM_MODEL: Final = re.compile(
     rb'[; \t]name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n'
 )
 
-# In valid JSON a quote without a backslash before it begins or ends a string, and only a key is followed by a colon.
+# A quote without a backslash before it begins or ends a string of valid JSON, and only a key is followed by a colon.
 _MODEL_KEY: Final = rb'"(?<!\\")' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (letter, letter) for letter in b"model") + b'"'
 _JSON_MODEL: Final = re.compile(_MODEL_KEY + rb'[ \t\r\n]*+:[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")')
 
@@ -33,14 +33,15 @@ def form_model(body: bytes) -> str:
 
 
 def form_model_span(body: bytes) -> tuple[int, int]:
-    """Where ``form_model`` found one."""
+    """The span that ``form_model`` found."""
     found = _find_in_form(body)
     assert found is not None
     return found.span(1)
 
 
 def json_model_span(body: bytes) -> tuple[int, int]:
-    """Where a JSON object has the string that names its model, quotes included. It must be valid, and name one."""
+    """The span of the string that names the model in a JSON object, quotes included. The JSON must be valid, and name
+    one."""
     spans = [found.span(1) for found in _JSON_MODEL.finditer(body)]
     return spans[_effective(body, len(spans))]
 
@@ -65,11 +66,8 @@ def _find_in_form(body: bytes) -> re.Match[bytes] | None:
 
 
 def _effective(body: bytes, count: int) -> int:
-    """Which of the fields of this name is the object's own (others are nested), or the last of those, as for any
-    reader.
-
-    The parser shows it: each of them gets its number as a name.
-    """
+    """The index of the object's own field among those of this name (others are nested): the last one, as for any
+    reader. The parser shows it: each of them gets its number as a name."""
     if count == 1:
         return 0
     numbers = iter(range(count))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Called from the hot path: implementations count and return. The life cycle counts placed requests itself."""
+    """A listener on the hot path: implementations count and return. The life cycle counts placed requests itself."""
 
     def connections_changed(self, change: int) -> None:
         """A client connection opened (+1) or closed (-1)."""

@@ -1,7 +1,7 @@
-"""Which requests go to instances, and which belong to the ASGI app on the same port.
+"""Separation of paths: requests for instances, and those for the ASGI app on the same port.
 
 Every path goes to an instance that is neither the app's nor likely a mistake: engines have more paths than are known
-here. Those that manage an engine go to all instances, by the app, or are refused (``router.forbidden_paths``).
+here. Paths that manage an engine go to all instances, by the app, or are refused (``router.forbidden_paths``).
 """
 
 from __future__ import annotations

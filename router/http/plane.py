@@ -23,7 +23,7 @@ from dualmap.runtime.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
 MAX_IDLE_CONNECTIONS = 256
-"""Kept per instance."""
+"""Idle connections that are kept for each instance."""
 UPSTREAM_IDLE_S = 4.0
 """Below the five seconds after which vLLM closes an idle connection."""
 
@@ -34,7 +34,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DataPlane:
-    """What the connections of a replica share. Made by ``build_data_plane``, closed by ``close``."""
+    """Resources that the connections of a replica share. Made by ``build_data_plane``, closed by ``close``."""
 
     settings: RouterSettings
     intake: Intake
@@ -50,7 +50,7 @@ class DataPlane:
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
     draining: Callable[[], bool]
-    """While true, answers close their connections."""
+    """Whether the replica drains: answers close their connections then."""
     traces: TraceContexts | None
     """None: the replica does not trace, and passes ``traceparent`` on as it came."""
     upstream_authorization: bytes | None

@@ -1,4 +1,4 @@
-"""What uvicorn makes of every connection: the data plane's protocol."""
+"""The data plane's protocol, which uvicorn makes for every connection."""
 
 from __future__ import annotations
 

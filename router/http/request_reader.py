@@ -1,4 +1,4 @@
-"""Bytes of a client connection in, whole requests out. No I/O: the connection feeds it and asks what it found.
+"""Bytes of a client connection in, whole requests out. No I/O: the connection feeds it and reads what it found.
 
 Rules of this file: nothing is forwarded before its framing is unambiguous (RFC 9112 section 6: one framing, no obsolete
 folding, no unknown transfer coding), every buffer has a bound, and every refusal gives its reason.
@@ -17,7 +17,7 @@ from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import is_inference, meant_path
 
 MAX_HEADER_BYTES = 64 << 10
-"""Of a head, and of a trailer."""
+"""Largest head, and largest trailer."""
 MAX_HEADERS = 128
 MAX_PIPELINED_REQUESTS = 32
 """Requests read ahead of their answers at most; the connection closes after those (RFC 9112 section 9.3.2)."""
@@ -43,7 +43,7 @@ class Request:
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""
     bodies: BodyBudget | None = None
-    """Where the body is counted until it is dropped."""
+    """Budget in which the body is counted until it is dropped."""
     get: Callable[[bytes], bytes | None] = field(init=False, repr=False)
     """The first field of a (lower-case) name."""
 
@@ -112,14 +112,14 @@ class RequestReader:
 
     def _begin(self) -> None:
         self._earlier: list[bytes] = []
-        """What was fed before since the request began, while its head is not whole."""
+        """Bytes that were fed since the request began, while its head is not whole."""
         self._pipelined = bool(self._complete)
         """It began after another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
-        """Of the head; then those of the trailer, which are not used."""
+        """Fields of the head; then those of the trailer, which are not used."""
         self._fed_unseen = 0
-        """What was fed since the parser last handed over what it had: it keeps nothing of that."""
+        """Bytes fed since the parser last handed over what it had: it keeps nothing of them."""
         self._head_done = False
         self._body: bytes | bytearray = b""
         """One buffer, as a piece may be as small as a byte; a body that comes in one piece is never copied."""
@@ -127,12 +127,12 @@ class RequestReader:
         self._body_limit = 0
         self._chunks = 0
         self._extension_bytes = 0
-        """Of the body's framing, above what its chunks need; below 0 where a feed cut them."""
+        """Bytes of the body's framing beyond what its chunks need; below 0 where a feed cut them."""
         self.expects_continue = False
 
     @property
     def path(self) -> str:
-        """Of the request being read; empty before its head is complete."""
+        """Path of the request being read; empty before its head is complete."""
         return self._request.path if self._request is not None else ""
 
     def feed(self, data: bytes) -> list[Request]:
@@ -205,7 +205,7 @@ class RequestReader:
 
     def _stop_after(self, error: httptools.HttpParserError) -> None:
         if self.stopped or (self._complete and not self._complete[-1].keep_alive):
-            # Refused in a callback already; or data after a request with "Connection: close".
+            # The request was refused in a callback already; or data came after a request with "Connection: close".
             self.stopped = True
             return
         self._stop(InvalidRequestError(f"this is not a valid HTTP/1.1 request: {error}"))
@@ -250,7 +250,7 @@ class RequestReader:
             self._refuse(self._too_long("target"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Their number is bounded by the bytes of a feed and by ``_count_unseen`` until they are counted.
+        # The number of fields is bounded by the bytes of a feed and by ``_count_unseen`` until they are counted.
         self._fields.append((name.lower(), value.rstrip()))
 
     def on_headers_complete(self) -> None:

@@ -1,4 +1,4 @@
-"""One try of a request on one instance: a connection, the bytes that go there, and the answer's way back."""
+"""One try of a request on one instance: a connection, the bytes that go there, and the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
 
 ACCEPTS_S: Final = 0.5
-"""For a port to take a connection, once it has broken one."""
+"""Time for a port to take a connection, once it has broken one."""
 
 
 def nothing() -> None: ...
@@ -39,11 +39,11 @@ def _abort(connection: UpstreamConnection, _: Exchange) -> None:
 
 @value
 class Sending:
-    """What is sent, and who gets the answer; see ``Exchange``."""
+    """A request to an instance, and who gets the answer; see ``Exchange``."""
 
     target: InstanceSpec
     body: Callable[[], list[BodyPart]]
-    """Made for every try, and not kept while its answer is awaited."""
+    """Makes the body for every try; it is not kept while the answer is awaited."""
     downstream: Downstream
     on_commit: Callable[[], list[Header]]
     on_begin: Callable[[], None] = nothing
@@ -53,7 +53,7 @@ class Sending:
     hides_usage: bool = False
     awaits_output: bool = False
     kv_within_s: float | None = None
-    """Of a decode leg, see ``ExchangeTimes``."""
+    """Time within which the KV of a decode leg must come, see ``ExchangeTimes``."""
     exchange: type[Exchange] = Exchange
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
@@ -142,7 +142,7 @@ class Sender:
         return result
 
     def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
-        """What a stream shows of whether its instance sends usage unasked."""
+        """Learn from a stream whether its instance sends usage unrequested."""
         asks, url = self._plane.usage_asks, sending.target.url
         if result.failure is not None:
             if result.failure.kind is FailureKind.CLOSED:
@@ -153,7 +153,7 @@ class Sender:
             asks.saw(url, sends_unasked=result.ending.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:
-        """What awaits the answer is made when the request is on its way."""
+        """Send the request; the exchange that awaits its answer is made afterwards, so that it delays nothing."""
         target, plane, settings = sending.target, self._plane, self._plane.settings
         try:
             connection.start(self.parts(target.url, target.data_parallel_rank, sending.body()))

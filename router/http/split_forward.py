@@ -1,11 +1,11 @@
-"""Staged KV: what a prefill leg has left on its instance for a decode leg, and how it is taken over in any case.
+"""Staged KV: KV that a prefill leg has left on its instance for a decode leg, and its takeover in any case.
 
     prefill ── 4xx ──▶ the client        ── failure ──▶ another try: prefill elsewhere, or the whole
        │ staged
     decode ── first token ──▶ the client's answer, to its end
        └── failure ──▶ decode once more from the same KV, else another try, which prefills again
 
-Whatever way it ends, staged KV is taken over by a decoder (``router.http.transfers``).
+However the request ends, staged KV is taken over by a decoder (``router.http.transfers``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)
 
 
 class Forwarding(Protocol):
-    """What the legs of a split request need of its forwarding."""
+    """Members of the forwarding that the legs of a split request need."""
 
     request: Request
     downstream: Downstream
@@ -73,9 +73,10 @@ class SplitLegs:
         self._forwarding = forwarding
         live.on_leave = self._leave
         self._staged_body: list[BodyPart] | None = None
-        """What a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is none."""
+        """Body that a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is
+        none."""
         self._takes_over: list[Edit] = []
-        """That body's difference from the client's."""
+        """Edits that make that body from the client's."""
 
     @property
     def keeps_kv(self) -> bool:

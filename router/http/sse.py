@@ -135,7 +135,7 @@ class EventEditor:
         return not (self._in_long_event or self._splitter.rest)
 
     def feed(self, data: bytes) -> bytes:
-        """What is passed on of the next bytes; may be empty."""
+        """Take the next bytes and return what is passed on; may be empty."""
         made = []
         for event in self._splitter.feed(data):
             if self._in_long_event:
@@ -247,20 +247,20 @@ def _choice_has_output(choice: object) -> bool:
 
 @value
 class Ending:
-    """What the last bytes of an answer contain."""
+    """Findings in the last bytes of an answer."""
 
     prompt_tokens: int | None = None
-    """As the instance counted them."""
+    """Prompt tokens as the instance counted them."""
     cached_tokens: int | None = None
-    """Of those, found in its KV cache; None unless the instance reports it."""
+    """Prompt tokens found in the KV cache; None unless the instance reports them."""
     error_status: int | None = None
     """The stream ended under status 200, but with an error event, of this code, or with an abort (500)."""
     output_tokens: int | None = None
-    """As the instance counted them."""
+    """Output tokens as the instance counted them."""
     engine_died: bool = False
-    """From the error event."""
+    """Whether the error event says that the engine died."""
     aborted: bool = False
-    """By ``finish_reason: abort``, not by an error event."""
+    """Whether ``finish_reason: abort`` ended the stream, not an error event."""
 
 
 NO_ENDING: Final = Ending()

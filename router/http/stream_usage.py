@@ -19,9 +19,10 @@ _STOPPED: Final = b'"finish_reason":"'
 _SPACED_STOP: Final = b'"finish_reason": "'
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _MAX_BEHIND_BYTES: Final = 64
-"""Of comments that wait behind the event with the finish reason: more mean that the next event does not come soon."""
+"""Most bytes of comments that wait behind the event with the finish reason: more mean that the next event does not come
+soon."""
 _MAX_HELD_BYTES: Final = 64 << 10
-"""Of an incomplete event; a longer one is not the usage event, and passes in parts."""
+"""Most bytes of an incomplete event that are held; a longer one is not the usage event, and passes in parts."""
 
 
 def usage_edit(body: bytes) -> Edit:
@@ -87,12 +88,12 @@ class UsageRemover:
         return passed_on
 
     def _release(self) -> bytes:
-        """What waits for the next event, which does not come whole, or not at all."""
+        """Pass on what waits for the next event, which does not come whole, or not at all."""
         waiting, self._last, self._behind = self._last + self._behind, b"", b""
         return waiting
 
     def _passed(self, comment: bytes) -> bytes:
-        """What is passed on when a comment comes."""
+        """The bytes to pass on when a comment comes."""
         if not self._last:
             return comment
         self._behind += comment

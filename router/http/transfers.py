@@ -1,8 +1,8 @@
 """Transfers of KV that outlive their client: a connector frees staged KV only when a decoder has taken it over.
 
 Without this, a client that leaves between the legs would leave the KV of its prompt on the prefill instance until the
-connector's timeout, minutes later; and a decode leg that is aborted while its KV is on the way may never tell the
-prefill instance.
+connector's timeout, minutes later; and a decode leg that is aborted while its KV is being transferred may never notify
+the prefill instance.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 FREE_WITHIN_S: Final = 30.0
 """A decoder with a long queue takes longer; the connector's own timeout frees what is left."""
 PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Before each round of tries to free staged KV."""
+"""Pauses before each round of tries to free staged KV."""
 PREFILL_WITHIN_S: Final = 2.0
-"""A prefill whose client has left may end within this, and is then told to stop: what it stages at the moment of a
+"""A prefill whose client has left may end within this time, and is stopped then: what it stages at the moment of a
 disconnect could not be freed."""
 MOST: Final = 512
-"""Under way at a time; more are left to the connector's timeout."""
+"""Most takeovers under way at a time; more are left to the connector's timeout."""
 
 
 Try = tuple[str, Callable[[], list[BodyPart]]]
@@ -35,11 +35,11 @@ Try = tuple[str, Callable[[], list[BodyPart]]]
 
 
 Staged = Callable[[bytes], Callable[[], Sequence[Try]] | None]
-"""What to try, by the body of a prefill leg's answer; None where nothing is staged."""
+"""Tries by the body of a prefill leg's answer; None where nothing is staged."""
 
 
 class Transfers:
-    """Those of one replica."""
+    """Takeovers of staged KV on one replica."""
 
     def __init__(self, upstreams: UpstreamPool) -> None:
         self._upstreams = upstreams

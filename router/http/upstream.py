@@ -72,7 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, url: str) -> None:
         self.url = url
         self.loop = asyncio.get_running_loop()
-        """Kept, as every query of it costs a system call."""
+        """The loop is kept, as every query of it costs a system call."""
         self.idle_since_s = 0.0
         self.reused = False
         self.closed = False
@@ -173,8 +173,8 @@ class UpstreamConnection(asyncio.Protocol):
         return self._paused
 
     def end_writing(self) -> bool:
-        """Close this side: the instance sees a disconnect, and what it had sent still comes. False where that cannot be
-        told, as over TLS, or the connection is closed."""
+        """Close our half: the instance sees a disconnect, and what it had sent still comes. False where that cannot be
+        done, as over TLS, or the connection is closed."""
         if self._transport is None or self.closed or not self._transport.can_write_eof():
             return False
         self._transport.write_eof()

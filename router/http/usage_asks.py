@@ -1,4 +1,5 @@
-"""Which instances must be asked for a stream's usage: an operator may have told an engine to send it unasked.
+"""Whether an instance has to be sent a request for a stream's usage: an operator may have set an engine to send it
+unrequested.
 
 The usage event of such an engine is its clients' own, and an answer does not show whether the router's option caused
 it. So the first stream to an instance goes as its client sent it, and so does one now and then: it shows.
@@ -12,8 +13,8 @@ from typing import Final
 
 LOOK_AGAIN_S: Final = 60.0
 LOOK_AGAIN_STREAMS: Final = 100
-"""An instance that is asked is looked at again after this time and so many streams: it may have been restarted with
-other options. At least 99 % of its streams are counted."""
+"""An instance whose usage is requested is tested again after this time and so many streams: it may have been restarted
+with other options. At least 99 % of its streams are counted."""
 _MOST: Final = 8192
 """Instances remembered at most."""
 
@@ -26,7 +27,7 @@ class _Known:
 
 
 class UsageAsks:
-    """What the streams of this replica showed, by the URL of the instance."""
+    """Findings from the streams of this replica, by the URL of the instance."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

@@ -1,13 +1,13 @@
-"""What an instance will still hold of a prompt when its prefill begins.
+"""The cached part of a prompt that an instance will still hold when the prefill begins.
 
 An engine looks a prompt up when it admits it, not when it comes. Meanwhile the requests ahead of it take memory, and
-the engine evicts what was used least recently. So of a cached prefix as much is left as fits beside the contexts that
-are used after it: those of the requests ahead, and those that ended after the prefix was used last (its stack
-distance, R. L. Mattson et al., "Evaluation techniques for storage hierarchies", 1970). What it shares with them stays.
+the engine evicts what was used least recently. So as much of a cached prefix is left as fits beside the contexts that
+are used after it: those of the requests ahead, and those that ended after the prefix was used last (its stack distance,
+R. L. Mattson et al., "Evaluation techniques for storage hierarchies", 1970). What it shares with them stays.
 
-A replica knows the chains of the requests that it sent. Of those that other replicas sent it knows how many run and the
-sum of their contexts, which the store counts; they are taken to share as much as its own requests share with each
-other. Which contexts of other replicas have ended it does not know.
+A replica knows the chains of the requests that it sent. For requests that other replicas sent, it knows how many run
+and the sum of their contexts, which the store counts; they are taken to share as much as its own requests share with
+each other. It does not know which contexts of other replicas have ended.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ nothing. An engine may run hundreds of requests."""
 _ENDED: Final = 32
 """Contexts that are over and remembered, of each instance."""
 _MAX_INSTANCES: Final = 1024
-"""With more, what has ended on those that run nothing is forgotten: instances come and go."""
+"""Most instances that are remembered. With more, what has ended on those that run nothing is forgotten: instances come
+and go."""
 _REMEMBERED: Final = 15
 """Requests, the last ones, from which the others' are guessed."""
 
 
 class Running(Protocol):
-    """What the store counts as running on an instance, through whichever replica: contexts with whole answers."""
+    """The store's counts of what runs on an instance, through whichever replica: contexts with whole answers."""
 
     @property
     def running_requests(self) -> int: ...
@@ -53,12 +54,12 @@ class _Known:
     requests: dict[str, tuple[Chain, int]] = field(default_factory=dict)
     """Each one's chain, and the expected tokens of its answer."""
     prompt_tokens: int = 0
-    """Of all of them."""
+    """Prompt tokens of all requests."""
     output_tokens: int = 0
     releasing: dict[str, int] = field(default_factory=dict)
     """Tokens of the contexts of requests that are over, and that the store may count still, by id."""
     ended: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    """Of the last ones that are over, by the hash of the prompt's last block: that of its first block, its blocks, and
+    """Contexts that ended last, by the hash of the prompt's last block: the hash of its first block, its blocks, and
     tokens of the context. In the order in which they ended, without those that another one continued."""
 
     def leave(self, chain: Chain, output_tokens: int) -> None:
@@ -78,7 +79,7 @@ class _Known:
             del self.ended[last]
 
     def _continued_by(self, hashes: Sequence[int]) -> list[int]:
-        """Of what has ended, that with which a chain begins: its last block is there in the chain, too."""
+        """The ended contexts with which a chain begins: their last block is in the chain, too."""
         if not hashes:
             return []
         own, most = hashes[0], len(hashes)
@@ -89,8 +90,8 @@ class _Known:
         ]
 
     def newer_tokens(self, hashes: Sequence[int], shared_tokens: int) -> int:
-        """Of the contexts that ended after what the prompt continues, each sharing so many tokens with it; 0 where it
-        is not known to continue one."""
+        """Tokens of the contexts that ended after the one that the prompt continues, each sharing this many tokens with
+        it; 0 where it is not known to continue one."""
         continued = self._continued_by(hashes)
         if not continued:
             return 0
@@ -103,24 +104,25 @@ class _Known:
 
 
 class ContextsAhead:
-    """Of one pool. Only chains of the engine's own blocks are compared."""
+    """The contexts of one pool. Only chains of the engine's own blocks are compared."""
 
     def __init__(self, is_releasing: Callable[[str], bool] = lambda _: False) -> None:
-        """``is_releasing``: whether the release of a request that is over is on its way to the store."""
+        """Make an empty memory. ``is_releasing``: whether the release of a request that is over is being sent to the
+        store."""
         self._is_releasing = is_releasing
         self._known: dict[str, _Known] = {}
         self._last: Chain | None = None
         self._shared_tokens: deque[int] = deque(maxlen=_REMEMBERED)
-        """What each of the last requests shares with the one before."""
+        """Tokens that each of the last requests shares with the one before."""
         self._output_tokens: deque[int] = deque(maxlen=_REMEMBERED)
-        """Expected of each of the last."""
+        """Expected output tokens of each of the last requests."""
 
     def __len__(self) -> int:
         return sum(len(known.requests) for known in self._known.values())
 
     def sent(self, instance_id: str, request_id: str, chain: Chain, output_tokens: int) -> None:
-        """A request is on its way to the instance, behind all that were sent there before; its answer is expected to
-        have so many tokens."""
+        """A request was sent to the instance, behind all that were sent there before; its answer is expected to have so
+        many tokens."""
         if not isinstance(chain.hashes, array):
             return
         known = self._known_on(instance_id)
@@ -160,8 +162,8 @@ class ContextsAhead:
     def left(
         self, instance_id: str, chain: Chain, cached_tokens: int, capacity_tokens: int, running: Running | None = None
     ) -> int:
-        """Of so many cached tokens of a prompt that is sent now, those that the requests ahead leave it. ``running`` is
-        what the store counted there without it; None: unknown, so that no other replica's requests count."""
+        """The cached tokens that the requests ahead leave a prompt that is sent now. ``running`` is what the store
+        counted there without it; None: unknown, so that no other replica's requests count."""
         hashes, block_tokens = chain.hashes, chain.block_tokens
         if not cached_tokens or not isinstance(hashes, array):
             return cached_tokens
@@ -211,7 +213,7 @@ _NOTHING_KNOWN: Final = _Known()
 
 
 def _in_blocks(tokens: int, block_tokens: int) -> int:
-    """What so many tokens take: whole blocks."""
+    """The tokens of the whole blocks that this many tokens take."""
     return -(-tokens // block_tokens) * block_tokens
 
 

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
 """The calls that a local state answers while the store is away."""
 OF_THE_FLEET = frozenset({"snapshot", "overview"})
-"""Those that have no answer then, and that tell that it is away."""
+"""Calls that have no answer while the store is away, and show that it is."""
 _CALLS = frozenset(name for name in dir(PoolStore) if not name.startswith("_"))
 
 
@@ -111,7 +111,7 @@ class FailoverPool:
         self._early_grants: list[Callable[[], None]] = []
         self._returning: asyncio.Task[None] | None = None
         self._probes = 0
-        """In a row, without a store that was steady in between."""
+        """Probes in a row, without a store that was steady in between."""
         self._back_s = float("-inf")
         """When the last hand-over succeeded."""
 
@@ -179,7 +179,8 @@ class FailoverPool:
 
     # grants ----------------------------------------------------------------------------------------------
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
-        """While this replica decides alone, its local state's grants count instead of the shared store's."""
+        """Deliver grants of a replica. While this replica decides alone, its local state's grants count instead of the
+        shared store's."""
         self._listeners.append((replica_id, deliver))
         if self._local is not None:
             self._local.on_grant(replica_id, deliver)

@@ -1,4 +1,4 @@
-"""Where held requests wait for their grant: a message is fast, a poll misses nothing."""
+"""Held requests that wait for their grant: a message is fast, a poll misses nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dualmap.statestore.pool import PoolStore
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often held requests are looked up: what was told and got lost is found then."""
+"""Time between look-ups of held requests: grants and refusals whose message got lost are found then."""
 LOOKED_UP = 1000
-"""Held requests in one look-up at most, those that were looked up longest ago: however many are held, the store and the
+"""Most held requests in one look-up, those that were looked up longest ago: however many are held, the store and the
 event loop spend the same on it."""
 
 
@@ -47,7 +47,7 @@ class GrantWaiter:
         self.request_id = request_id
         self.attempt = attempt
         self.held = False
-        """By the store's reply: from now on its record must exist."""
+        """Whether the store's reply held the request: from now on its record must exist."""
         self.placed_s = 0.0
         """Its first reservation, on the clock of the replica."""
         self._grant: Grant | None = None
@@ -83,7 +83,8 @@ class GrantWaiters:
         refuses_late: bool,
         call: StoreCall,
     ) -> None:
-        """With ``refuses_late`` every request that is deferred is refused, else only one that is for too long."""
+        """Make the waiters of a pool. With ``refuses_late`` every request that is deferred is refused, else only one
+        that is for too long."""
         self._call_later = call_later
         self._pool = pool
         self._call = call
@@ -127,7 +128,7 @@ class GrantWaiters:
             timer.cancel()
 
     def deliver(self, grant: Grant) -> None:
-        """Hand a grant over. One without a waiter is of a request that is over, whose release is on its way."""
+        """Hand a grant over. A grant without a waiter is of a request that is over, whose release is being sent."""
         waiter = self._waiters.get(grant.request_id)
         if waiter is None:
             if grant.request_id in self.placing:
@@ -145,7 +146,7 @@ class GrantWaiters:
                 log.warning("pool %s: held requests could not be looked up: %s", self._pool.name, error)
 
     async def look_up(self) -> None:
-        """Find out what was told and got lost, or is refused by now; up to ``LOOKED_UP`` requests in one call."""
+        """Find grants whose message got lost, and requests to refuse by now; up to ``LOOKED_UP`` in one call."""
         first = list(islice(self._waiters.values(), LOOKED_UP))
         if len(first) < len(self._waiters):
             for waiter in first:  # the others have their turn next

@@ -14,7 +14,7 @@ from dualmap.runtime.clock import Clock
 KEPT_S: Final = 60.0
 """An answer is kept this long: an instance that is replaced may have another limit."""
 ASK_AGAIN_S: Final = 5.0
-"""After no answer. The former length, if any, is kept meanwhile."""
+"""Time before the next query after one without an answer. The former length, if any, is kept meanwhile."""
 
 
 class ModelLengths:

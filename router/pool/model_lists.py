@@ -59,7 +59,7 @@ class InstanceAsker:
 
 
 class ModelLists:
-    """Of the instances of one pool."""
+    """The model lists of the instances of one pool."""
 
     def __init__(self, store: PoolStore, view: ViewKeeper, asker: InstanceAsker, clock: Clock) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class ModelLists:
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     def doubt(self, instance_id: str) -> None:
-        """The instance did not find what a request asked for: read its list again soon. Never waits."""
+        """The instance did not find the model of a request: read its list again soon. Never waits."""
         spec, now_s = self._view.view.instances.get(instance_id), self._clock.monotonic_s()
         if spec is None or instance_id in self._reading or now_s < self._not_before_s.get(instance_id, now_s):
             return

@@ -1,4 +1,4 @@
-"""Releases on their way to the store: posted without waiting, delivered together in the background, retried."""
+"""Releases that are being sent to the store: posted without waiting, delivered together in the background, retried."""
 
 from __future__ import annotations
 

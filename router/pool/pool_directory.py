@@ -1,4 +1,4 @@
-"""Which pool serves a model: names, aliases and LoRA adapters."""
+"""The directory of which pool serves a model: names, aliases and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class PoolDirectory(Generic[P]):
     def __init__(self, pools: Iterable[P]) -> None:
         self.pools: Mapping[str, P] = {pool.settings.name: pool for pool in pools}
         self.routes: dict[str, Route[P]] = {}
-        """By the name that a request may have for its model: "" where there is one pool only. Configured names come
-        first, then those that operators added, then those that instances list."""
+        """Routes by the name that a request may have for its model: "" where there is one pool only. Configured names
+        come first, then those that operators added, then those that instances list."""
         for pool in self.pools.values():
             settings = pool.settings
             for name in dict.fromkeys((settings.model, *settings.aliases)):
@@ -57,7 +57,7 @@ class PoolDirectory(Generic[P]):
             self.routes[""] = Route(pool, pool.settings.model)
         self._configured = self.routes
         self._learned: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
-        """Added names and listed ones, by pool."""
+        """Names that were added and names that are listed, by pool."""
         self.contested: dict[str, tuple[str, ...]] = {}
         """Names without a setting that several pools have, and these, the one first that serves it."""
 
@@ -96,7 +96,7 @@ class PoolDirectory(Generic[P]):
                 )
 
     def source_of(self, name: str) -> Literal["configured", "added", "listed"]:
-        """Where a name comes from; of one that is not known, where it would."""
+        """The origin of a name; for an unknown one, the origin that it would have."""
         if name in self._configured:
             return "configured"
         return "added" if any(name in added for added, _ in self._learned.values()) else "listed"

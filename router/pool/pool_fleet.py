@@ -27,8 +27,8 @@ from dualmap.statestore.pool import PoolStore
 log = logging.getLogger(__name__)
 
 LEARNING_GAP_S = 0.01
-"""Between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no more, and for
-each a load has to be made."""
+"""Shortest time between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no
+more, and for each a load has to be made."""
 
 _NONE: frozenset[str] = frozenset()
 
@@ -60,7 +60,7 @@ class PoolFleet:
         self._next_learning_s = -math.inf
         self.planner = QueuePlanner(self._grant)
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
-        """Of each instance, the loads of the last reply that had its own: for estimates, never for decisions."""
+        """Loads, for each instance, of the last reply that had its own: for estimates, never for decisions."""
 
     # what a search looks at ---------------------------------------------------------------------------------
     @property
@@ -113,7 +113,7 @@ class PoolFleet:
                 self.planner.plan(told.queue)
 
     async def _grant(self, queue: QueueHead) -> None:
-        """A failure must not fail the request, or repeat the transition, that told of the queue: the leader's sweep
+        """A failure must not fail the request, or repeat the transition, whose reply had the queue: the leader's sweep
         grants instead."""
         try:
             await drive(grant_queue(queue, self.order), self)
@@ -122,7 +122,7 @@ class PoolFleet:
 
     def _note(self, reply: PlaceReply | Observation) -> None:
         view = self._keeper.view
-        # Not "newer than": a store that came back empty counts from the start again.
+        # The test is not "newer than": a store that came back empty counts from the start again.
         if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
             self._keeper.renew()
         self._seen.update(dict.fromkeys(reply.loads, reply.loads))

@@ -10,7 +10,7 @@ from dualmap.scheduling.queues.queue_order import QueueHead
 
 class QueuePlanner:
     """Grants from the queues of a pool. An instance has one plan under way: two of one queue would race, and what is
-    told of it meanwhile is planned next, by the latest head alone."""
+    reported of it meanwhile is planned next, by the latest head alone."""
 
     def __init__(self, grant: Callable[[QueueHead], Awaitable[object]]) -> None:
         """``grant`` plans a queue until it has no room or nothing to grant, and raises nothing."""
@@ -19,7 +19,7 @@ class QueuePlanner:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def plan(self, queue: QueueHead) -> None:
-        """Have a queue planned that a reply told; never waits."""
+        """Have a queue planned that a reply contained; never waits."""
         name = queue.load.instance_id
         self._heads[name] = queue
         if name not in self._tasks:

@@ -1,4 +1,4 @@
-"""What an instance holds of answers that ended a moment ago, before its KV events tell.
+"""The blocks that an instance holds of answers that ended a moment ago, before its KV events report them.
 
 An engine reports a block when a step has filled it, and the report takes a while to the store. A conversation's next
 turn that follows at once is placed before: it would be expected to find the answer without its last block or two. A
@@ -25,14 +25,16 @@ _NONE: Final[dict[int, tuple[int, int]]] = {}
 
 
 class RecentAnswers:
-    """Of one pool, as far as they went through this replica. Only chains of the engine's own blocks can be compared."""
+    """Recent answers of one pool, as far as they went through this replica. Only chains of the engine's own blocks can
+    be compared."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._since_s: OrderedDict[tuple[str, int], float] = OrderedDict()
-        """By instance and hash of the prompt's last block, the oldest first."""
+        """Times of the ends, by instance and hash of the prompt's last block, the oldest first."""
         self._ended: dict[str, dict[int, tuple[int, int]]] = {}
-        """The same of each instance: blocks of the prompt, and tokens that the engine has computed."""
+        """Ended answers of each instance, by the same hash: blocks of the prompt, and tokens that the engine has
+        computed."""
 
     def __len__(self) -> int:
         return len(self._since_s)

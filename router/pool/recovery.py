@@ -20,7 +20,7 @@ from dualmap.statestore.pool import PoolStore
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a recovery did."""
+    """The result of a recovery."""
 
     released: int
     """Requests that the store had although they are over here."""

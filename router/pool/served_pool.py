@@ -59,7 +59,7 @@ class ServedPool:
     """None: prompts that are text are cut by bytes."""
     stored_responses: StoredResponses = field(init=False)
     rules: RequestRules = field(init=False)
-    """What a request that arrives now is served by."""
+    """Rules by which a request that arrives now is served."""
     _balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
 
     def __post_init__(self) -> None:

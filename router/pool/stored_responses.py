@@ -23,14 +23,14 @@ class Answered(Protocol):
 
 
 class StoredResponses:
-    """Of one pool, as all replicas know them."""
+    """Stored responses of one pool, as all replicas know them."""
 
     def __init__(self, store: PoolStore) -> None:
         self._store = store
         self._keeping: set[asyncio.Task[None]] = set()
 
     async def tokens(self, continued: str) -> int:
-        """Of the conversation up to this response; 0 where that is not known."""
+        """Tokens of the conversation up to this response; 0 where they are not known."""
         if self._store.degraded:
             return 0
         try:
@@ -40,7 +40,7 @@ class StoredResponses:
             return 0
 
     def answered(self, request: Answered, usage: Usage) -> None:
-        """If the answer was stored under an id that the fleet gave it, its length is kept, in the background."""
+        """Keep, in the background, the length of an answer that was stored under an id that the fleet gave it."""
         sent = request.inference_request
         if not (sent.stores and sent.leaves_id_open and usage.prompt_tokens) or self._store.degraded:
             return

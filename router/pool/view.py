@@ -20,7 +20,7 @@ from dualmap.statestore.pool import PoolStore
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""After this long without a reply that shows another epoch the copy is read again."""
+"""Time without a reply that shows another epoch after which the copy is read again."""
 
 
 def empty_view() -> ClusterView:
@@ -62,16 +62,16 @@ class ViewKeeper:
         self._last: asyncio.Task[None] | None = None
         """The refresh that was started last, perhaps done."""
         self._coming: asyncio.Task[None] | None = None
-        """The same until it reads the store: callers may share it."""
+        """The last refresh until it reads the store: callers may share it."""
         self.view = empty_view()
         self.learned = Learned()
-        """By the leader; the prior until the store says otherwise."""
+        """Estimates that the leader learned; the prior until the store has others."""
         self.last_seen: Membership | None = None
         """The last membership that was not empty: what a store that came back empty is given again."""
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
-        """Called with the scheduling settings that were changed in the running fleet, after every refresh."""
+        """Callback for the scheduling settings that were changed in the running fleet, after every refresh."""
         self.tell_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
-        """Called with the model names that operators added, and those that instances list, after every refresh."""
+        """Callback for the model names that operators added, and those that instances list, after every refresh."""
 
     def renew(self) -> None:
         """The copy is out of date, as a reply shows: read it again soon. Never waits."""

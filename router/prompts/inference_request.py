@@ -31,21 +31,21 @@ POOLED_PATHS = frozenset(
         "/score",
     }
 )
-"""Scheduled by load alone: their prompts are counted, and looked for in no cache."""
+"""Paths that are scheduled by load alone: their prompts are counted, and looked for in no cache."""
 SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
 """Every other path is passed to any suitable instance of the pool."""
 
 
 @value
 class TokenSource:
-    """What a prompt's tokens are computed from: a body with one prompt, of text or with media in it."""
+    """The source of a prompt's tokens: a body with one prompt, of text or with media in it."""
 
     path: str
     fields: Mapping[str, Any]
     long_texts: LongTexts
     """Strings that ``fields`` has the names of."""
     prompt: TextPrompt
-    """The same as blocks of bytes are cut from it."""
+    """Prompt from which blocks of bytes are cut."""
 
     @property
     def text_bytes(self) -> int:
@@ -98,7 +98,7 @@ def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> 
 
 @dataclass(slots=True)
 class SentPrompt:
-    """What a scheduled request says about its prompt, for any pool."""
+    """A scheduled request's statement about its prompt, for any pool."""
 
     prompt: Prompt
     salt: str | None
@@ -130,7 +130,7 @@ class InferenceRequest:
 
     request_id: str
     model: str
-    """As the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
+    """Name of the model as the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
     path: str
     prompt: SentPrompt | None
     """None for requests that are passed on, and once it is hashed: it may take as much memory as what was sent."""
@@ -140,7 +140,8 @@ class InferenceRequest:
     form: bool = False
     """The body is a form, not JSON."""
     body_hash: int = 0
-    """Of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt."""
+    """Hash of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt.
+    """
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
     leaves_id_open: bool = False
@@ -154,7 +155,7 @@ class InferenceRequest:
     continues: str | None = None
     """The stored response that it continues, which names the instance."""
     model_span: tuple[int, int] | None = None
-    """Where a long body names its model, quotes included; None if not searched for."""
+    """Span in a long body of the model's name, quotes included; None if it was not searched for."""
     unread: str = ""
     """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
     trace: TraceContext | None = None

@@ -1,4 +1,4 @@
-"""From a request body to what the scheduler needs of it: chain, expected output, bytes to learn from."""
+"""Reading what the scheduler needs from a request body: chain, expected output, bytes to learn from."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LONG_PROMPT_BYTES: Final = 1 << 20
 """A longer one is hashed in steps."""
 
 _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
-"""With these, an engine sees less of a prompt, or more, than the body has."""
+"""Fields with which an engine sees less of a prompt, or more, than the body has."""
 
 _MAX_COUNT: Final = 2**31 - 1
 _NO_LONG_TEXTS: Final[LongTexts] = {}
@@ -49,10 +49,9 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 log = logging.getLogger(__name__)
 
 TokenizedHow = Literal["exact", "unverified", "head", "bytes", "late", "busy"]
-"""What became of a prompt that a tokenizer was given. ``exact``: its tokens are counted in a way that engines' own
-counts have confirmed; ``unverified``: they have not yet. ``head``: tokens are computed up to the first message with
-media.
-``bytes``: they cannot be computed, or are known to be others than the engine's."""
+"""Outcome of tokenizing a prompt. ``exact``: its tokens are counted by a method that engines' own counts have
+confirmed; ``unverified``: they have not yet. ``head``: tokens are computed up to the first message with media.
+``bytes``: they cannot be computed, or are known to differ from the engine's."""
 
 
 @value
@@ -73,7 +72,7 @@ class TokenizedPrompt:
 
 
 class PromptTokenizer(Protocol):
-    """Computes the engine's own blocks of prompts that are text, and is told what engines count."""
+    """Computes the engine's own blocks of prompts that are text, and learns from the engines' counts."""
 
     async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
         """None if the blocks cannot be had, or not in time."""
@@ -110,24 +109,21 @@ class ReadPrompt:
     count: TokenCount | None = None
     """How the tokens of text were counted: the chain is of the engine's own blocks then. None: they are estimated."""
     images: int = 0
-    """In the prompt: how many tokens they have is learned from it, and no bytes per token."""
+    """Images in the prompt: how many tokens they have is learned from it, and no bytes per token."""
     stored_tokens: int = 0
-    """Of the conversation before it, which the request continues and its instance has stored."""
+    """Tokens of the conversation before it, which the request continues and its instance has stored."""
 
     @property
     def tokens(self) -> int:
-        """Of the whole conversation."""
+        """Tokens of the whole conversation."""
         return self.stored_tokens + self.chain.prompt_tokens
 
 
 def sent_prompt(
     path: str, body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
 ) -> SentPrompt | None:
-    """What the body of a scheduled request says about its prompt.
-
-    None where no prompt is found, or none that can be read: such a request is passed on. Whether an engine serves it,
-    the engine decides, by the same bytes.
-    """
+    """The prompt in the body of a scheduled request. None where no prompt is found, or none that can be read: such a
+    request is passed on. Whether an engine serves it, the engine decides, by the same bytes."""
     pooled = path in POOLED_PATHS
     try:
         prompt = (
@@ -208,12 +204,12 @@ def _tokenized(tokenized: TokenizedPrompt, sent: SentPrompt, expected_tokens: in
 
 @lru_cache(maxsize=1024)
 def _unsalted_seed(model: str, lora: str | None) -> int:
-    """The same for almost all requests for a model."""
+    """The seed without a salt, the same for almost all requests for a model."""
     return cache_seed(model, lora)
 
 
 def _output_limit(body: Mapping[str, Any]) -> int | None:
-    """Of the names that APIs have for it the newer one counts."""
+    """The limit of the answer's tokens. Where a body has both names of it, the newer one counts."""
     newer, older = _count(body, "max_completion_tokens"), _count(body, "max_tokens")
     if newer is None and older is None:
         return _count(body, "max_output_tokens")

@@ -1,8 +1,8 @@
 """Whether the other replicas can be reached at the addresses that they advertise.
 
 Nothing that a request needs depends on it: replicas share what matters through the store. ``explain`` and the live page
-ask peers, and a layerwise decoder asks the replica of its request, so an address that cannot be resolved is said here
-before it is missed.
+query peers, and a layerwise decoder calls the replica of its request, so an address that cannot be resolved is reported
+here before it is missed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_S: Final = 5.0
 INTERVAL_S: Final = 30.0
 ASK_TIMEOUT_S: Final = 2.0
 FAILURES: Final = 2
-"""In a row, before it is said: a peer that is just restarted is missed by one round."""
+"""Failures in a row before a peer is reported: one that is just restarted is missed by one round."""
 
 
 class PeerWatch:
@@ -59,7 +59,7 @@ class PeerWatch:
             await self._clock.sleep(INTERVAL_S)
 
     async def look(self) -> None:
-        """One round. An address that several replicas share leads to any of them, and is not asked."""
+        """Make one round. An address that several replicas share leads to any of them, and is not called."""
         known = await self._addresses()
         shared = Counter(known.values())
         peers = {name: url for name, url in known.items() if url and name != self._own_id and shared[url] == 1}

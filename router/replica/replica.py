@@ -60,7 +60,7 @@ class Replica:
         await self._beat()
 
     def _warn_of_others(self, snapshot: PoolSnapshot) -> None:
-        """Replicas that share queues and learned rates must order and read them in the same way."""
+        """Replicas that share queues and learned rates must order and read them alike."""
         mine = self._info["scheduling"]
         others = [
             replica.replica_id
@@ -177,7 +177,7 @@ class Replica:
     async def reconcile(self) -> int:
         """Release what the store still keeps of this replica although it is over here; returns how many.
 
-        A release can be lost: the outbox was full. A request that is over here, with no release on its way, and stands
+        A release can be lost: the outbox was full. A request that is over here, with no release being sent, and stands
         at a second reading is left over: no call takes effect after it was given up, so none that ends it is to come.
         """
         over = self._over_here(await self._requests())
@@ -189,7 +189,7 @@ class Replica:
         return len(leftover)
 
     def _over_here(self, stored: Sequence[StoredRequest]) -> list[StoredRequest]:
-        """This replica's requests in the store that are over here, with no release on its way."""
+        """This replica's requests in the store that are over here, with no release being sent."""
         context = self._context
         return [
             record

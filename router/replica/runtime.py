@@ -99,7 +99,7 @@ class Runtime:
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
         self.port = (info or {}).get("port", "")
-        """Of the endpoint, which other replicas may share; "" where it is not told."""
+        """Port of the endpoint, which other replicas may share; "" where it is not known."""
         models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
         self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
         self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key, self.trust))
@@ -190,7 +190,7 @@ class Runtime:
         await self.fleet.refresh()
 
     def read_own_gauges(self) -> None:
-        """Those that tell of this replica alone."""
+        """Bring the gauges of this replica alone up to date."""
         metrics = self.context.metrics
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
@@ -208,7 +208,7 @@ async def _let_go(pool: ServedPool) -> None:
 
 
 def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
-    """What the end of a request calls; None while nothing is logged or traced."""
+    """The callback for the end of a request; None while nothing is logged or traced."""
     if len(tellers) < 2:
         return tellers[0].ended if tellers else None
 

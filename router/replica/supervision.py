@@ -14,7 +14,7 @@ RESTART_DELAY_S = 1.0
 
 
 class Supervisor:
-    """Runs endless jobs side by side; one that fails is logged and started again after a pause."""
+    """Runs endless jobs concurrently; one that fails is logged and started again after a pause."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

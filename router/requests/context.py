@@ -1,4 +1,4 @@
-"""What all requests of a replica share, passed in once."""
+"""Resources that all requests of a replica share, passed in once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Live(Protocol):
         needs not."""
 
     def explain(self) -> Explanation | None:
-        """Its story so far; None if it was passed on without a decision."""
+        """The explanation so far; None if the request was passed on without a decision."""
 
     def finish(self, outcome: Outcome) -> None:
         """The request is over: release everything."""
@@ -93,7 +93,7 @@ class LiveRequests:
             del self._by_id[live.request_id]
 
     def is_releasing(self, request_id: str) -> bool:
-        """Whether its end is on its way to the store."""
+        """Whether its end is being sent to the store."""
         return request_id in self._releasing
 
     def releasing(self, request_id: str) -> None:
@@ -115,7 +115,7 @@ class ReplicaContext:
     live: LiveRequests
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
-    """Told of every request that ended, while somebody wants to know: the request log, tracing."""
+    """Callback for every request that ended, while it has users: the request log, tracing."""
     metaserver: Metaserver = field(default_factory=Metaserver)
     draining: bool = field(default=False)
     """Set once the replica is to stop: /ready is off, requests are still served until the port closes."""

@@ -1,6 +1,6 @@
-"""What each candidate of a placement cost, for people: the weighted sum of its features, part by part.
+"""The cost of each candidate of a placement, for people: the weighted sum of its features, part by part.
 
-Computed when asked, from the kept loads and the policy and weights of now: they may have changed since the decision.
+Computed on request, from the kept loads and the policy and weights of now: they may have changed since the decision.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 
 def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -> dict[str, dict[str, Any]]:
-    """By instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds, in the words of ``PARTS``.
-
-    A policy that does not weigh has no cost: only what TTFT it expects.
-    """
+    """The costs by instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds, in the words of ``PARTS``.
+    A policy that does not weigh has no cost: only an expected TTFT."""
     chain = Chain((explanation.hash_key,), explanation.block_tokens, explanation.prompt_tokens)
     weights = pool.policy.weights(RouteQuery(chain, explanation.slo_s), pool.view.learned)
     return {

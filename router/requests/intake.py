@@ -95,7 +95,7 @@ class Intake:
 
 def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
     chain = prompt.chain
-    # By place: by name it costs several times as much, and every request pays for it.
+    # Arguments go by place: by name this costs several times as much, and every request pays for it.
     return RequestSpec(
         chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
         chain,

@@ -1,4 +1,4 @@
-"""Where decoders of a layerwise connector ask for the prefill legs of their requests.
+"""The endpoint from which decoders of a layerwise connector request the prefill legs of their requests.
 
 Such a decoder is sent its leg first. Once it has memory for the prompt, it posts to the replica's metaserver where the
 KV is to go; the replica sends the prefill leg there. It is known by the request's id, in the form that vLLM gives it.
@@ -14,11 +14,11 @@ _PREFIXES: Final = ("chatcmpl-", "cmpl-")
 
 
 class Metaserver:
-    """The legs of one replica that wait to be asked for."""
+    """The legs of one replica that wait to be requested."""
 
     def __init__(self) -> None:
         self.base_url = ""
-        """Where instances reach this replica."""
+        """URL at which instances reach this replica."""
         self._expected: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def __len__(self) -> int:

@@ -109,7 +109,7 @@ def _late(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterEr
 
 
 def _expected_wait_s(machine: RequestMachine, pool: ServedPool) -> float:
-    """Of the instance in whose queue the request was."""
+    """The expected wait at the instance in whose queue the request was."""
     return 1.0 if machine.placed is None else pool.fleet.expected_wait_s(machine.placed.instance_id)
 
 

@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.5
 LINES_AT_ONCE = 64
 MAX_WAITING_LINES = 20_000
-"""While a write hangs; more are dropped."""
+"""Most lines that wait while a write hangs; more are dropped."""
 
 
 class Written(Protocol):
-    """Where lines go."""
+    """The stream that lines go to."""
 
     def write(self, data: bytes, /) -> Any: ...
 

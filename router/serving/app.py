@@ -1,4 +1,4 @@
-"""The FastAPI side of a replica: health, metrics, models and administration. Inference bytes never pass here."""
+"""The FastAPI app of a replica: health, metrics, models and administration. Inference bytes never pass here."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
 
     @app.get(METRIC_COUNTS, include_in_schema=False)
     async def metric_counts() -> Response:
-        """The same of this replica alone, for those that share its port."""
+        """The counts of this replica alone, for replicas that share its port."""
         runtime.read_own_gauges()
         return Response(runtime.port_metrics.counts(), media_type="application/json")
 

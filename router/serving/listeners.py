@@ -75,7 +75,7 @@ def advertised_host(host: str, towards: Sequence[tuple[str, int]] = ()) -> str:
 
 
 def _address_towards(host: str, port: int, families: Sequence[socket.AddressFamily]) -> str | None:
-    """The address of this machine's interface that leads to a host; no packet is sent. None where there is no way."""
+    """The address of this machine's interface that leads to a host; no packet is sent. None where no interface does."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:

@@ -79,7 +79,7 @@ async def serve(
         StoreConfigurationError: the store's URL or server cannot serve a fleet; so cannot a store of one process.
         DuplicateModelError: two pools claim one model name.
     """
-    # Otherwise every counter has a second series, with an unused time.
+    # Created metrics are disabled: otherwise every counter has a second series, with an unused time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single prompt that an instance tokenizes
     _warn_of_few_files(router, raise_open_files_limit())
@@ -270,8 +270,8 @@ def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
 
 
 def _info(router: RouterSettings, listeners: Sequence[socket.socket], store_url: str) -> dict[str, str]:
-    """What this replica advertises to the fleet: the address of its own port if it has one, else of the endpoint; and
-    the endpoint's port, which others on its machine may share."""
+    """The information that this replica advertises to the fleet: the address of its own port if it has one, else of the
+    endpoint; and the endpoint's port, which others on its machine may share."""
     towards = parse_store_url(store_url).nodes
     ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards)
     port = str(port_of(listeners[0]))

@@ -1,1 +1,1 @@
-"""What a replica counts and records while it serves, and the metrics that it shows."""
+"""Counts and records of a replica, and the metrics that it shows."""

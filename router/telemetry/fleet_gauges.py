@@ -26,7 +26,7 @@ MAX_AGE_S = 1.0
 FRESH_WITHIN_S = 0.05
 """A scrape waits so long for fresh figures; then it gets the last ones, and their age."""
 KEPT_S = 60.0
-"""Older figures are not told any more: they would say of instances what was true long ago."""
+"""Largest age of reported figures: older ones would say of instances what was true long ago."""
 _LOAD_GAUGES = {
     "pending_tokens": "Uncached prompt tokens sent or queued, prefill not finished",
     "dispatched_tokens": "The dispatched part of the pending tokens",
@@ -43,7 +43,7 @@ _METRIC_NAMES = {
     "stalled_s": "stalled_seconds",
     "silent_s": "silent_seconds",
 }
-"""Where Prometheus wants the unit spelt out."""
+"""Names for figures whose unit Prometheus wants spelt out."""
 
 
 class FleetOverviews:

@@ -1,4 +1,4 @@
-"""What a replica counts, for Prometheus. Every instrument is bound once: a request pays for additions alone."""
+"""A replica's counts, for Prometheus. Every instrument is bound once: a request pays for additions alone."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STORE_CALLS = (
 )  # fmt: skip
 
 TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
-"""What became of a prompt that a tokenizer was given: ``bytes`` if its tokens cannot be computed."""
+"""Outcomes of tokenizing a prompt: ``bytes`` if its tokens cannot be computed."""
 
 
 class StoreCall:
@@ -119,7 +119,7 @@ class PoolMetrics:
         self._ejections.labels(self._pool, instance_id, rule).inc()
 
     def count_ttft(self, ttft_s: float, slo_s: float, expected_s: float | None) -> None:
-        """Of one first token; None: no TTFT was expected."""
+        """Count one first token; None: no TTFT was expected."""
         self.ttft_s.observe(ttft_s)
         (self.slo_met if ttft_s <= slo_s else self.slo_missed).inc()
         if expected_s is not None and ttft_s > 0:
@@ -138,7 +138,8 @@ class PoolMetrics:
             self.tpot_s.observe((answer_s - first_token_s) / (output_tokens - 1))
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
-        """Of one answer with usage. vLLM reports none where nothing was cached: that is 0, once any were reported."""
+        """Compare the cached tokens of one answer with usage. vLLM reports none where nothing was cached: that is 0,
+        once any were reported."""
         self._cached_is_reported |= reported_tokens is not None
         if self._cached_is_reported:
             self.cached_error_tokens.observe(abs(expected_tokens - (reported_tokens or 0)))

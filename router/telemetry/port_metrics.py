@@ -1,8 +1,8 @@
-"""What ``/metrics`` of the endpoint says: the sum over all replicas that share its port, and vLLM's own names for what
+"""The page ``/metrics`` of the endpoint: the sum over all replicas that share its port, and vLLM's own names for what
 load tools and autoscalers read of a server.
 
-The kernel gives a connection to any of the replicas. Told for that one alone, counters would jump back and forth, which
-reads as a restart. A replica's own page is at its ``router.ops_port``.
+The kernel gives a connection to any of the replicas. Counters of that one alone would jump back and forth, which reads
+as a restart. A replica's own page is at its ``router.ops_port``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dualmap.runtime.trust import system_trust
 from dualmap.statestore.answers import PoolOverview
 
 COUNTS_PATH: Final = "/metrics/counts"
-"""What a replica has counted, as JSON, for its peers."""
+"""Path of a replica's counts, as JSON, for its peers."""
 ASK_TIMEOUT_S: Final = 0.5
-"""For all peers at once: a scrape waits no longer for one that hangs, and has its last counts."""
+"""Timeout for all peers at once: a scrape waits no longer for one that hangs, and has its last counts."""
 
 
 class PortMetrics:
@@ -42,7 +42,7 @@ class PortMetrics:
         info: Mapping[str, str],
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """``models`` by pool; ``info`` is what this replica tells of itself; ``transport`` replaces the network in
+        """``models`` by pool; ``info`` is what this replica reports of itself; ``transport`` replaces the network in
         tests."""
         self._replica_id = replica_id
         self._own = own
@@ -53,10 +53,10 @@ class PortMetrics:
         self._peers: dict[str, str] = {}
         self._models = models
         self._said: dict[str, Mapping[str, Any]] = {}
-        """By each peer, last."""
+        """Last counts of each peer."""
 
     def counts(self) -> bytes:
-        """What a peer is told."""
+        """The counts that a peer gets."""
         migrations = {pool: overview.migrations for pool, overview in self._fleet.overviews.items()}
         told = {"replica_id": self._replica_id, "counts": self._own.instruments.counts(), "migrations": migrations}
         return orjson.dumps(told)
@@ -87,7 +87,7 @@ class PortMetrics:
         return latest
 
     def _sharing(self, overviews: Mapping[str, PoolOverview]) -> dict[str, str]:
-        """Where the other replicas that share the port can be asked, by their ids."""
+        """The URLs of the other replicas that share the port, by their ids."""
         here = _port_of(self._info)
         replicas = [
             replica
@@ -125,7 +125,7 @@ class PortMetrics:
 
 
 def _port_of(info: Mapping[str, str]) -> tuple[str, str] | None:
-    """The machine and port of a replica's endpoint; None where it does not tell them."""
+    """The machine and port of a replica's endpoint; None where it does not report them."""
     return (info["host"], info["port"]) if "host" in info and "port" in info else None
 
 

@@ -34,7 +34,7 @@ class TrafficRecorder:
     def record(
         self, received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int, slo_s: float | None = None
     ) -> None:
-        """One request, by the wall clock of its arrival, with the TTFT SLO that it asked for; never raises."""
+        """Record one request, by the wall clock of its arrival, with its TTFT SLO; never raises."""
         if self._file is None:
             return
         row = {

@@ -23,12 +23,12 @@ class TraceContext(NamedTuple):
 
     trace_id: int
     span_id: int
-    """Of the request's own span: what its instance takes for the parent."""
+    """Id of the request's own span, the parent of its instance's span."""
     parent_id: int
-    """Of the client's span; 0 for a trace that begins here."""
+    """Id of the client's span; 0 for a trace that begins here."""
     sampled: bool
     made_header: bytes | None = None
-    """Its header, where it was made before it was asked for."""
+    """The header of the span, where it was made before it was needed."""
 
     def to_header(self) -> bytes:
         return self.made_header or _header(self.trace_id, self.span_id, self.sampled)

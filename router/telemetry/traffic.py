@@ -1,5 +1,5 @@
-"""What a replica has served, in a few sums. Its heartbeat carries them, so that any reader of the store sees those of
-the whole fleet without asking a replica."""
+"""Sums over what a replica has served. Its heartbeat carries them, so that any reader of the store sees those of the
+whole fleet without calling a replica."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.leases import ReplicaInfo
 
 INFO_FIELD = "traffic"
-"""Where the heartbeat carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""
+"""Field of the heartbeat that carries them, as ``name=count`` pairs; a histogram is ``name=count,count,…``."""
 
 PROCESS_FIELD: Final = "process"
-"""Where the heartbeat names the process that counts, as a restarted one begins at zero under the same replica id."""
+"""Field of the heartbeat that names the process that counts, as a restarted one begins at zero under the same replica
+id."""
 
 _BUCKETS: Final = {"ttft_buckets": len(WAIT_BOUNDS_S) + 1, "tpot_buckets": len(TPOT_BOUNDS_S) + 1}
 """The histograms, with their buckets. One with other buckets, of another version, cannot be added."""
@@ -38,7 +39,7 @@ class TrafficCounts:
     hit_tokens: int = 0
     """Prompt tokens found in the instances' caches."""
     output_tokens: int = 0
-    """Of whole answers, as instances reported them."""
+    """Output tokens of whole answers, as instances reported them."""
     ttft_buckets: tuple[int, ...] = ()
     """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
     tpot_buckets: tuple[int, ...] = ()
@@ -46,7 +47,7 @@ class TrafficCounts:
 
     @classmethod
     def of(cls, metrics: PoolMetrics) -> TrafficCounts:
-        """What the replica has counted in one pool."""
+        """The counts of one pool on the replica."""
         outcomes = {outcome: int(counter.value) for outcome, counter in metrics.outcomes.items()}
         reported = metrics.prompt_tokens_reported.value > 0
         return cls(
@@ -64,7 +65,7 @@ class TrafficCounts:
 
     @classmethod
     def from_info(cls, info: Mapping[str, str]) -> TrafficCounts:
-        """What a heartbeat carried; zeros where it carried none, or nothing that is understood."""
+        """The counts that a heartbeat carried; zeros where it carried none, or nothing that is understood."""
         sums = {field.name for field in fields(cls)} - _BUCKETS.keys()
         counts: dict[str, Any] = {}
         for name, _, text in (pair.partition("=") for pair in info.get(INFO_FIELD, "").split()):
@@ -86,7 +87,7 @@ class TrafficCounts:
         return self._with(other, lambda mine, theirs: mine + theirs)
 
     def since(self, before: TrafficCounts) -> TrafficCounts:
-        """What was counted after ``before``; everything, where a process that began again counts less."""
+        """The counts after ``before``; everything, where a process that began again counts less."""
         return self if self.falls_short_of(before) else self._less(before)
 
     def falls_short_of(self, other: TrafficCounts) -> bool:
@@ -121,9 +122,9 @@ class FleetTraffic:
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], TrafficCounts] = {}
-        """By replica and process."""
+        """Last counts by replica and process."""
         self.total = TrafficCounts()
-        """Since each replica started."""
+        """Counts since each replica started."""
 
     def read(self, replicas: Iterable[ReplicaInfo]) -> TrafficCounts:
         """The sums, after what the heartbeats say now.

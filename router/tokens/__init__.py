@@ -44,7 +44,7 @@ def build_tokenizer(
     trust: InstanceTrust | None = None,
 ) -> PromptTokenizer | None:
     """The tokenizer that the pool is configured with; None for none. Reads the model's files: call at the start.
-    ``view`` tells the instances of now.
+    ``view`` has the instances of now.
 
     Raises:
         NoTokenizerError: it cannot be used.

@@ -77,7 +77,7 @@ class ChatTemplate:
             raise UntokenizedError(f"the chat template fails: {error!r}") from error
 
     def render_head(self, body: Mapping[str, Any], *, validated: bool = True) -> tuple[str, str]:
-        """For a body with media: the input up to the first message that has some, and what the template writes from
+        """Render a body with media: the input up to the first message that has some, and what the template writes from
         there on, which is not the engine's.
 
         Raises:
@@ -96,7 +96,7 @@ class ChatTemplate:
         return head, whole[len(head) :]
 
     def _refuses_later_systems(self) -> bool:
-        """As vLLM finds it out for the messages API."""
+        """Whether the template refuses later system messages, found out as vLLM does for the messages API."""
         messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
         try:
             self._template.render(messages=messages, add_generation_prompt=False)
@@ -107,7 +107,8 @@ class ChatTemplate:
         return False
 
     def _effort_without_thinking(self) -> str:
-        """As vLLM finds it out for the messages API: ``none``, unless the template refuses or ignores it."""
+        """The effort for no thinking, found out as vLLM does for the messages API: ``none``, unless the template
+        refuses or ignores it."""
         none = self._rendered_with("none")
         others = ("low", "medium", "high", "xhigh", "max")
         return "low" if none is None or none in map(self._rendered_with, others) else "none"
@@ -125,7 +126,7 @@ class ChatTemplate:
         return "".join(self._template.root_render_func(context))
 
     def _render_continued(self, messages: list[Message], given: TemplateInput) -> str:
-        """Without what the template puts after the last message."""
+        """Render without what the template puts after the last message."""
         messages = [*messages[:-1], copy.deepcopy(messages[-1])]
         content = messages[-1]["content"]
         if isinstance(content, list):

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from dualmap.scheduling.values import value
 
 ContentFormat = Literal["string", "openai"]
-"""What a template expects of a message's content: a string, or a list of parts."""
+"""Form in which a template expects a message's content: a string, or a list of parts."""
 
 _MEDIA: Final = {
     "audio_embeds": "audio", "audio_url": "audio", "image_embeds": "image", "image_pil": "image", "image_url": "image",
@@ -54,7 +54,7 @@ class UntokenizedError(Exception):
 
 @value
 class TemplateInput:
-    """What a chat template is rendered with."""
+    """The input that a chat template is rendered with."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None
@@ -69,8 +69,9 @@ def template_input(
     *,
     validated: bool = True,
 ) -> TemplateInput:
-    """What vLLM renders a chat completions body with; ``default_variables`` are the server's own. ``validated``: it is
-    one for vLLM, too, whose validation orders the fields of tool calls; the chat of a response is not.
+    """The input with which vLLM renders a chat completions body; ``default_variables`` are the server's own.
+    ``validated``: it is one for vLLM, too, whose validation orders the fields of tool calls; the chat of a response is
+    not.
 
     Raises:
         UntokenizedError: the body has parts that are not known, a template of its own, or a shape that vLLM refuses.

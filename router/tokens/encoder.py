@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 AT_ONCE_CHARS: Final = 32 << 10
 _AT_ONCE_SLOW_CHARS: Final = 4 << 10
-"""Where the ``tokenizers`` library serves."""
+"""Longest text that is encoded at once where the ``tokenizers`` library serves."""
 
 
 class Encoder(Protocol):
@@ -28,9 +28,9 @@ class Encoder(Protocol):
     cuts: re.Pattern[bytes] | None
     """Finds the special tokens before which a text may be cut; None if there are none."""
     first_ids: tuple[int, ...]
-    """What ``add_special_tokens`` puts before a text."""
+    """Ids that ``add_special_tokens`` puts before a text."""
     last_ids: tuple[int, ...]
-    """What it puts after one."""
+    """Ids that it puts after a text."""
     at_once_chars: int
     """Texts up to this take a millisecond or two, so that the event loop may encode them itself."""
 

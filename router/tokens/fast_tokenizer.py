@@ -1,4 +1,4 @@
-"""The same tokens sooner: ``fastokens``, which vLLM has as ``--tokenizer-backend fastokens``, where it gives what the
+"""A faster tokenizer: ``fastokens``, which vLLM has as ``--tokenizer-backend fastokens``, where it gives what the
 ``tokenizers`` library gives.
 
 That library keeps track of offsets, which are not needed here, and takes many times as long for it. The fast one does
@@ -71,7 +71,7 @@ def fast_ids(fast: fastokens.Tokenizer, texts: list[str]) -> Encoded:
 
 
 def library_ids(tokenizer: Tokenizer, texts: list[str]) -> Encoded:
-    """The same by the ``tokenizers`` library."""
+    """The ids by the ``tokenizers`` library."""
     found = [each.ids for each in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     return b"".join(map(id_bytes, found)), array("Q", accumulate(map(len, found), initial=0))
 

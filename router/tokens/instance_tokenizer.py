@@ -35,7 +35,7 @@ MAX_ASKING: Final = 4
 """Requests to instances at a time, of this replica: they take its servers' time from inference."""
 ASK_TIMEOUT_S: Final = 10.0
 ASK_AGAIN_S: Final = 30.0
-"""After an instance that has no ``/tokenize``, or did not answer."""
+"""Time before the next query after an instance that has no ``/tokenize``, or did not answer."""
 MAX_TEXT_BYTES: Final = 1 << 20
 _ENTRY_BYTES: Final = 200
 _TEMPLATE_FIELDS: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -47,15 +47,15 @@ class TokenizeError(Exception):
 
 
 class InstanceTokenizer:
-    """Of one pool, on one replica."""
+    """The tokenizer of one pool's instances, on one replica."""
 
     def __init__(
         self, model: str, view: Callable[[], ClusterView], *, clock: Clock, timeout_s: float, max_bytes: int,
         count: Callable[[TokenizedHow], None], authorization: str | None = None, trust: InstanceTrust | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:  # fmt: skip
-        """``count`` is told why a prompt has no chain; ``max_bytes`` bounds what is kept; ``transport`` replaces the
-        network in tests."""
+        """``count`` is called with the reason why a prompt has no chain; ``max_bytes`` bounds what is kept;
+        ``transport`` replaces the network in tests."""
         self._model = model
         self._view = view
         self._clock = clock
@@ -105,7 +105,7 @@ class InstanceTokenizer:
             self._client = None
 
     async def _await(self, key: int, question: bytes, model: str) -> array[int] | None:
-        """What the instance answers in time; callers with the same prompt share one question."""
+        """The instance's answer if it comes in time; callers with the same prompt share one query."""
         task = self._asked.get(key)
         if task is None:
             if self._clock.monotonic_s() < self._not_before_s:
@@ -186,7 +186,7 @@ class InstanceTokenizer:
 
 
 def _question(source: TokenSource, model: str) -> bytes | None:
-    """What ``/tokenize`` is asked; None for a prompt that it cannot be asked for."""
+    """The body for ``/tokenize``; None for a prompt that it cannot tokenize."""
     if source.has_media or source.text_bytes > MAX_TEXT_BYTES:
         return None
     body = source.body()

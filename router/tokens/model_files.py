@@ -51,7 +51,7 @@ def read_templates(
 def templates_of(
     sources: Mapping[str, str], special: Mapping[str, str], variables: Mapping[str, Any]
 ) -> ChatTemplates | None:
-    """Of the sources by name, ``default`` and perhaps ``tool_use``. Raises ModelFilesError."""
+    """The chat templates of the sources by name, ``default`` and perhaps ``tool_use``. Raises ModelFilesError."""
     if not sources:
         return None
     try:

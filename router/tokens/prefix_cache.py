@@ -67,14 +67,14 @@ class _Point:
 
 
 class PrefixCache:
-    """Bounded by memory; the text that was not used for longest goes first."""
+    """A cache of tokenized texts, bounded by memory; the text that was not used for longest goes first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._points: dict[int, _Point] = {}
         self._used: OrderedDict[int, tuple[Tokenized, int]] = OrderedDict()
-        """By identity, with the memory that was counted; least recently used first."""
+        """Texts by identity, with the memory that was counted; least recently used first."""
 
     def __len__(self) -> int:
         return len(self._used)

@@ -1,4 +1,4 @@
-"""Kinds of requests by what they are made of: an engine renders those of one kind in one way."""
+"""Kinds of requests by what they are made of: an engine renders those of one kind alike."""
 
 from __future__ import annotations
 

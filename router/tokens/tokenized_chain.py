@@ -1,4 +1,4 @@
-"""From a rendered prompt to its chain of engine blocks, by tokenizing no more than what is new."""
+"""Making a rendered prompt's chain of engine blocks by tokenizing no more than what is new."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ChainMaker:
         return chain_of_hashes(hashes, rest, block_tokens, extras)
 
     def _boundaries(self, text: bytes, begin: int) -> list[int]:
-        """Where the text behind ``begin`` is cut, in order."""
+        """The positions at which the text behind ``begin`` is cut, in order."""
         if self._encoder.cuts is None:
             return []
         ends: list[int] = []

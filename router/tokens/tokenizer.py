@@ -35,13 +35,14 @@ MAX_WAITING: Final = 64
 
 
 class PoolTokenizer:
-    """By the model's files. What it returns is as right as these: see ``router.tokens.verified``."""
+    """A tokenizer by the model's files. Its result is as right as these: see ``router.tokens.verified``."""
 
     def __init__(
         self, encoder: Encoder, templates: ChatTemplates | None, *, threads: ThreadPoolExecutor, timeout_s: float,
         max_bytes: int, count: Callable[[TokenizedHow], None],
     ) -> None:  # fmt: skip
-        """``count`` is told why a prompt has no chain; ``max_bytes`` bounds what is kept of former ones."""
+        """``count`` is called with the reason why a prompt has no chain; ``max_bytes`` bounds what is kept of former
+        ones."""
         self._encoder = encoder
         self._templates = templates
         self._maker = ChainMaker(encoder, max_bytes=max_bytes)
@@ -122,7 +123,7 @@ class PoolTokenizer:
         return data, bool(special)
 
     def _head(self, template: ChatTemplate, body: Mapping[str, Any], *, validated: bool) -> str:
-        """What comes before the first message with media. It must end where tokens end whatever follows."""
+        """The text before the first message with media. It must end where tokens end whatever follows."""
         head, rest = template.render_head(body, validated=validated)
         cuts = self._encoder.cuts
         if cuts is None or cuts.match(rest.encode("utf-8", "surrogatepass")) is None:

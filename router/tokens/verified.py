@@ -29,13 +29,13 @@ FILES: Final = "the model's files"
 INSTANCES: Final = "the instances' /tokenize"
 POLL_S: Final = 2.0
 AGAIN_S: Final = 60.0
-"""After an instance that could not be compared with."""
+"""Time before the next comparison after an instance that could not be compared with."""
 WARN_S: Final = 60.0
 """Kinds of requests are named in the log no more often than this: clients choose how many there are."""
 
 
 class TokenCounter(Protocol):
-    """Computes chains in one way."""
+    """Computes chains by one method."""
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None: ...
 
@@ -55,8 +55,8 @@ class VerifiedTokenizer:
         self, counters: Mapping[str, TokenCounter], *, pool: str, view: Callable[[], ClusterView], clock: Clock,
         count: Callable[[TokenizedHow], None], miscounted: Callable[[], None], compare: Comparison | None = None,
     ) -> None:  # fmt: skip
-        """``count`` is told what became of each prompt, ``miscounted`` of each that an instance counted otherwise.
-        ``compare`` is for the first counter; without, it is the instances' own."""
+        """``count`` is called with the outcome of each prompt, ``miscounted`` for each that an instance counted
+        otherwise. ``compare`` is for the first counter; without, it is the instances' own."""
         self._counters = dict(counters)
         self._trusts = {by: TokenTrust(Trust.EXACT if by == INSTANCES else Trust.UNVERIFIED) for by in self._counters}
         self._first = next(iter(self._counters))
@@ -171,7 +171,7 @@ class VerifiedTokenizer:
         return self._trusts[self._first].mistrusted_kinds(self._clock.monotonic_s())
 
     def _next(self, by: str) -> str:
-        """What counts where ``by`` is mistrusted."""
+        """The tokenizer that counts where ``by`` is mistrusted."""
         names = list(self._counters)
         after = names[names.index(by) + 1 :]
         return after[0] if after else "bytes"

@@ -1,7 +1,7 @@
 """The frames of the live page: one reading of the store a second for all viewers of a replica, none without viewers.
 
 A frame is a server-sent event, encoded once. ``hello`` has all that a new viewer needs; a ``tick`` has the figures of
-now and what is new. A viewer that falls behind by more than the kept frames is told ``hello`` again.
+now and what is new. A viewer that falls behind by more than the kept frames is sent ``hello`` again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 _MAX_AGE_S = INTERVAL_S / 2
-"""Of a reading that another reader of this replica caused: a scrape, or the same tick."""
+"""Largest age of a reading that another reader of this replica caused: a scrape, or the same tick."""
 MAX_VIEWERS = 64
 _KEPT_FRAMES = 5
 KEPT_REQUESTS = 300
 """Rows that a new viewer gets of the latest requests."""
 KEPT_NOTABLE = 200
-"""Beside them, of those that failed, were late or were retried."""
+"""Requests kept beside them that failed, were late or were retried."""
 _KEPT_HAPPENINGS = 80
 _SCALE_LINES = 8
 
@@ -63,7 +63,7 @@ class Feed:
         self._own = OwnRequests(self._runtime)
         self._seen: dict[str, Reading] = {}
         self._scaled_ms: dict[str, int] = {}
-        """Time of the scaling log's line that was told last, by pool."""
+        """Time of the scaling log's line that was reported last, by pool."""
         self._scaled: dict[str, ScaleEntry] = {}
         """The newest line of each pool's scaling log."""
         self._told: dict[str, tuple[int, int]] = {}
@@ -72,10 +72,10 @@ class Feed:
         self._happened: deque[list[Any]] = deque(maxlen=_KEPT_HAPPENINGS)
         self._figures: dict[str, Any] = {}
         self._urls: dict[str, str] = {}
-        """Where peers stream, as the store said last: it may be away."""
+        """URLs at which peers stream, as the store had them last: it may be away."""
         self._lately = Lately()
         self._history: dict[str, deque[tuple[float, TrafficCounts]]] = {name: deque() for name in self._traffic}
-        """What each pool had counted by then, for as long as counts as lately."""
+        """Counts of each pool over the recent window."""
         self._since = Since()
 
     @property
@@ -238,7 +238,7 @@ class Feed:
         return told(found, first)
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
-        """What the autoscaler's log has beyond the line that was told last, the oldest first."""
+        """The lines of the autoscaler's log after the line that was reported last, the oldest first."""
         lines = await self._runtime.pools.pools[name].store.scaling_log(_SCALE_LINES)
         if lines:
             self._scaled[name] = lines[0]
@@ -256,7 +256,7 @@ class Feed:
                 yield name, topology(view)
 
     async def _peer_urls(self) -> Mapping[str, str]:
-        """Where the other replicas that are alive stream their requests; as known last while the store is away."""
+        """The URLs at which the other live replicas stream requests; the last known ones while the store is away."""
         urls: dict[str, str] = {}
         for name in self._runtime.pools.pools:
             try:

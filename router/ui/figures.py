@@ -1,4 +1,4 @@
-"""What the live page shows, as plain data: pure functions of a pool's overview, its view and its explained requests.
+"""Data of the live page, as plain values: pure functions of a pool's overview, its view and its explained requests.
 
 Lists instead of objects where there is one per instance or request: they are sent every second.
 """
@@ -31,7 +31,7 @@ LOAD_FIELDS = (
     "pending_tokens", "dispatched_tokens", "deferred_tokens", "queued_requests", "running_requests", "context_tokens",
     "kv_capacity_tokens", "cached_blocks", "dispatch_window_tokens", "prefill_tokens_per_s", "stalled_s",
 )  # fmt: skip
-"""Of every instance, behind its id and its state."""
+"""Fields of every instance, behind its id and its state."""
 
 REQUEST_FIELDS = (
     "id", "received_unix_s", "model", "pool", "instance_id", "prompt_tokens", "cached_tokens", "held_s",
@@ -51,7 +51,7 @@ def load_row(load: InstanceLoad) -> list[Any]:
 def pool_figures(
     overview: PoolOverview, traffic: TrafficCounts, keys: Mapping[int, tuple[int, int]], rings: DualRing
 ) -> dict[str, Any]:
-    """What moves every second. ``keys`` are hash keys with their length in blocks and their requests."""
+    """The figures that change every second. ``keys`` are hash keys with their length in blocks and their requests."""
     leader = overview.leader
     return {
         "loads": [load_row(load) for load in overview.loads.values()],
@@ -90,8 +90,8 @@ def _hottest(keys: Mapping[int, tuple[int, int]], rings: DualRing) -> list[list[
 
 
 def topology(view: ClusterView) -> dict[str, Any]:
-    """What moves with members and hot prefixes: the rings as arcs of equal length, each the index of the member that
-    owns its middle, and the longest hot prefixes with their depth in blocks."""
+    """The figures that change with members and hot prefixes: the rings as arcs of equal length, each the index of the
+    member that owns its middle, and the longest hot prefixes with their depth in blocks."""
     return {
         "epoch": view.epoch,
         "tree_version": view.tree_version,

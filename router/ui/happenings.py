@@ -1,4 +1,4 @@
-"""What happened between two readings of a pool: who came and went, what moved, who leads, what became hot."""
+"""Events between two readings of a pool: who came and went, what moved, who leads, what became hot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
 
 
 def happenings(earlier: Reading, later: Reading) -> Iterator[Happening]:
-    """In the order in which a reader wants them: members first."""
+    """The events in the order in which a reader wants them: members first."""
     before, now = earlier.overview, later.overview
     yield from _few(
         [("scale", f"{name} joined as {now.loads[name].state}") for name in now.loads.keys() - before.loads]

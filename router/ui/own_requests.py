@@ -10,14 +10,14 @@ from dualmap.router.requests.explain import Explanation
 from dualmap.router.ui.figures import is_notable, key_counts, request_row
 
 NEW_REQUESTS: Final = 20
-"""Reported a second at most, and as many more that failed, were late or were retried: more could not be read."""
+"""Most requests reported a second, and as many more that failed, were late or were retried: more could not be read."""
 FIRST_REQUESTS: Final = 200
-"""Of each kind, reported to a reader that has just come."""
+"""Most requests of each kind that are reported to a reader that has just come."""
 _COUNTED_REQUESTS: Final = 512
-"""That ended last: those that are looked at, and what the hottest keys are counted over."""
+"""Requests that ended last: those that are looked at, and what the hottest keys are counted over."""
 
 Keys = dict[str, dict[int, tuple[int, int]]]
-"""By pool: hash keys with their length in blocks and their requests."""
+"""Hash keys by pool, with their length in blocks and their requests."""
 
 
 class OwnRequests:

@@ -1,4 +1,4 @@
-"""What the other replicas placed: one stream to each of them, open only while somebody looks at this one's page.
+"""Requests that other replicas placed: one stream to each of them, open only while somebody looks at this one's page.
 
 A request is known in detail to the replica that placed it alone, so a page of one replica would show a part of them.
 """
@@ -25,14 +25,14 @@ PATH = "/ui/replica-stream"
 RETRY_S = 5.0
 _SILENT_S = 5.0
 _KEPT_ROWS = 2 * FIRST_REQUESTS
-"""Of one peer, between two ticks of this replica's own."""
+"""Rows kept of one peer, between two ticks of this replica's own."""
 
 
 class Heard(NamedTuple):
-    """What a peer sent."""
+    """The last data of a peer."""
 
     rows: list[list[Any]]
-    """Since it was asked last."""
+    """Rows since the last call."""
     keys: Keys
     status: ReplicaStatus | None
     """None: it is not heard now, or of another version."""
@@ -48,8 +48,8 @@ class Peers:
         self._streams: dict[str, _PeerStream] = {}
 
     def take(self, urls: Mapping[str, str]) -> dict[str, Heard]:
-        """What the peers at ``urls`` (by replica id) sent since the last call, by replica id; opens and closes streams
-        as they come and go. Never waits."""
+        """Take the data that the peers at ``urls`` (by replica id) sent since the last call, by replica id; opens and
+        closes streams as they come and go. Never waits."""
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers=self._headers,

@@ -1,4 +1,4 @@
-"""What is wrong with the fleet, in words: the first thing that the live page shows.
+"""Problems of the fleet, in words: the first thing that the live page shows.
 
 Pure functions of what the store and the replicas say. Every problem has a headline, the reason as far as it is known,
 and what to do or where to look.
@@ -25,7 +25,7 @@ FAULTS: Final = 3
 """Lately, before an instance is said to fail: one or two are tried elsewhere and do no harm."""
 LATE_SHARE: Final = 0.1
 FEWEST_FIRST_TOKENS: Final = 10
-"""Before a share of late ones is said."""
+"""First tokens before a share of late ones is reported."""
 LONG_START_MS: Final = 300_000
 """An engine that loads a large model does not answer for minutes."""
 MISSED_CHECK_MS: Final = 5000
@@ -51,13 +51,13 @@ class Problem:
     """One thing that is wrong."""
 
     key: str
-    """The same for as long as it lasts."""
+    """Key that is the same for as long as the problem lasts."""
     severity: Severity
     what: str
     why: str = ""
     advice: str = ""
     since_ms: int | None = None
-    """By the store's clock; None: the store does not know."""
+    """Beginning by the store's clock; None: the store does not know."""
     instances: tuple[str, ...] = ()
     kind: str = ""
     """Instances with the same kind of problem may share a line; "": none does."""
@@ -73,7 +73,7 @@ class PoolState:
     overview: PoolOverview | None
     """None: the store is away."""
     lately: TrafficCounts = field(default_factory=TrafficCounts)
-    """What was counted in the last minute."""
+    """Counts of the last minute."""
     scaled: ScaleEntry | None = None
     """The newest line of the scaling log."""
 
@@ -85,7 +85,7 @@ class FleetState:
     own_id: str
     pools: Sequence[PoolState]
     statuses: Mapping[str, ReplicaStatus]
-    """By replica id, as far as they are heard of."""
+    """Statuses by replica id, as far as they are heard of."""
     lately: Counter[Event]
 
 
@@ -104,7 +104,7 @@ def problems(fleet: FleetState) -> list[Problem]:
 
 # instances ------------------------------------------------------------------------------------------------------
 def troubles(fleet: FleetState, pool: PoolState) -> dict[str, Problem]:
-    """What is wrong with instances of a pool, by id. One problem each, which tells all that is known."""
+    """The problems of a pool's instances, by id. One problem each, which has all that is known."""
     overview, found = pool.overview, {}
     loads = overview.loads if overview is not None else {}
     notes = overview.notes if overview is not None else {}
@@ -184,7 +184,7 @@ def _trouble(seen: _Seen, avoided: Sequence[Avoidance], faults: Counter[str], re
 
 
 def _avoided(fleet: FleetState, pool: str) -> dict[str, list[Avoidance]]:
-    """By instance: what the replicas that avoid it say of it."""
+    """The reports of the replicas that avoid an instance, by instance."""
     found: dict[str, list[Avoidance]] = {}
     for status in fleet.statuses.values():
         for name, avoidance in status.avoided.get(pool, {}).items():
@@ -371,7 +371,7 @@ def _of_tokens(pool: str, replica_id: str, info: Mapping[str, str]) -> Iterator[
 
 
 def _unreachable(statuses: Mapping[str, ReplicaStatus]) -> dict[str, tuple[str, str]]:
-    """By replica: who cannot reach it, and why."""
+    """The replicas that cannot be reached, with who cannot reach them, and why."""
     found: dict[str, tuple[str, str]] = {}
     for name, status in statuses.items():
         for unreached, why in status.unreachable.items():
@@ -395,7 +395,7 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "model_not_found": (Severity.NOTICE, "Clients name a model that no pool serves: /v1/models lists those that are."),
     "forbidden_path": (Severity.NOTICE, "Clients call a path that router.forbidden_paths keeps from them."),
 }  # fmt: skip
-"""What to do about a refusal, by its code; others are the client's alone to change."""
+"""Advice on a refusal, by its code; others are the client's alone to change."""
 _FAILURES: Final = frozenset({"upstream_failed", "upstream_timeout"})
 """Codes of requests that are counted as failed."""
 
@@ -417,22 +417,22 @@ def _several(count: int, noun: str) -> str:
 
 # since when -----------------------------------------------------------------------------------------------------
 class Since:
-    """Since when problems are there, where the store does not say it. One that was there at the first reading may be
-    older."""
+    """Times since when problems exist, where the store does not have them. A problem that existed at the first reading
+    may be older."""
 
     def __init__(self) -> None:
         self._first: dict[str, tuple[float, bool]] = {}
         self._looked = False
 
     def of(self, found: Iterable[Problem], now_unix_s: float) -> dict[str, tuple[float, bool]]:
-        """By key: seconds since 1970, and whether it may have been there before."""
+        """The time by key: seconds since 1970, and whether the problem may have existed before."""
         first = {each.key: self._first.get(each.key, (now_unix_s, not self._looked)) for each in found}
         self._first, self._looked = first, True
         return first
 
 
 def told(found: Sequence[Problem], first: Mapping[str, tuple[float, bool]]) -> list[dict[str, Any]]:
-    """As plain values, for the page."""
+    """The problems as plain values, for the page."""
     return [
         {
             "key": each.key,

@@ -62,7 +62,7 @@ def add_ui(app: FastAPI, runtime: Runtime, needs_admin: Any) -> None:
 
 
 async def _own_requests(runtime: Runtime) -> AsyncIterator[bytes]:
-    """What a peer's page asks for: the requests and the status of this replica alone, every second."""
+    """The stream for a peer's page: the requests and the status of this replica alone, every second."""
     own, replica_id = OwnRequests(runtime), runtime.context.replica_id
     while not runtime.context.draining:
         rows, keys = own.read()

@@ -1,5 +1,5 @@
-"""What a replica knows of the fleet that the store does not: whether it reaches the store, which instances it avoids,
-what it refused, and which faults it saw. Peers send theirs beside their requests."""
+"""Knowledge of a replica about the fleet that the store does not have: whether it reaches the store, which instances it
+avoids, what it refused, and which faults it saw. Peers send theirs beside their requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from dualmap.router.replica.runtime import Runtime
 
 WINDOW_S: Final = 60.0
-"""What counts as lately."""
+"""Window of recent counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class ReplicaStatus:
     """One replica at one moment. Counts are since it started."""
 
     stores: Mapping[str, str] = field(default_factory=dict)
-    """By pool: ``ok``, ``unreachable`` or ``local``."""
+    """State of the store by pool: ``ok``, ``unreachable`` or ``local``."""
     avoided: Mapping[str, Mapping[str, Avoidance]] = field(default_factory=dict)
-    """By pool and instance."""
+    """Avoidances by pool and instance."""
     panics: Sequence[str] = ()
     """Pools in which ejections are ignored."""
     unreachable: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ReplicaStatus:
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Answers with an error of the router, by code."""
     faults: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
-    """By pool, instance and reason."""
+    """Faults by pool, instance and reason."""
 
 
 def status_of(runtime: Runtime) -> ReplicaStatus:
