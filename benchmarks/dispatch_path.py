@@ -107,7 +107,7 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str,
     try:
         pool = store.pool("default")
         for number in range(instances):
-            await pool.put_instance(
+            await pool.members.put_instance(
                 InstanceSpec(f"instance-{number:03}", f"http://127.0.0.1:{20000 + number}", state=InstanceState.READY)
             )
         runtime = Runtime(RouterSettings(), scheduling, store, [PoolSettings()])

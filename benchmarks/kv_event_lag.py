@@ -93,7 +93,7 @@ async def follow(ports: list[int], options: argparse.Namespace, server: Embedded
     await store.open()
     client, pool = Redis.from_url(server.url), store.pool("default")
     for port in ports:
-        await pool.put_instance(InstanceSpec(f"i{port}", f"http://127.0.0.1:{port}", state=InstanceState.READY))
+        await pool.members.put_instance(InstanceSpec(f"i{port}", f"http://127.0.0.1:{port}", state=InstanceState.READY))
     events = KvEventSettings(endpoint="tcp://{host}:{port}", replay_endpoint="tcp://{host}:{port+1000}")
     metrics, clock = WorkerMetrics(), RealClock()
     settings = PoolSettings(kv_events=events)
@@ -106,7 +106,7 @@ async def follow(ports: list[int], options: argparse.Namespace, server: Embedded
         await asyncio.sleep(options.seconds)
         stored, removed, batches = (now - then for now, then in zip(_counted(metrics), before, strict=True))
         worker_s, store_s = _cpu_s() - worker_s, await _store_cpu_s(client) - store_s
-        statuses = {record.status.value for record in (await pool.kv_event_records()).values()}
+        statuses = {record.status.value for record in (await pool.kv_events.records()).values()}
         running.cancel()
     samples = sorted(lags.samples)
     print(

@@ -78,7 +78,7 @@ async def measure(options: argparse.Namespace) -> None:
             store = await open_store(StoreSettings(url=server.url), scheduling=SchedulingSettings())
             for number in range(options.instances):
                 url = f"http://10.0.{number // 250}.{number % 250}:8000"
-                await store.pool("default").put_instance(
+                await store.pool("default").members.put_instance(
                     InstanceSpec(f"instance-{number}", url=url, state=InstanceState.READY)
                 )
             await store.close()

@@ -244,7 +244,7 @@ async def measure(options: argparse.Namespace) -> None:
     try:
         for number in range(8):
             spec = InstanceSpec(f"instance-{number}", url, state=InstanceState.READY, prefill_tokens_per_s=1e9)
-            await store.pool("default").put_instance(spec)
+            await store.pool("default").members.put_instance(spec)
         process, replica, port = await asyncio.to_thread(start_replica, store_url)
         try:
             print(f"{'shape':28} {'bytes':>10}      {'blocked ms':>10} {'of CPU':>8} {'CPU ms':>8} {'peak MB':>8}")

@@ -95,7 +95,7 @@ async def trace_requests(prompt_bytes: int, chunks: int, *, split: bool) -> Trac
         for number in range(INSTANCES):
             role = router_overhead.SPLIT_ROLES[number % 2] if split else Role.MIXED
             spec = InstanceSpec(f"instance-{number}", url, role, InstanceState.READY, prefill_tokens_per_s=1e7)
-            await store.pool("default").put_instance(spec)
+            await store.pool("default").members.put_instance(spec)
         router = asyncio.ensure_future(
             serve(
                 RouterSettings(port=0, settle_s=0.0),

@@ -453,7 +453,7 @@ async def running(
         for number in range(instances):
             role = SPLIT_ROLES[number % 2] if mode == "split" else Role.MIXED
             spec = InstanceSpec(f"instance-{number}", url, role, InstanceState.READY, prefill_tokens_per_s=1e7)
-            await store.pool("default").put_instance(spec)
+            await store.pool("default").members.put_instance(spec)
         router = await asyncio.to_thread(start_router, mode, core, url, server.url, start_collector(), profile)
         try:
             yield router, mock_port

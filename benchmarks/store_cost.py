@@ -249,7 +249,9 @@ async def members(pool: PoolStore, scheduling: SchedulingSettings, scenario: Sce
             "kv_capacity_tokens": 10**8,
         }
     for number in range(scenario.instances):
-        await pool.put_instance(InstanceSpec(f"instance-{number:03}", "http://x", state=InstanceState.READY, **room))
+        await pool.members.put_instance(
+            InstanceSpec(f"instance-{number:03}", "http://x", state=InstanceState.READY, **room)
+        )
     membership = await pool.membership()
     return ClusterView.build(
         epoch=membership.epoch,
@@ -297,7 +299,7 @@ async def bytes_per_block(url: str, blocks: int) -> float:
     await store.open()
     try:
         pool = store.pool("memory")
-        await pool.put_instance(
+        await pool.members.put_instance(
             InstanceSpec("a", "http://a", state=InstanceState.READY, kv_capacity_tokens=blocks * BLOCK_TOKENS)
         )
         membership = await pool.membership()

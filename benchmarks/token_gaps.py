@@ -96,7 +96,7 @@ async def local_servers() -> AsyncIterator[dict[str, str]]:
         store = await open_store(StoreSettings(url=store_url), scheduling=SchedulingSettings())
         stack.push_async_callback(store.close)
         spec = InstanceSpec("instance-0", url, state=InstanceState.READY, prefill_tokens_per_s=1e7)
-        await store.pool("default").put_instance(spec)
+        await store.pool("default").members.put_instance(spec)
         router = await asyncio.to_thread(start_router, "full", max(os.sched_getaffinity(0)), url, store_url, "", None)
         stack.callback(stop, router)
         urls = {"direct": url, "router": f"http://127.0.0.1:{router.port}"}

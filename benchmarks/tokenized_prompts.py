@@ -110,7 +110,7 @@ async def measure(conversations: int, prompt_bytes: int, block_tokens: int) -> d
         pool = PoolSettings(name=name, tokenizer=tokenizer)
         for number in range(8):
             spec = InstanceSpec(f"i{number}", f"http://127.0.0.1:{20000 + number}", state=InstanceState.READY)
-            await store.pool(name).put_instance(
+            await store.pool(name).members.put_instance(
                 InstanceSpec(spec.instance_id, spec.url, state=spec.state, block_tokens=block_tokens)
             )
         replicas[name] = Runtime(RouterSettings(tokenize_timeout_s=10.0), scheduling, store, [pool])
@@ -163,7 +163,7 @@ async def measure_whole(conversations: int, prompt_bytes: int, block_tokens: int
             spec = InstanceSpec(
                 f"i{number}", url, state=InstanceState.READY, block_tokens=block_tokens, prefill_tokens_per_s=1e7
             )
-            await store.pool(name).put_instance(spec)
+            await store.pool(name).members.put_instance(spec)
         parent, child = context.Pipe()
         process = context.Process(target=run_router, args=(name, tokenizer, server.url, child))
         process.start()

@@ -103,7 +103,9 @@ async def _overview(store: Store, pool: str, _: argparse.Namespace, __: Settings
 
 async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
     snapshot = await _snapshot(store, pool)
-    queues = await asyncio.gather(*(store.pool(pool).queue(instance_id) for instance_id in sorted(snapshot.instances)))
+    queues = await asyncio.gather(
+        *(store.pool(pool).queues.queue(instance_id) for instance_id in sorted(snapshot.instances))
+    )
     known = [queue for queue in queues if queue is not None]
     return Shown(tables.queues(known), known)
 
@@ -125,7 +127,7 @@ async def _requests(store: Store, pool: str, arguments: argparse.Namespace, _: S
 async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Settings) -> Shown:
     await _snapshot(store, pool)
     known = store.pool(pool)
-    record, log = await known.scaling(), await known.scaling_log(arguments.limit)
+    record, log = await known.publications.scaling(), await known.publications.scaling_log(arguments.limit)
     return Shown(tables.scaling(record, log), {"last": record, "log": log})
 
 

@@ -36,7 +36,7 @@ class Leader:
         self._scenario = scenario
         self._fleet = fleet
         self._pool = pool = fleet.pool
-        lease = at_once(pool.store.acquire_lease("simulator", _FOR_EVER_MS))
+        lease = at_once(pool.store.leader_lease.acquire("simulator", _FOR_EVER_MS))
         assert lease is not None  # nobody else leads a simulated pool
         self._fence = lease.fence
         self.led = SimulatedLed(pool, lease.fence)
@@ -99,7 +99,7 @@ class Leader:
 
     def listen(self, now_s: float) -> None:
         """Plan a round if a placement requested one: ``rebalance_min_gap_s`` after the last one at the earliest."""
-        self._wanted |= dict.fromkeys(at_once(self._pool.store.wanted_rebalances(0)))
+        self._wanted |= dict.fromkeys(at_once(self._pool.store.queues.wanted_rebalances(0)))
         if self._wanted and not self._armed:
             self._armed = True
             self._events.push(max(now_s, self._next_round_s), Priority.LEADER, self._rebalance_wanted)

@@ -38,21 +38,21 @@ class ReportedCaches:
 
     def _claim(self, instance_id: str) -> None:
         store = self._pool.store
-        claim = at_once(store.claim_kv_events(instance_id, _SUBSCRIBER))
+        claim = at_once(store.kv_events.claim(instance_id, _SUBSCRIBER))
         assert claim is not None  # nobody else subscribes in a simulated fleet
         self._fences[instance_id] = claim.fence
-        at_once(store.mark_kv_events(instance_id, claim.fence, KvViewStatus.EXACT))
+        at_once(store.kv_events.mark(instance_id, claim.fence, KvViewStatus.EXACT))
 
     def _write(self, instance_id: str, journal: Journal, now_s: float) -> None:
         fence, last = self._fences[instance_id], _last_cleared(journal)
         if last:
-            at_once(self._pool.store.mark_kv_events(instance_id, fence, KvViewStatus.EXACT, drop=True))
+            at_once(self._pool.store.kv_events.mark(instance_id, fence, KvViewStatus.EXACT, drop=True))
         is_held = {self._hashes[block]: change is CacheChange.STORED for change, block in journal[last:]}
         stored = [block for block, held in is_held.items() if held]
         removed = [block for block, held in is_held.items() if not held]
         self._applied += 1
         change = KvChange(self._applied, now_s, stored, removed)
-        at_once(self._pool.store.apply_kv_events(instance_id, fence, change))
+        at_once(self._pool.store.kv_events.apply(instance_id, fence, change))
 
 
 def _last_cleared(journal: Sequence[tuple[CacheChange, int]]) -> int:

@@ -49,17 +49,17 @@ class SimulatedPool:
 
     def put_instance(self, spec: InstanceSpec) -> None:
         self.renew_members()
-        at_once(self.store.put_instance(spec))
+        at_once(self.store.members.put_instance(spec))
 
     def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
         self.renew_members()
-        return at_once(self.store.update_instance(instance_id, changes, fence=fence))
+        return at_once(self.store.members.update_instance(instance_id, changes, fence=fence))
 
     def set_instance_state(
         self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
     ) -> bool:
         self.renew_members()
-        return at_once(self.store.set_instance_state(instance_id, state, expected=expected))
+        return at_once(self.store.members.set_instance_state(instance_id, state, expected=expected))
 
     # queues ------------------------------------------------------------------------------------------------------
     def loads(self) -> Mapping[str, InstanceLoad]:
@@ -87,7 +87,7 @@ class SimulatedPool:
     def held(self) -> list[StoredRequest]:
         """The requests in each instance's queue, in order."""
         waiting = [name for name, load in self.loads().items() if load.queued_requests]
-        queues = [at_once(self.store.queue(name, MANY_REQUESTS)) for name in waiting]
+        queues = [at_once(self.store.queues.queue(name, MANY_REQUESTS)) for name in waiting]
         return [request for queue in queues if queue is not None for request in queue.held]
 
     def release(self, release: Release) -> QueueHead | None:

@@ -24,4 +24,4 @@ class StoreSchemaError(StoreConfigurationError):
 
 
 class UnreadableStateError(StoreError):
-    """Something in the store is not as this fleet writes it. The leader mends it soon (``statestore.pool.mending``)."""
+    """Something in the store is not as this fleet writes it. The leader mends it soon (``statestore.pool.upkeep``)."""

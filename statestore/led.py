@@ -29,42 +29,42 @@ class LedPool:
         return self._pool.queue_head(instance_id)
 
     def queue(self, instance_id: str) -> Awaitable[HotQueue | None]:
-        return self._pool.queue(instance_id)
+        return self._pool.queues.queue(instance_id)
 
     def commit(self, plan: QueuePlan) -> Awaitable[CommitReply]:
         """A plan needs no fence: it is refused where another one was faster."""
         return self._pool.commit(plan)
 
     def migrate(self, request: StoredRequest, target_id: str, *, reason: str) -> Awaitable[Migration]:
-        return self._pool.migrate(request, target_id, reason=reason, fence=self._fence)
+        return self._pool.queues.migrate(request, target_id, reason=reason, fence=self._fence)
 
     # logs and what is made of them
     def arrivals(self, after: str, limit: int) -> Awaitable[Sequence[Arrival]]:
-        return self._pool.arrivals(after, limit)
+        return self._pool.publications.arrivals(after, limit)
 
     def samples(self, after: str, limit: int) -> Awaitable[Sequence[Sample]]:
-        return self._pool.samples(after, limit)
+        return self._pool.publications.samples(after, limit)
 
     def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int]) -> Awaitable[int]:
-        return self._pool.publish_tree(tree, counts, fence=self._fence)
+        return self._pool.publications.publish_tree(tree, counts, fence=self._fence)
 
     def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> Awaitable[None]:
-        return self._pool.publish_learned(learned, tokens_per_s, fence=self._fence)
+        return self._pool.publications.publish_learned(learned, tokens_per_s, fence=self._fence)
 
     # the size of the fleet
     def scaling(self) -> Awaitable[ScaleRecord]:
-        return self._pool.scaling()
+        return self._pool.publications.scaling()
 
     def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> Awaitable[None]:
-        return self._pool.record_scaling(record, entry, fence=self._fence)
+        return self._pool.publications.record_scaling(record, entry, fence=self._fence)
 
     def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Awaitable[Mapping[str, Sequence[int]]]:
-        return self._pool.recent_blocks(instance_ids, limit)
+        return self._pool.publications.recent_blocks(instance_ids, limit)
 
     def set_instance_state(
         self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None
     ) -> Awaitable[bool]:
-        return self._pool.set_instance_state(instance_id, state, expected=expected, fence=self._fence)
+        return self._pool.members.set_instance_state(instance_id, state, expected=expected, fence=self._fence)
 
 
 class LedScaling:

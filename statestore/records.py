@@ -209,7 +209,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
     def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
         """``flat`` is an id, a record, a hit, an id, …"""
         self._flat = flat
-        self.hits: dict[str, int] = dict(zip([name.decode() for name in flat[::3]], flat[2::3], strict=True))
+        self.hits: dict[str, int] = dict(zip(map(bytes.decode, flat[::3]), flat[2::3], strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 

@@ -41,7 +41,7 @@ class Drainer:
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         for instance_id in plan_tick(await self._reader.loads()):
-            parked = await self._pool.set_instance_state(
+            parked = await self._pool.members.set_instance_state(
                 instance_id, _DRAINED, expected=InstanceState.DRAINING, fence=self._fence
             )
             if parked:

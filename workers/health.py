@@ -231,7 +231,7 @@ class HealthChecker:
         models = found.after(spec.models)
         if models != spec.models:
             self._tell_models(spec, models)
-            await self._pool.update_instance(spec.instance_id, {"models": models}, fence=self._fence)
+            await self._pool.members.update_instance(spec.instance_id, {"models": models}, fence=self._fence)
         checks = MODELS_INTERVAL_S / self._settings.health_interval_s
         due_s = self._due_s(max(MODELS_INTERVAL_S, checks * pause_s))
         complaint = refused_list(found.status) or self._unlisted(models)
@@ -261,10 +261,10 @@ class HealthChecker:
     async def _forget_notes(self, instances: Mapping[str, InstanceSpec]) -> None:
         """Nothing is said of an instance that is not checked."""
         if self._notes is None:
-            self._notes = {name: note.text for name, note in (await self._pool.notes()).items()}
+            self._notes = {name: note.text for name, note in (await self._pool.members.notes()).items()}
         for name in [*self._notes]:
             if name not in instances or instances[name].state in _UNCHECKED:
-                await self._pool.note_instance(name, None, fence=self._fence)
+                await self._pool.members.note_instance(name, None, fence=self._fence)
                 self._notes.pop(name, None)
 
     async def _note(self, spec: InstanceSpec, text: str | None) -> None:
@@ -272,7 +272,7 @@ class HealthChecker:
         notes = self._notes
         if notes is None or notes.get(spec.instance_id) == text:
             return
-        await self._pool.note_instance(spec.instance_id, text, fence=self._fence)
+        await self._pool.members.note_instance(spec.instance_id, text, fence=self._fence)
         if text is None:
             notes.pop(spec.instance_id, None)
         else:
@@ -421,11 +421,11 @@ class HealthChecker:
             changes["models"] = models
         self._limits[spec.instance_id] = reported_limits(facts)
         if changes:
-            await self._pool.update_instance(spec.instance_id, changes, fence=self._fence)
+            await self._pool.members.update_instance(spec.instance_id, changes, fence=self._fence)
 
     async def _change(self, spec: InstanceSpec, event: InstanceEvent, cause: str, *, keeps_cache: bool = False) -> None:
         target = next_state(spec.state, event)
-        changed = await self._pool.set_instance_state(
+        changed = await self._pool.members.set_instance_state(
             spec.instance_id, target, expected=spec.state, fence=self._fence, keeps_cache=keeps_cache
         )
         if not changed:  # it was changed or removed meanwhile; the next check sees the present state

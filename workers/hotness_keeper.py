@@ -79,7 +79,7 @@ class HotnessJob:
     async def _publish(self, tree: HotnessTree) -> int:
         """The version of the tree, which grows only if the tree changed."""
         counts = self._keeper.counts(tree)
-        version = await self._pool.publish_tree(tree, counts, fence=self._fence)
+        version = await self._pool.publications.publish_tree(tree, counts, fence=self._fence)
         self._published, self._published_s = counts, self._clock.monotonic_s()
         return version
 

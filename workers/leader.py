@@ -106,7 +106,7 @@ class Election:
             asked_s = self._clock.monotonic_s()
             try:
                 async with asyncio.timeout(self._lease_s):
-                    lease = await self._pool.acquire_lease(self._owner, self._lease_ms)
+                    lease = await self._pool.leader_lease.acquire(self._owner, self._lease_ms)
             except (StoreError, TimeoutError) as error:  # a store that refuses this client may be corrected
                 failures += 1
                 self.store_error = f"unavailable: {error!r}"
@@ -163,7 +163,7 @@ class Election:
     async def _renew(self, term: Term) -> Term:
         asked_s = self._clock.monotonic_s()
         async with asyncio.timeout(max(0.001, term.renewed_s + self._lease_s - asked_s)):
-            return Term(await self._pool.renew_lease(term.lease, self._lease_ms), asked_s)
+            return Term(await self._pool.leader_lease.renew(term.lease, self._lease_ms), asked_s)
 
     async def _pause(self, delay_s: float, work: asyncio.Future[None]) -> None:
         sleeper = asyncio.ensure_future(self._clock.sleep(delay_s))
@@ -185,7 +185,7 @@ class Election:
         """Let the next leader start at once instead of after the lease; a failure is harmless."""
         try:
             async with asyncio.timeout(self._lease_s):
-                await self._pool.release_lease(lease)
+                await self._pool.leader_lease.release(lease)
         except (StoreError, TimeoutError) as error:
             log.warning("lease not released pool=%s worker=%s error=%r", self._pool.name, self._owner, error)
         else:

@@ -19,5 +19,5 @@ class Mender:
 
     async def tick(self) -> None:
         """Mend once; the store's log line names each. Raises StoreError."""
-        mended = await self._pool.mend(fence=self._fence)
+        mended = await self._pool.upkeep.mend(fence=self._fence)
         self._metrics.mended.labels(self._pool.name).inc(mended)

@@ -118,7 +118,7 @@ class PoolWorker:
                 jitter=self._jitter,
             ) as health,
         ):
-            await self.pool.mend(fence=lease.fence)  # before anything is read
+            await self.pool.upkeep.mend(fence=lease.fence)  # before anything is read
             while True:
                 overrides = (await reader.membership()).overrides
                 watch = SettingsWatch(reader, overrides)

@@ -53,7 +53,7 @@ class Reaper:
     async def tick(self) -> None:
         """Reap every expired replica; one that retired is no loss. Raises StoreUnavailableError, LeaseLostError."""
         try:
-            expired = await self._pool.expired_replicas()
+            expired = await self._pool.upkeep.expired_replicas()
             if not self._grace_period.over(self._clock.monotonic_s()):
                 return
             for replica_id, retired in expired.items():
@@ -63,7 +63,7 @@ class Reaper:
             raise
 
     async def _reap(self, replica_id: str, *, retired: bool) -> None:
-        requests = await self._pool.reap(replica_id, fence=self._fence)
+        requests = await self._pool.upkeep.reap(replica_id, fence=self._fence)
         self._metrics.reaped_requests.labels(self._pool.name).inc(requests)
         if retired:
             log.info("replica left pool=%s replica=%s requests=%d", self._pool.name, replica_id, requests)

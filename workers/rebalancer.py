@@ -81,7 +81,7 @@ class Rebalancer:
             await self._rebalance_all(plan_sweep(await self._reader.loads()), "sweep")
             self._next_sweep_s = self._clock.monotonic_s() + self._sweep_interval_s
         else:
-            wanted = await self._pool.wanted_rebalances(plan.wait_s)
+            wanted = await self._pool.queues.wanted_rebalances(plan.wait_s)
             await self._rebalance_all([name for name in wanted if name not in self._fruitless], "triggered")
 
     async def _rebalance_all(self, instance_ids: Iterable[str], cause: str) -> None:

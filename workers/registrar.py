@@ -142,7 +142,8 @@ class Registrar:
         )
         if self._owed or not (names.keys() <= now.names.keys() and overrides.keys() <= now.overrides.keys()):
             await self._enter_owed("start" if starting else "restored")
-            restored = await self._pool.restore_changes(names, overrides)
+            restored = await self._pool.members.restore_names(names)
+            restored += await self._pool.settings.restore(overrides)
             if restored:
                 log.warning("store lost names or settings pool=%s restored=%d", self._pool.name, restored)
             now = await self._pool.membership()
@@ -171,7 +172,7 @@ class Registrar:
 
     async def _enter_owed(self, cause: str) -> None:
         for instance_id, spec in tuple(self._owed.items()):
-            await self._pool.put_instance(spec)
+            await self._pool.members.put_instance(spec)
             del self._owed[instance_id]
             self._metrics.registrations.labels(self._pool.name, cause).inc()
             log.info(

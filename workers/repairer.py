@@ -23,7 +23,7 @@ class Repairer:
 
     async def tick(self) -> None:
         """Repair once. Raises StoreUnavailableError, LeaseLostError."""
-        repaired = await self._pool.repair(fence=self._fence)
+        repaired = await self._pool.upkeep.repair(fence=self._fence)
         if repaired:
             self._metrics.drift_repaired.labels(self._pool.name).inc(repaired)
             log.error("sums had drifted pool=%s repaired=%d", self._pool.name, repaired)

@@ -46,7 +46,7 @@ class RoleMover:
         self._state, change = plan_roles(self._state, members.instances, loads, targets, now_ms)
         if change is None:
             return
-        if await self._pool.update_instance(change.instance_id, {"role": change.role}, fence=self._fence):
+        if await self._pool.members.update_instance(change.instance_id, {"role": change.role}, fence=self._fence):
             self._metrics.role_changes.labels(self._pool.name, change.role.value).inc()
             log.warning(
                 "role changed pool=%s instance=%s role=%s: %s",

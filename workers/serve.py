@@ -159,7 +159,7 @@ async def _enter(store: Store, pools: Sequence[str]) -> None:
     may be the one."""
     for name in pools:
         try:
-            await store.pool(name).enter_schema()
+            await store.pool(name).schema.enter()
         except (StoreUnavailableError, StoreConfigurationError):
             raise
         except StoreError as error:

@@ -102,7 +102,7 @@ def measure_rebalance_us(held: int) -> float:
 
 
 def _plan(pool: SimulatedPool) -> int:
-    queue = at_once(pool.store.queue("hot"))
+    queue = at_once(pool.store.queues.queue("hot"))
     return 0 if queue is None else len(plan_rebalance(queue))
 
 

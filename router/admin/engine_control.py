@@ -78,7 +78,7 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
             told = _Told(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
             if path == _RESET and not told.failed:
                 for instance_id in instance_ids:
-                    await pool.store.forget_cache(instance_id)
+                    await pool.store.members.forget_cache(instance_id)
             return told
 
         told = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))

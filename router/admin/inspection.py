@@ -39,7 +39,7 @@ async def queues(
         for instance_id, load in loads.items():
             if instance is not None and instance_id != instance:
                 continue
-            queue = await pool.store.queue(instance_id, limit) if load.queued_requests and limit else None
+            queue = await pool.store.queues.queue(instance_id, limit) if load.queued_requests and limit else None
             held = queue.held if queue is not None else ()
             now_ms = queue.now_ms if queue is not None else 0
             answer.append(

@@ -108,7 +108,7 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
             "where an instance publishes KV events is configured in the workers: pools[].kv_events", param="kv_events"
         )
     spec = instance.spec()
-    await pool.store.put_instance(spec)
+    await pool.store.members.put_instance(spec)
     await pool.view.refresh()
     return _instance(pool, spec, None, warning=_duplicate_url_warning(spec, members))
 
@@ -119,7 +119,7 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
     wanted = changes.model_dump(exclude_none=True)
     if changes.url is not None:
         wanted["models"] = None  # what another server lists is not known yet
-    await pool.store.update_instance(instance_id, wanted)
+    await pool.store.members.update_instance(instance_id, wanted)
     await pool.view.refresh()
     changed = await _known(pool, instance_id)
     members = (await pool.store.membership()).instances if changes.url is not None else {}
@@ -153,7 +153,7 @@ async def remove_instance(
     await _apply(pool, instance_id, InstanceEvent.DRAIN)
     clock = runtime.context.clock
     until_s = clock.monotonic_s() + wait_s
-    while not await pool.store.remove_instance(instance_id):
+    while not await pool.store.members.remove_instance(instance_id):
         load = (await pool.store.loads()).get(instance_id)
         if load is None:
             break  # it was removed meanwhile
@@ -181,7 +181,7 @@ async def _apply(pool: ServedPool, instance_id: str, event: InstanceEvent) -> In
             state = next_state(spec.state, event)
         except TransitionError as error:
             raise ConflictError(str(error)) from error
-        if await pool.store.set_instance_state(instance_id, state, expected=spec.state):
+        if await pool.store.members.set_instance_state(instance_id, state, expected=spec.state):
             await pool.view.refresh()
             return _instance(pool, replace(spec, state=state), None)
     raise ConflictError(f"the state of instance {instance_id!r} keeps changing; try again")

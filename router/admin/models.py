@@ -61,7 +61,7 @@ async def add_model(runtime: RuntimeParam, wanted: NewModelName) -> ModelName:
         raise ConflictError(
             f"pool {taken.pool.settings.name!r} has the model name {wanted.name!r} already ({source})", param="name"
         )
-    await pool.store.add_name(wanted.name, "lora" if wanted.kind == "lora" else "")
+    await pool.store.members.add_name(wanted.name, "lora" if wanted.kind == "lora" else "")
     await pool.view.refresh()
     return _described(runtime, wanted.name)
 
@@ -75,7 +75,7 @@ async def remove_model(
     removed = False
     for pool in runtime.pools.pools.values():
         if name in (await pool.store.membership()).names:
-            removed = await pool.store.remove_name(name) or removed
+            removed = await pool.store.members.remove_name(name) or removed
             await pool.view.refresh()
     if removed:
         return

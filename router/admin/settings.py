@@ -43,7 +43,7 @@ async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
         raise InvalidRequestError(str(error), param="changes") from error
     for name in not_finite(scheduling):
         raise InvalidRequestError(f"scheduling.{name} must be finite", param="changes")
-    await pool.store.change_settings(wanted.changes, by=wanted.by)
+    await pool.store.settings.change(wanted.changes, by=wanted.by)
     await pool.view.refresh()
     return await effective(pool)
 
@@ -53,5 +53,5 @@ async def history(
     pool: PoolParam, limit: Annotated[int, Query(ge=1, le=1000, description="changes at most")] = 50
 ) -> list[dict[str, Any]]:
     """The last changes, the latest first."""
-    changes = await pool.store.settings_history(limit)
+    changes = await pool.store.settings.history(limit)
     return [{"at_ms": change.at_ms, "by": change.by, "changes": dict(change.changes)} for change in changes]

@@ -16,22 +16,26 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TypeVar
 
 from dualmap.router.pool.recovery import lost_members, recover_requests, restore_members
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.scheduling.placing.placement import Observation, PlaceReply
-from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.placing.policies import queue_order_of
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
-from dualmap.statestore.answers import Membership
-from dualmap.statestore.connect import Store
+from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool, ReplicaStore, RequestPort
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -40,12 +44,7 @@ STEADY_S = 5.0
 HAND_OVER_TIMEOUT_S = 10.0
 
 _log = logging.getLogger(__name__)
-
-OF_REQUESTS = frozenset({"membership", "place", "observe", "commit", "release", "records", "requests_of", "adopt"})
-"""The calls that a local state answers while the store is away."""
-OF_THE_FLEET = frozenset({"snapshot", "overview"})
-"""Calls that have no answer while the store is away, and show that it is."""
-_CALLS = frozenset(name for name in dir(PoolStore) if not name.startswith("_"))
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -57,8 +56,8 @@ class _Calls:
     settled: asyncio.Event | None = None
 
     def ended(self) -> None:
-        self.under_way -= 1
-        if self.settled is not None and not self.under_way:
+        """A call ended while a hand-over waits."""
+        if not self.under_way:
             self.quiet.set()
 
     async def until_quiet(self) -> None:
@@ -68,17 +67,14 @@ class _Calls:
 
 
 class FailoverPool:
-    """``PoolStore`` for a replica. Calls of requests never raise StoreError once members are known; heartbeats,
-    snapshots, operators' and leaders' calls do: the state of one replica is not the fleet's. What is not defined here
-    goes to the shared store and fails with it."""
+    """``ReplicaPool`` that goes on without the store.
 
-    if TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any: ...
+    Calls of requests never raise StoreError once members are known; heartbeats, snapshots and what operators call do:
+    the state of one replica is not the fleet's."""
 
     def __init__(
         self,
-        primary: PoolStore,
+        primary: ReplicaPool,
         scheduling: SchedulingSettings,
         *,
         clock: Clock | None = None,
@@ -86,17 +82,14 @@ class FailoverPool:
     ) -> None:
         self._primary = primary
         self.name = primary.name
-        trusts: dict[str, Callable[[Any], bool]] = {
-            "membership": self._trusts_members,
-            "place": self._trusts_reply,
-            "observe": self._trusts_reply,
-        }
-        for call in OF_REQUESTS:
-            setattr(self, call, partial(self._either, call, getattr(primary, call), trusts.get(call)))
-        for call in OF_THE_FLEET:
-            setattr(self, call, partial(self._of_the_fleet, call))
-        for call in _CALLS.difference(dir(self)):
-            setattr(self, call, getattr(primary, call))
+        # These go to the shared store, and fail with it.
+        self.schema = primary.schema
+        self.members = primary.members
+        self.settings = primary.settings
+        self.queues = primary.queues
+        self.publications = primary.publications
+        self.responses = primary.responses
+        self.loads = primary.loads
         self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
         self._rates: Callable[[], Mapping[str, float]] = dict
         self._scheduling = scheduling
@@ -131,15 +124,34 @@ class FailoverPool:
             await asyncio.gather(self._returning, return_exceptions=True)
 
     # calls of requests -----------------------------------------------------------------------------------
+    def membership(self) -> Awaitable[Membership]:
+        return self._either(lambda pool: pool.membership(), self._trusts_members)
+
+    def place(self, placement: Placement) -> Awaitable[PlaceReply]:
+        return self._either(lambda pool: pool.place(placement), self._trusts_reply)
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
+        return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts_reply)
+
+    def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Awaitable[CommitReply]:
+        return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
+
+    def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
+        return self._either(lambda pool: pool.release(releases))
+
+    def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
+        return self._either(lambda pool: pool.records(request_ids))
+
+    def requests_of(self, replica_id: str) -> Awaitable[Sequence[StoredRequest]]:
+        return self._either(lambda pool: pool.requests_of(replica_id))
+
+    def adopt(self, requests: Sequence[StoredRequest]) -> Awaitable[int]:
+        return self._either(lambda pool: pool.adopt(requests))
+
     async def _either(
-        self,
-        call: str,
-        shared: Callable[..., Awaitable[Any]],
-        trusts: Callable[[Any], bool] | None,
-        *arguments: Any,
-        **named: Any,
-    ) -> Any:
-        """The answer of the ``shared`` store, else the local one. A call that another one overtook, as that found the
+        self, call: Callable[[RequestPort], Awaitable[Answer]], trusts: Callable[[Answer], bool] | None = None
+    ) -> Answer:
+        """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
         shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
         calls = self._calls
@@ -147,7 +159,7 @@ class FailoverPool:
         if local is None:
             calls.under_way += 1
             try:
-                answer = await shared(*arguments, **named)
+                answer = await call(self._primary)
             except StoreError as error:
                 local = self._degrade(error)
             else:
@@ -155,8 +167,10 @@ class FailoverPool:
                     return answer
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
             finally:
-                calls.ended()
-        return await getattr(local, call)(*arguments, **named)
+                calls.under_way -= 1
+                if calls.settled is not None:
+                    calls.ended()
+        return await call(local)
 
     def _trusts_members(self, found: Membership) -> bool:
         if self._known is not None and lost_members(found, self._known):
@@ -170,12 +184,29 @@ class FailoverPool:
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         self._beat = (replica_id, lease_ms, info)
-        known: bool = await self._of_the_fleet("heartbeat", replica_id, lease_ms, info)
-        return known
+        return await self._of_the_fleet(lambda: self._primary.heartbeat(replica_id, lease_ms, info))
 
     async def retire(self, replica_id: str) -> None:
         self._beat = None
         await self._primary.retire(replica_id)
+
+    # what is read of the fleet ---------------------------------------------------------------------------
+    async def overview(self) -> PoolOverview:
+        return await self._of_the_fleet(self._primary.overview)
+
+    async def snapshot(self) -> PoolSnapshot:
+        return await self._of_the_fleet(self._primary.snapshot)
+
+    async def _of_the_fleet(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """A call of the shared store that a local state cannot answer. Raises StoreUnavailableError, at once while this
+        replica decides alone."""
+        if await self._local_pool() is not None:
+            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica decides alone")
+        try:
+            return await call()
+        except StoreError as error:
+            self._degrade(error)
+            raise
 
     # grants ----------------------------------------------------------------------------------------------
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
@@ -200,17 +231,6 @@ class FailoverPool:
             await self._calls.settled.wait()
         return self._local
 
-    async def _of_the_fleet(self, call: str, *arguments: Any) -> Any:
-        """A call that a local state cannot answer. Raises StoreUnavailableError, at once while this replica decides
-        alone."""
-        if await self._local_pool() is not None:
-            raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica decides alone")
-        try:
-            return await getattr(self._primary, call)(*arguments)
-        except StoreError as error:
-            self._degrade(error)
-            raise
-
     def _degrade(self, error: StoreError) -> PoolStore:
         """Start deciding alone. Raises ``error`` if there is nothing known to decide on."""
         if self._local is not None:
@@ -226,10 +246,13 @@ class FailoverPool:
 
     def _local_state(self, known: Membership) -> PoolStore:
         """The last known members and rates, and only this replica's live requests."""
-        store = MemoryStore(with_overrides(self._scheduling, known.overrides), now_ms=self._now_ms)
+        store = MemoryStore(self._in_force(known), now_ms=self._now_ms)
         local = store.pool_of(self.name, known, self._rates())
         at_once(local.adopt(self._live(self._now_ms())))
         return local
+
+    def _in_force(self, known: Membership) -> SchedulingSettings:
+        return with_overrides(self._scheduling, known.overrides)
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile no worker sweeps the queues, so do it here."""
@@ -250,8 +273,10 @@ class FailoverPool:
                 _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
 
     async def _sweep(self, local: PoolStore) -> None:
+        assert self._known is not None
+        order = queue_order_of(self._in_force(self._known))
         for instance_id in (await local.membership()).instances:
-            await drive(sweep_queue(instance_id, local.order), local)
+            await drive(sweep_queue(instance_id, order), local)
 
     async def _hand_over(self, found: Membership) -> None:
         """Members where the store lost them (what was removed there on purpose stays removed), then live requests."""
@@ -284,21 +309,20 @@ class FailoverPool:
 class FailoverStore:
     """Wraps an open store, and closes it."""
 
-    def __init__(self, primary: Store, scheduling: SchedulingSettings) -> None:
+    def __init__(self, primary: ReplicaStore, scheduling: SchedulingSettings) -> None:
         self._primary = primary
         self._scheduling = scheduling
         self._pools: dict[str, FailoverPool] = {}
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._primary, name)
+    async def open(self) -> None:
+        await self._primary.open()
 
     async def close(self) -> None:
         for pool in self._pools.values():
             await pool.close()
         await self._primary.close()
 
-    def pool(self, name: str) -> PoolStore:
-        """It has every call of a ``PoolStore``."""
+    def pool(self, name: str) -> FailoverPool:
         if name not in self._pools:
             self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
-        return cast(PoolStore, self._pools[name])
+        return self._pools[name]

@@ -14,7 +14,7 @@ from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal, turned_away
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class GrantWaiters:
 
     def __init__(
         self,
-        pool: PoolStore,
+        pool: ReplicaPool,
         *,
         replica_id: str,
         clock: Clock,

@@ -19,7 +19,7 @@ from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.model_names import ModelList, listed_models
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class InstanceAsker:
 class ModelLists:
     """The model lists of the instances of one pool."""
 
-    def __init__(self, store: PoolStore, view: ViewKeeper, asker: InstanceAsker, clock: Clock) -> None:
+    def __init__(self, store: ReplicaPool, view: ViewKeeper, asker: InstanceAsker, clock: Clock) -> None:
         self._store = store
         self._view = view
         self._asker = asker
@@ -84,7 +84,7 @@ class ModelLists:
         if models == spec.models:
             return
         try:
-            await self._store.update_instance(spec.instance_id, {"models": models})
+            await self._store.members.update_instance(spec.instance_id, {"models": models})
             await self._view.refresh()
         except StoreError as error:
             log.debug("the models of instance %s could not be stored: %s", spec.instance_id, error)

@@ -22,7 +22,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreError, UnreadableStateError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PoolFleet:
 
     def __init__(
         self,
-        store: PoolStore,
+        store: ReplicaPool,
         keeper: ViewKeeper,
         breakers: CircuitBreakers,
         waiters: GrantWaiters,

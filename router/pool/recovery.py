@@ -15,7 +15,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,25 @@ class Recovered:
     adopted: int
 
 
-async def restore_members(pool: PoolStore, members: Iterable[InstanceSpec], former: Membership | None = None) -> int:
+async def restore_members(pool: ReplicaPool, members: Iterable[InstanceSpec], former: Membership | None = None) -> int:
     """Enter members that the store does not know, and what else was given to the running fleet by a ``former``
     membership; what is known stays as it is. Returns how many members.
 
     Raises:
         StoreSchemaError: another version uses the pool, beside which this one must not run.
     """
-    await pool.enter_schema()
+    await pool.schema.enter()
     known = (await pool.membership()).instances
     missing = [spec for spec in members if spec.instance_id not in known]
-    await asyncio.gather(*map(pool.put_instance, missing))
+    await asyncio.gather(*map(pool.members.put_instance, missing))
     if former is not None:
-        await pool.restore_changes(former.names, former.overrides)
+        await pool.members.restore_names(former.names)
+        await pool.settings.restore(former.overrides)
     return len(missing)
 
 
 async def recover_requests(
-    pool: PoolStore, stored: Sequence[StoredRequest], live: Sequence[StoredRequest]
+    pool: ReplicaPool, stored: Sequence[StoredRequest], live: Sequence[StoredRequest]
 ) -> Recovered:
     """Make the store agree with a replica about the replica's own requests.
 

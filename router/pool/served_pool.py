@@ -28,7 +28,7 @@ from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import RequestRules
 from dualmap.scheduling.request.passed_on import PassedOnBalancer
 from dualmap.scheduling.settings import SchedulingSettings, with_overrides
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class ServedPool:
     settings: PoolSettings
     scheduling: SchedulingSettings
-    store: PoolStore
+    store: ReplicaPool
     view: ViewKeeper
     loss_notifier: InstanceLossNotifier
     grant_waiters: GrantWaiters

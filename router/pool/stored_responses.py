@@ -9,7 +9,7 @@ from typing import Protocol
 from dualmap.router.prompts.inference_request import InferenceRequest, response_id
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Answered(Protocol):
 class StoredResponses:
     """Stored responses of one pool, as all replicas know them."""
 
-    def __init__(self, store: PoolStore) -> None:
+    def __init__(self, store: ReplicaPool) -> None:
         self._store = store
         self._keeping: set[asyncio.Task[None]] = set()
 
@@ -34,7 +34,7 @@ class StoredResponses:
         if self._store.degraded:
             return 0
         try:
-            return await self._store.response_tokens(continued)
+            return await self._store.responses.tokens(continued)
         except StoreError as error:
             log.debug("the length of a stored response cannot be read: %s", error)
             return 0
@@ -52,6 +52,6 @@ class StoredResponses:
 
     async def _keep(self, response: str, tokens: int) -> None:
         try:
-            await self._store.keep_response(response, tokens)
+            await self._store.responses.keep(response, tokens)
         except StoreError as error:
             log.debug("the length of a stored response cannot be kept: %s", error)

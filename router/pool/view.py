@@ -15,7 +15,7 @@ from dualmap.scheduling.state.model_names import merged_models
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ViewKeeper:
 
     def __init__(
         self,
-        pool: PoolStore,
+        pool: ReplicaPool,
         *,
         clock: Clock,
         call: StoreCall,

@@ -52,7 +52,7 @@ class Replica:
             StoreUnavailableError: the store is out of reach.
             StoreSchemaError: another version uses the pool, beside which this one must not run.
         """
-        await self._pool.store.enter_schema()
+        await self._pool.store.schema.enter()
         await self._put_missing_members()
         await self._pool.view.refresh()
         self._warn_of_others(await self._snapshot())

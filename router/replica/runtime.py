@@ -50,7 +50,7 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.quarantine import Quarantine
 from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.connect import Store
+from dualmap.statestore.port import ReplicaStore
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ class Runtime:
     """The parts of one replica. Build it inside a running event loop; ``start``, serve, ``stop``."""
 
     def __init__(
-        self, settings: RouterSettings, scheduling: SchedulingSettings, store: Store, pools: Sequence[PoolSettings], *,
-        trust: InstanceTrust | None = None, replica_id: str | None = None, clock: Clock | None = None,
-        call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
+        self, settings: RouterSettings, scheduling: SchedulingSettings, store: ReplicaStore,
+        pools: Sequence[PoolSettings], *, trust: InstanceTrust | None = None, replica_id: str | None = None,
+        clock: Clock | None = None, call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.store = store
         self.trust = trust or InstanceTrust()
@@ -237,7 +237,7 @@ def _context(
 
 def _served_pool(
     pool: PoolSettings,
-    store: Store,
+    store: ReplicaStore,
     scheduling: SchedulingSettings,
     context: ReplicaContext,
     retries: RetryBudget,

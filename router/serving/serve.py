@@ -30,7 +30,7 @@ from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.connect import Store, open_store
+from dualmap.statestore.connect import open_store
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.url import parse_store_url, without_password
 
@@ -244,7 +244,9 @@ def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
 
 
 @contextlib.asynccontextmanager
-async def _opened(store: StoreSettings, scheduling: SchedulingSettings, wait: Wait) -> AsyncIterator[Store | None]:
+async def _opened(
+    store: StoreSettings, scheduling: SchedulingSettings, wait: Wait
+) -> AsyncIterator[FailoverStore | None]:
     """The open store, closed at the end; None if the process got a signal to stop before it could be opened.
 
     Once open it may go away: the replica then continues on a local state until it is back.

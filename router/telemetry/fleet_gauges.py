@@ -20,7 +20,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.port import ReplicaPool
 
 MAX_AGE_S = 1.0
 FRESH_WITHIN_S = 0.05
@@ -49,7 +49,7 @@ _METRIC_NAMES = {
 class FleetOverviews:
     """The last overview of every pool; refetched when older than ``MAX_AGE_S``."""
 
-    def __init__(self, pools: Mapping[str, PoolStore], *, clock: Clock, call: StoreCall) -> None:
+    def __init__(self, pools: Mapping[str, ReplicaPool], *, clock: Clock, call: StoreCall) -> None:
         self._pools = pools
         self._clock = clock
         self._call = call

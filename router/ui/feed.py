@@ -239,7 +239,7 @@ class Feed:
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
         """The lines of the autoscaler's log after the line that was reported last, the oldest first."""
-        lines = await self._runtime.pools.pools[name].store.scaling_log(_SCALE_LINES)
+        lines = await self._runtime.pools.pools[name].store.publications.scaling_log(_SCALE_LINES)
         if lines:
             self._scaled[name] = lines[0]
         new = [line for line in reversed(lines) if line.at_ms > self._scaled_ms.get(name, 0)]

@@ -54,10 +54,10 @@ class MemoryStore:
 
 async def _enter(pool: PoolStore, known: Membership, tokens_per_s: Mapping[str, float]) -> None:
     """Give a new pool these members."""
-    await pool.enter_all(known.instances.values())
+    await pool.members.enter_all(known.instances.values())
     for each, kind in known.names.items():
-        await pool.add_name(each, kind)
-    lease = await pool.acquire_lease("its only process", 60_000)
+        await pool.members.add_name(each, kind)
+    lease = await pool.leader_lease.acquire("its only process", 60_000)
     assert lease is not None  # the pool is new
-    await pool.publish_tree(known.tree, {}, fence=lease.fence)
-    await pool.publish_learned(known.learned, tokens_per_s, fence=lease.fence)
+    await pool.publications.publish_tree(known.tree, {}, fence=lease.fence)
+    await pool.publications.publish_learned(known.learned, tokens_per_s, fence=lease.fence)

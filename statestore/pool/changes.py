@@ -48,7 +48,7 @@ class Change:
 
 
 class Changes:
-    """A share of ``PoolStore``."""
+    """What the parts of a ``PoolStore`` have in common: its keys, its server, and how they change what is kept."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         self._keys = keys

@@ -18,7 +18,7 @@ from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Note, Transition
-from dualmap.statestore.leases import ReplicaInfo
+from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
 from dualmap.statestore.records import INSTANCE, InstanceRecord, described, load_from
 
@@ -269,3 +269,8 @@ def replicas_from(pairs: Mapping[bytes, bytes]) -> tuple[ReplicaInfo, ...]:
 def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     """HGETALL's reply as a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def leadership_from(known: Mapping[bytes, bytes]) -> Leadership:
+    """Parse the leadership. If it cannot be read, no worker leads: the fence grows all the same, as the clock does."""
+    return Leadership() if unreadable_fields(Leadership(), known) else record_from(Leadership(), known)

@@ -27,7 +27,7 @@ READ_SO_FAR = ("sequence", "published_s", "booked_since_ms", "booked_stamp")
 
 
 class KvEventCalls(Changes):
-    """A share of ``PoolStore``. A ``fence`` that is not the current claim's raises LeaseLostError."""
+    """Claims of KV events, and what they change. A ``fence`` that is not the current claim's raises LeaseLostError."""
 
     @reads
     async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
@@ -46,7 +46,7 @@ class KvEventCalls(Changes):
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
     @reads
-    async def kv_event_records(self) -> Mapping[str, KvEventRecord]:
+    async def records(self) -> Mapping[str, KvEventRecord]:
         """The KV event record of every known instance."""
         names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
         commands = [("HGETALL", self._keys.kv_events(name)) for name in names]
@@ -54,7 +54,7 @@ class KvEventCalls(Changes):
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
     @reads
-    async def claim_kv_events(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
+    async def claim(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
         """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
         instance is unknown."""
         key, instances = self._keys.kv_events(instance_id), self._keys.instances
@@ -72,13 +72,13 @@ class KvEventCalls(Changes):
         return taken if await self._make(Change((claim,), read)) else None  # None: another was faster
 
     @reads
-    async def release_kv_events(self, instance_id: str, fence: int) -> None:
+    async def release(self, instance_id: str, fence: int) -> None:
         """Give it back: another one continues from the same state. Harmless if already lost."""
         key = self._keys.kv_events(instance_id)
         await self._make(Change((("HSET", key, "owner", ""),), ((key, "fence", b"%d" % fence),)))
 
     @reads
-    async def mark_kv_events(
+    async def mark(
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
         """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well."""
@@ -98,7 +98,7 @@ class KvEventCalls(Changes):
         return made
 
     @reads
-    async def kv_names(self, instance_id: str) -> Mapping[bytes, bytes]:
+    async def names(self, instance_id: str) -> Mapping[bytes, bytes]:
         """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
         names: dict[bytes, bytes] = {}
         key, read = self._keys.kv_names(instance_id), 0
@@ -110,7 +110,7 @@ class KvEventCalls(Changes):
         return names
 
     @reads
-    async def apply_kv_events(self, instance_id: str, fence: int, change: KvChange) -> int:
+    async def apply(self, instance_id: str, fence: int, change: KvChange) -> int:
         """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
         many of the stored blocks had been booked. Does not change the instance's version."""
         key, names, kv = (of(instance_id) for of in (self._keys.kv_events, self._keys.kv_names, self._keys.kv))

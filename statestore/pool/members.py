@@ -1,57 +1,35 @@
-"""The members of a pool: how they are described, added, changed and removed; and settings of the running fleet."""
+"""The members of a pool: how they are described, added, changed and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
 
-from dualmap.scheduling.placing.policies import queue_order_of
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
-from dualmap.statestore.answers import Membership, Note, SettingsChange
+from dualmap.statestore.answers import Note
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvViewStatus
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
-from dualmap.statestore.pool.changes import Change
-from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.kv_events import READ_SO_FAR
-from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.readable import reads
-from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import described
 
 EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States at whose beginning an instance is believed to hold no KV blocks."""
-SETTINGS_HISTORY = 1000
-"""Changes of settings that are kept."""
 
 
-class Members(Views, Publications):
-    """A share of ``PoolStore``."""
+class Members(Changes):
+    """Instances as they are described, and model names that operators added."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls, scheduling: SchedulingSettings) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader) -> None:
         super().__init__(keys, calls)
-        self._configured = scheduling
-        self._overrides: Mapping[str, Any] = {}
-        self.order = queue_order_of(scheduling)
-
-    @reads
-    async def membership(self) -> Membership:
-        """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
-        found = await self._membership(self._override_from)
-        if found.overrides != self._overrides:
-            self.order = queue_order_of(with_overrides(self._configured, found.overrides))
-            self._overrides = found.overrides
-        return found
-
-    def _override_from(self, name: str, text: bytes) -> Any:
-        given = orjson.loads(text)
-        with_overrides(self._configured, {name: given})
-        return given
+        self._reader = reader
 
     @reads
     async def put_instance(self, spec: InstanceSpec) -> None:
@@ -199,41 +177,16 @@ class Members(Views, Publications):
 
     @reads
     async def remove_name(self, name: str) -> bool:
-        """The reverse; False where it was not added."""
+        """Stop serving a name; False where it was not added."""
         keys = self._keys
         made = await self._make(Change((("HDEL", keys.names, name), ("HINCRBY", keys.meta, "epoch", 1))))
         return made is not None and bool(made[1])
 
-    async def change_settings(self, changes: Mapping[str, Any], *, by: str) -> None:
-        """Change scheduling settings for every replica and worker; None for a name reverts its change. The epoch grows,
-        and each replica applies the change after its next reply."""
-        known = (await self.membership()).overrides
-        with_overrides(
-            self._configured, {name: given for name, given in {**known, **changes}.items() if given is not None}
-        )
-        keys, texts = self._keys, {name: orjson.dumps(given) for name, given in changes.items()}
-        commands: list[Command] = [
-            ("HDEL", keys.settings, name) if given is None else ("HSET", keys.settings, name, texts[name])
-            for name, given in changes.items()
-        ]
-        change = SettingsChange(await self._calls.now_ms(), by, dict(changes))
-        commands += (*self._logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
-        await self._make(Change(commands))
-
     @reads
-    async def restore_changes(self, names: Mapping[str, str], overrides: Mapping[str, Any]) -> int:
-        """Enter model names and settings that were given to the running fleet, where the store has lost them. What it
-        has stays. Returns how many were entered."""
-        found = await self.membership()
-        lost_names = {name: kind for name, kind in names.items() if name not in found.names}
-        lost = {name: given for name, given in overrides.items() if name not in found.overrides}
-        for name, kind in lost_names.items():
+    async def restore_names(self, names: Mapping[str, str]) -> int:
+        """Enter model names that the store has lost; what it has stays. Returns how many were entered."""
+        found = codec.names_from(pairs_from(await self._calls.command("HGETALL", self._keys.names)))
+        lost = {name: kind for name, kind in names.items() if name not in found}
+        for name, kind in lost.items():
             await self.add_name(name, kind)
-        if lost:
-            await self.change_settings(lost, by="restored")
-        return len(lost_names) + len(lost)
-
-    @reads
-    async def settings_history(self, limit: int) -> Sequence[SettingsChange]:
-        """The last changes, the latest first."""
-        return await self._last_logged(self._keys.settings_history, SettingsChange, limit)
+        return len(lost)

@@ -38,7 +38,7 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placeme
     async def place(placements: Sequence[Placement]) -> Sequence[PlaceReply]:
         replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks))
         try:
-            return [_reply_from(reply) for reply in replies]
+            return list(map(_reply_from, replies))
         except UNREADABLE as error:
             raise unreadable("place", error) from error
 

@@ -12,47 +12,72 @@ the caller plans it (``scheduling.queues.queue_order``) and commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Final
 
 from dualmap.scheduling.placing.placement import Observation
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
-from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.request import StoredRequest
-from dualmap.statestore.answers import Transition
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.request import Counts, StoredRequest
+from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec
-from dualmap.statestore.pool.calls import Argument, Calls
-from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.calls import Argument, Calls, Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import LoadReader, pairs_from
+from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.kv_events import KvEventCalls
-from dualmap.statestore.pool.leases import Leases
-from dualmap.statestore.pool.mending import Mending
+from dualmap.statestore.pool.leader_lease import LeaderLease
+from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.placing import placements_of
+from dualmap.statestore.pool.publications import Publications
+from dualmap.statestore.pool.queues import Queues, growth, listed
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
-from dualmap.statestore.records import pack_chain
+from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
+from dualmap.statestore.pool.stored_responses import StoredResponses
+from dualmap.statestore.pool.upkeep import Upkeep
+from dualmap.statestore.pool.views import Views
+from dualmap.statestore.records import InstanceRecord, pack_chain, placed_of, reported_of
 
-STORED_RESPONSES = 10_000
-"""Most stored responses of which the length is kept, see ``PoolStore.keep_response``."""
+_ADOPTED_TOGETHER = 100
 MAX_RELEASES = 64
 """Most releases in one script call: a script stops everything else."""
 
 
-class PoolStore(Mending, Leases, KvEventCalls):
-    """Every method raises ``StoreUnavailableError`` when the store is out of reach.
+class PoolStore(Changes):
+    """What a replica calls (``statestore.port.ReplicaPool``), and the parts that others call.
 
-    A write with a ``fence`` is the leader's: LeaseLostError when a newer leader exists or the lease has run out.
-    Operators' writes carry none."""
+    Every method, of the parts too, raises ``StoreUnavailableError`` when the store is out of reach. A write with a
+    ``fence`` is the leader's: LeaseLostError when a newer leader exists or the lease has run out. Operators' writes
+    carry none."""
 
-    degraded = False
+    degraded: Final = False
     """Whether the shared state is out of reach and this process decides alone, by what it knows."""
 
     def __init__(self, name: str, keys: PoolKeys, calls: Calls, scheduling: SchedulingSettings) -> None:
-        super().__init__(keys, calls, scheduling)
-        self.name = name
+        super().__init__(keys, calls)
+        self.name: Final = name
+        self._reader = LoadReader()
+        self.settings: Final = RunningSettings(keys, calls, scheduling)
+        self._views = Views(keys, calls, self._reader, self.settings)
+        self.members: Final = Members(keys, calls, self._reader)
+        self.queues: Final = Queues(keys, calls, self._views, self.settings)
+        self.publications: Final = Publications(keys, calls)
+        self.responses: Final = StoredResponses(keys, calls)
+        self.kv_events: Final = KvEventCalls(keys, calls)
+        self.schema: Final = EnteredSchema(keys, calls)
+        self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
+        self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release)
         self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
-        self.place = self._placements.submit
+        self.place: Final = self._placements.submit
         """Weigh, choose and reserve in one step; see ``scheduling.placing.placement``.
 
         Dispatched at once if nothing is queued on the instance and it has room: dispatched tokens are under the
@@ -63,18 +88,7 @@ class PoolStore(Mending, Leases, KvEventCalls):
 
     async def close(self) -> None:
         """Stop waiting."""
-        await self._waiting.close()
-
-    @reads
-    async def now_ms(self) -> int:
-        return await self._calls.now_ms()
-
-    def recover_from(
-        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
-    ) -> None:
-        """Set the functions that return the live requests of this process at a time of the store's clock, which a
-        recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.pool.failover``
-        does."""
+        await self.queues.close()
 
     # the life of a request ----------------------------------------------------------------------------
     @reads
@@ -85,6 +99,15 @@ class PoolStore(Mending, Leases, KvEventCalls):
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
         return Observation(count_from(epoch), count_from(tree_version), sequence, loads)
+
+    @reads
+    async def queue_head(self, instance_id: str) -> QueueHead | None:
+        """The head of an instance's queue, to be planned; None if the instance is unknown."""
+        head = ("ZRANGE", self._keys.queue(instance_id), 0, PLAN_LIMIT - 1, "WITHSCORES")
+        record, waiting = await self._calls.together([("HGET", self._keys.instance_records, instance_id), head])
+        if record is None:
+            return None
+        return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, waiting))
 
     @reads
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
@@ -106,13 +129,16 @@ class PoolStore(Mending, Leases, KvEventCalls):
         """Make the releases in their order, in few calls, and return what each did. A release is not done where nothing
         was left to release. With a ``lease``, all are made only as long as their replica has this one."""
         told: list[Transition] = []
+        base = self._keys.base
         for first in range(0, len(releases), MAX_RELEASES):
             parts: list[Argument] = [lease]
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
                 seen = "seen" if each.seen else ""
                 parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen)
-            told += [codec.transition_from(reply) for reply in await self._run("release_requests", *parts)]
+            told += [
+                codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)
+            ]
         return told
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
@@ -128,41 +154,119 @@ class PoolStore(Mending, Leases, KvEventCalls):
 
         self._calls.listen(self._keys.grants(replica_id), delivered)
 
+    # a replica and its requests -----------------------------------------------------------------------
     @reads
+    async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
+        """Renew the replica's lease; False if the store did not know it (first beat, expiry, empty store):
+        the replica then enters its live requests again. Raises StoreSchemaError as ``LeaderLease.acquire`` does."""
+        key, numbers = self._keys.replicas, {SCHEMA_FIELD: SCHEMA, OLDEST_FIELD: OLDEST_BESIDE}
+        await self.schema.refuse_newer()
+
+        async def renew() -> tuple[bool, Change]:
+            text, now_ms = await self._calls.command("HGET", key, replica_id), await self._calls.now_ms()
+            known = codec.lease_of(replica_id, text)
+            lease = codec.text_of(ReplicaInfo(replica_id, now_ms + lease_ms, lease_ms, info, schema=SCHEMA))
+            renewed: Command = ("HSET", key, replica_id, lease)
+            said = [("HSETNX", self._keys.meta, *each) for each in numbers.items()]  # where the store lost it
+            is_known = known is not None and known.beaten and known.is_alive(now_ms)
+            return is_known, Change((renewed, *said), ((key, replica_id, text),))
+
+        return await self._derive(renew)
+
+    @reads
+    async def retire(self, replica_id: str) -> None:
+        """End the replica's lease on a clean exit. The entry stays, expired, until a reaper has finished the replica's
+        requests and removes it."""
+        key, lease = self._keys.replicas, codec.text_of(ReplicaInfo.retired(replica_id))
+
+        async def end() -> tuple[None, Change]:
+            text = await self._calls.command("HGET", key, replica_id)
+            ended: Command = ("HSET", key, replica_id, lease)
+            return None, Change((ended,) if text else (), ((key, replica_id, text),))
+
+        await self._derive(end)
+
+    def recover_from(
+        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Set the functions that return the live requests of this process at a time of the store's clock, which a
+        recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.pool.failover``
+        does."""
+
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
-        # The lists are of one moment: a request that moves meanwhile is in one of them.
-        return (await self.snapshot()).requests_of(replica_id)
-
-    # upkeep -------------------------------------------------------------------------------------------
-    @reads
-    async def reap(self, replica_id: str, *, fence: int) -> int:
-        """Finish every request of an expired replica, and forget it; returns how many. Atomic for
-        each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
-        await self._make(Change(fence=fence))
-        key, now_ms = self._keys.replicas, await self._calls.now_ms()
-        text = await self._calls.command("HGET", key, replica_id)
-        lease = codec.lease_of(replica_id, text)
-        if lease is None or lease.is_alive(now_ms):
-            return 0
-        left = [Release(request.request_id, replica_id=replica_id) for request in await self.requests_of(replica_id)]
-        told = await self.release(left, lease=text)
-        await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
-        return sum(each.done for each in told)
-
-    # stored responses ---------------------------------------------------------------------------------
-    @reads
-    async def keep_response(self, response_id: str, tokens: int) -> None:
-        """Remember how long the conversation is that an instance stored under this id. The last ones are kept, at least
-        ``STORED_RESPONSES``, and twice as many at most."""
-        new, old = self._keys.responses_new, self._keys.responses_old
-        made = await self._make(Change((("HSET", new, response_id, tokens), ("HLEN", new))))
-        if made is not None and made[-1] >= STORED_RESPONSES:
-            await self._make(Change((("RENAME", new, old),)))
+        return await self._views.requests_of(replica_id)
 
     @reads
-    async def response_tokens(self, response_id: str) -> int:
-        """The tokens that were kept of a response; 0 for an unknown one."""
-        keys = (self._keys.responses_new, self._keys.responses_old)
-        kept = await self._calls.together([("HGET", key, response_id) for key in keys])
-        return next((int(tokens) for tokens in kept if tokens is not None), 0)
+    async def adopt(self, requests: Sequence[StoredRequest]) -> int:
+        """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many. Atomic for
+        each request. Their chains are unknown, so they keep the tokens that they were placed with."""
+        adopted, instance_of = 0, attrgetter("instance_id")
+        for instance_id, group in groupby(sorted(requests, key=instance_of), instance_of):
+            mine = list(group)
+            for first in range(0, len(mine), _ADOPTED_TOGETHER):
+                adopted += await self._adopt(instance_id, mine[first : first + _ADOPTED_TOGETHER])
+        return adopted
+
+    async def _adopt(self, instance_id: str, requests: Sequence[StoredRequest]) -> int:
+        """Enter the requests of one instance."""
+        keys, replicas = self._keys, self._keys.replicas
+        owners = sorted({request.replica_id for request in requests})
+
+        async def enter() -> tuple[int, Change]:
+            common: list[Command] = [("HGET", each, instance_id) for each in (keys.instances, keys.instance_records)]
+            common.append(("HMGET", replicas, *owners))
+            known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
+            common.append(("HGETALL", keys.settings))
+            spec, record, leases, changed, *standing = await self._calls.together([*common, *known])
+            order = self.settings.order_from(pairs_from(changed))
+            lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
+            if spec is None or record is None or not lost:
+                return 0, Change()
+            commands: list[Command] = []
+            for request in lost:
+                texts = ("placed", placed_of(request), "told", reported_of(request))
+                commands += [("HSET", keys.request(request.request_id), *texts), listed(keys, request, order)]
+            read = [(keys.request(request.request_id), "placed", None) for request in lost]
+            read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
+            now_ms = await self._calls.now_ms()
+            commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
+            counts = Counts.sum(lost)
+            stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}
+            grown = growth(counts) | {"version": len(lost) - 1}  # it grows with every change
+            return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True)
+
+        return await self._derive(enter)
+
+    def _first_leases(self, owners: Mapping[str, bytes | None], now_ms: int) -> Iterator[Command]:
+        """No request is without a lease: what gives one to replicas that have none that runs."""
+        for replica_id, text in owners.items():
+            lease = codec.lease_of(replica_id, text)
+            if lease is None or not lease.is_alive(now_ms):
+                yield ("HSET", self._keys.replicas, replica_id, codec.text_of(ReplicaInfo.met(replica_id, now_ms)))
+
+    # what is read -------------------------------------------------------------------------------------
+    @reads
+    async def now_ms(self) -> int:
+        """The store's time."""
+        return await self._calls.now_ms()
+
+    async def membership(self) -> Membership:
+        """The whole rarely-changing part; read when a reply shows another epoch or tree version, and at intervals."""
+        return await self._views.membership()
+
+    async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:
+        """Records of the named requests that still exist, and can be read."""
+        return await self._views.records(request_ids)
+
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        """Loads of every known instance by id, without hits; for sweeps."""
+        return await self._views.loads()
+
+    async def overview(self) -> PoolOverview:
+        """Loads, replicas and leader, for metrics and live displays."""
+        return await self._views.overview()
+
+    async def snapshot(self) -> PoolSnapshot:
+        """Everything, for admin and inspect. Its cost grows with the number of live requests."""
+        return await self._views.snapshot()

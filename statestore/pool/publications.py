@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
-
-import orjson
+from typing import Any
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import Sample
@@ -16,17 +14,16 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.logs import last_logged, logged
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
 from dualmap.statestore.records import HASH_BYTES, unpack_chain
 
 SCALING_LOG = 1000
 """Lines of the log of scaling that are kept."""
 
-Entry = TypeVar("Entry")
-
 
 class Publications(Changes):
-    """A share of ``PoolStore``."""
+    """The hotness tree, what was learned, and scaling decisions; with the arrival log and the sample log."""
 
     @reads
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
@@ -79,26 +76,13 @@ class Publications(Changes):
     @reads
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         """Replace the record, and add a line to the log, which keeps the last ones."""
-        logged = self._logged(self._keys.scaling_log, entry, SCALING_LOG)
-        await self._publish(self._keys.scaling, codec.fields_of(record), *logged, fence=fence)
+        line = logged(self._keys.scaling_log, entry, SCALING_LOG)
+        await self._publish(self._keys.scaling, codec.fields_of(record), *line, fence=fence)
 
     @reads
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         """The last lines of the log, the latest first."""
-        return await self._last_logged(self._keys.scaling_log, ScaleEntry, limit)
-
-    def _logged(self, log: bytes, entry: Any, most: int) -> tuple[Command, Command]:
-        """The commands that add an entry to a log, a list of JSON by field, and keep its newest entries."""
-        return ("LPUSH", log, orjson.dumps(entry)), ("LTRIM", log, 0, most - 1)
-
-    async def _last_logged(self, log: bytes, kind: type[Entry], limit: int) -> list[Entry]:
-        """The latest first."""
-        lines = await self._calls.command("LRANGE", log, 0, limit - 1) if limit > 0 else ()
-        entries = []
-        for line in lines:
-            with contextlib.suppress(*UNREADABLE):
-                entries.append(kind(**codec.known_fields(kind, orjson.loads(line))))
-        return entries
+        return await last_logged(self._calls, self._keys.scaling_log, ScaleEntry, limit)
 
     @reads
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:

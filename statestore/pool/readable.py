@@ -2,7 +2,7 @@
 
 A value that cannot be read is an error of the store, whatever Python calls it, so that every caller does what it does
 without a store. An unreadable entry of a collection counts as missing: the others stay in use until the leader has
-mended it (``statestore.pool.mending``).
+mended it (``statestore.pool.upkeep``).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dualmap.scheduling.estimates.learned import Learned
@@ -18,6 +18,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.readable import count_from, each_readable, readable_texts, reads
+from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import PoolSchema
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
 
@@ -30,18 +31,15 @@ _Overview = tuple[
 
 
 class Views(Changes):
-    """A share of ``PoolStore``: what is read in one transaction, except for the requests."""
+    """What is read in one transaction, except for the requests. Reading changes nothing, here or in the store."""
 
-    def __init__(self, keys: PoolKeys, calls: Calls) -> None:
+    def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader, settings: RunningSettings) -> None:
         super().__init__(keys, calls)
-        self._reader = LoadReader()
+        self._reader = reader
+        self._settings = settings
 
     @reads
-    async def now_ms(self) -> int:
-        """The store's time."""
-        return await self._calls.now_ms()
-
-    async def _membership(self, override_from: Callable[[str, bytes], Any]) -> Membership:
+    async def membership(self) -> Membership:
         """The whole rarely-changing part."""
         keys = self._keys
         hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.names, keys.instances)
@@ -55,7 +53,7 @@ class Views(Changes):
             codec.specs_from({name: specs[name] for name in specs.keys() & records}),
             codec.tree_from(tree),
             codec.record_from(Learned(), learned),
-            each_readable(overrides, override_from),
+            self._settings.overrides_from(overrides),
             codec.names_from(names),
         )
 
@@ -109,6 +107,22 @@ class Views(Changes):
         )
         return overview, meta, replies[len(hashes) :]
 
+    @reads
+    async def loads(self) -> Mapping[str, InstanceLoad]:
+        """Loads of every known instance by id, without hits; for sweeps."""
+        now_ms = await self._calls.now_ms()
+        return self._loads_from(await self._calls.command("HGETALL", self._keys.instance_records), now_ms)
+
+    async def loads_of(self, instance_ids: Sequence[str]) -> dict[str, InstanceLoad]:
+        """Loads of those of the named instances that are known."""
+        now_ms = await self._calls.now_ms()
+        records = await self._calls.command("HMGET", self._keys.instance_records, *instance_ids)
+        found = [each for each in zip(instance_ids, records, strict=True) if each[1] is not None]
+        return {name: self._reader.load(name, record, now_ms) for name, record in found}
+
+    async def instance_ids(self) -> list[str]:
+        return sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instance_records))
+
     def _loads_from(self, records: Sequence[bytes], now_ms: int) -> dict[str, InstanceLoad]:
         """The loads by id, in id order."""
         load = self._reader.load
@@ -126,3 +140,9 @@ class Views(Changes):
                 if request is not None:
                     found[name] = request
         return found
+
+    @reads
+    async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
+        """The replica's live requests, those first reserved first; not for the hot path."""
+        # From lists of one moment: a request that moves meanwhile is in one of them.
+        return (await self.snapshot()).requests_of(replica_id)

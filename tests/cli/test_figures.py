@@ -57,8 +57,8 @@ async def test_figures_add_up_over_instances() -> None:
     store = MemoryStore(SchedulingSettings())
     await store.open()
     pool = store.pool("default")
-    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=1))
-    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.members.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY, dispatch_window_tokens=1))
+    await pool.members.set_instance_state("a", InstanceState.READY)
     for number in range(3):
         await pool.place(placement(f"r{number}", "a", 128))
 

@@ -39,15 +39,15 @@ async def _populate(url: str) -> None:
     store = await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
     pool = store.pool("default")
     for name in ("a", "b"):
-        await pool.put_instance(InstanceSpec(name, f"http://{name}", dispatch_window_tokens=1))
-        await pool.set_instance_state(name, InstanceState.READY)
+        await pool.members.put_instance(InstanceSpec(name, f"http://{name}", dispatch_window_tokens=1))
+        await pool.members.set_instance_state(name, InstanceState.READY)
     await pool.heartbeat("replica-1", 60_000, {"requests": "3"})
     for number in range(3):
         hashes = (0xAB00 + number, 0xCD00 + number)
         await pool.place(placement(f"request-{number}", "a", 256, other="b", hashes=hashes))
-    lease = await pool.acquire_lease("worker-1", 60_000)
+    lease = await pool.leader_lease.acquire("worker-1", 60_000)
     assert lease is not None
-    await pool.publish_tree(HotnessTree({0xAB00: 1}), {0xAB00: 42}, fence=lease.fence)
+    await pool.publications.publish_tree(HotnessTree({0xAB00: 1}), {0xAB00: 42}, fence=lease.fence)
     await store.close()
 
 
@@ -113,8 +113,8 @@ async def _populate_split(url: str) -> None:
     store = await open_store(StoreSettings(url=url), scheduling=SchedulingSettings())
     pool = store.pool("split")
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
-        await pool.put_instance(InstanceSpec(name, f"http://{name}", role))
-        await pool.set_instance_state(name, InstanceState.READY)
+        await pool.members.put_instance(InstanceSpec(name, f"http://{name}", role))
+        await pool.members.set_instance_state(name, InstanceState.READY)
     await pool.place(replace(placement("asked", "p", 256), leg=Leg.PREFILL))
     decode = replace(placement(decode_leg_id("asked"), "d", 256), leg=Leg.DECODE, roles=(Role.DECODE,))
     await pool.place(decode)

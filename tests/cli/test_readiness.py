@@ -37,13 +37,13 @@ class Fleet:
         return self.servers.get(url.removesuffix("/health")) or HttpReply(self.routers, b"")
 
     async def lead(self) -> None:
-        await self.store.pool("default").acquire_lease("worker", 60_000)
+        await self.store.pool("default").leader_lease.acquire("worker", 60_000)
 
     async def enter(self, name: str, url: str) -> None:
-        await self.store.pool("default").put_instance(InstanceSpec(name, url))
+        await self.store.pool("default").members.put_instance(InstanceSpec(name, url))
 
     async def make_ready(self, name: str) -> None:
-        await self.store.pool("default").set_instance_state(name, InstanceState.READY)
+        await self.store.pool("default").members.set_instance_state(name, InstanceState.READY)
 
     def waiting(
         self,

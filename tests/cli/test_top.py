@@ -69,8 +69,8 @@ def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_the_slo_is_the_one_in_effect() -> None:
     store = MemoryStore(SchedulingSettings())
     pool = store.pool("default")
-    await pool.put_instance(InstanceSpec("a", url="http://a"))
-    await pool.change_settings({"slo_ttft_s": 2.5}, by="ops")
+    await pool.members.put_instance(InstanceSpec("a", url="http://a"))
+    await pool.settings.change({"slo_ttft_s": 2.5}, by="ops")
 
     shown = text(await _screen(store, {"default": Shown()}, Settings(), "name", None))
 

@@ -53,7 +53,7 @@ async def start_runtime(
     ) -> Runtime:
         for pool in pools:
             for instance in instances:
-                await store.pool(pool.name).put_instance(instance)
+                await store.pool(pool.name).members.put_instance(instance)
         settings.setdefault("replica_id", f"replica-{len(started) + 1}")
         runtime = Runtime(
             RouterSettings(**settings), scheduling, through(store), pools, clock=clock, call_later=clock.call_later

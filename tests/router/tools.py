@@ -14,6 +14,7 @@ from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool.changes import Changes
 from tests.support.manual_clock import settle
 from tests.support.placements import placement
 
@@ -65,13 +66,16 @@ class Tampered:
 
 
 class TamperedPool:
+    """A pool, or a part of one."""
+
     def __init__(self, tampered: Tampered, pool: Any) -> None:
         self._tampered = tampered
         self._pool = pool
-        self.name = pool.name
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._pool, name)
+        if isinstance(real, Changes):
+            return TamperedPool(self._tampered, real)
         if not asyncio.iscoroutinefunction(real):
             return real
 

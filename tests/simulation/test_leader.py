@@ -34,7 +34,7 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    samples = [sample.content for sample in at_once(simulation._pool.store.samples("0", 1000))]
+    samples = [sample.content for sample in at_once(simulation._pool.store.publications.samples("0", 1000))]
     contents = [content for content in samples if isinstance(content, FirstTokenSample)]
     taught = [content for content in contents if content.features is not None]
     assert len(contents) == 200

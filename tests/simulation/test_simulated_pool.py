@@ -36,7 +36,7 @@ def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
 def test_the_copy_of_the_members_follows_every_change(pool: SimulatedPool) -> None:
     before = pool.members
     assert pool.members is before, "read once"
-    lease = at_once(pool.store.acquire_lease("simulator", 60_000))
+    lease = at_once(pool.store.leader_lease.acquire("simulator", 60_000))
     assert lease is not None
     led = SimulatedLed(pool, lease.fence)
 

@@ -155,7 +155,7 @@ async def sweep(pool: PoolStore, instance_id: str = "a", scheduling: SchedulingS
 
 async def lead(pool: PoolStore, lease_ms: int = 3_600_000) -> int:
     """Become leader; the fence."""
-    lease = await pool.acquire_lease("worker", lease_ms)
+    lease = await pool.leader_lease.acquire("worker", lease_ms)
     assert lease is not None
     return lease.fence
 

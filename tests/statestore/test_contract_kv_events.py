@@ -16,16 +16,16 @@ LEASE_MS = 2000
 
 async def claimed(pool: PoolStore, status: KvViewStatus = KvViewStatus.EXACT) -> int:
     """An instance whose events worker-1 reads; the fence."""
-    await pool.put_instance(instance("a"))
-    await pool.renew_subscriber("worker-1", LEASE_MS)
-    record = await pool.claim_kv_events("a", "worker-1")
+    await pool.members.put_instance(instance("a"))
+    await pool.kv_events.renew_subscriber("worker-1", LEASE_MS)
+    record = await pool.kv_events.claim("a", "worker-1")
     assert record is not None
-    await pool.mark_kv_events("a", record.fence, status)
+    await pool.kv_events.mark("a", record.fence, status)
     return record.fence
 
 
 async def record_of(pool: PoolStore) -> KvEventRecord:
-    return (await pool.kv_event_records())["a"]
+    return (await pool.kv_events.records())["a"]
 
 
 async def hit_of(pool: PoolStore) -> int:
@@ -33,48 +33,48 @@ async def hit_of(pool: PoolStore) -> int:
 
 
 async def test_an_instance_that_nobody_reads_is_an_estimate(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
 
-    assert await pool.kv_event_records() == {"a": KvEventRecord("a")}
+    assert await pool.kv_events.records() == {"a": KvEventRecord("a")}
 
 
 async def test_one_living_subscriber_has_an_instance(pool: PoolStore, clock: HandClock) -> None:
     fence = await claimed(pool)
-    await pool.renew_subscriber("worker-2", 60_000)
+    await pool.kv_events.renew_subscriber("worker-2", 60_000)
 
-    refused = await pool.claim_kv_events("a", "worker-2")
+    refused = await pool.kv_events.claim("a", "worker-2")
     clock.advance(LEASE_MS)
-    taken = await pool.claim_kv_events("a", "worker-2")
+    taken = await pool.kv_events.claim("a", "worker-2")
 
     assert refused is None
     assert taken is not None
     assert (taken.owner, taken.fence > fence, taken.status) == ("worker-2", True, KvViewStatus.EXACT)
     with pytest.raises(LeaseLostError):
-        await pool.apply_kv_events("a", fence, KvChange(0, 1.0, [11]))
+        await pool.kv_events.apply("a", fence, KvChange(0, 1.0, [11]))
 
 
 async def test_an_instance_that_was_given_back_is_free(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.renew_subscriber("worker-2", LEASE_MS)
-    await pool.release_kv_events("a", fence)
-    await pool.release_kv_events("a", fence - 1)
+    await pool.kv_events.renew_subscriber("worker-2", LEASE_MS)
+    await pool.kv_events.release("a", fence)
+    await pool.kv_events.release("a", fence - 1)
 
-    assert await pool.claim_kv_events("a", "worker-2") is not None
+    assert await pool.kv_events.claim("a", "worker-2") is not None
 
 
 async def test_an_unknown_instance_is_nobodys(pool: PoolStore) -> None:
-    await pool.renew_subscriber("worker-1", LEASE_MS)
+    await pool.kv_events.renew_subscriber("worker-1", LEASE_MS)
 
-    assert await pool.claim_kv_events("nobody", "worker-1") is None
-    await pool.release_kv_events("nobody", 1)
+    assert await pool.kv_events.claim("nobody", "worker-1") is None
+    await pool.kv_events.release("nobody", 1)
 
 
 async def test_living_subscribers_are_told(pool: PoolStore, clock: HandClock) -> None:
-    await pool.renew_subscriber("worker-2", 60_000)
-    both = await pool.renew_subscriber("worker-1", LEASE_MS)
+    await pool.kv_events.renew_subscriber("worker-2", 60_000)
+    both = await pool.kv_events.renew_subscriber("worker-1", LEASE_MS)
     clock.advance(LEASE_MS)
-    later = await pool.renew_subscriber("worker-3", LEASE_MS)
-    left = await pool.renew_subscriber("worker-2", 0)
+    later = await pool.kv_events.renew_subscriber("worker-3", LEASE_MS)
+    left = await pool.kv_events.renew_subscriber("worker-2", 0)
 
     assert (both, later, left) == (["worker-1", "worker-2"], ["worker-2", "worker-3"], ["worker-3"])
 
@@ -82,13 +82,13 @@ async def test_living_subscribers_are_told(pool: PoolStore, clock: HandClock) ->
 async def test_confirmed_blocks_are_hits_and_removed_ones_are_not(pool: PoolStore) -> None:
     fence = await claimed(pool)
 
-    booked = await pool.apply_kv_events("a", fence, KvChange(0, 1.0, [11, 12, 13], (), {b"x": b"11", b"y": b"12"}))
+    booked = await pool.kv_events.apply("a", fence, KvChange(0, 1.0, [11, 12, 13], (), {b"x": b"11", b"y": b"12"}))
     before = await hit_of(pool)
-    await pool.apply_kv_events("a", fence, KvChange(1, 2.5, [14], [13], {b"x": b"", b"z": b"14"}))
+    await pool.kv_events.apply("a", fence, KvChange(1, 2.5, [14], [13], {b"x": b"", b"z": b"14"}))
 
     assert (booked, before, await hit_of(pool)) == (0, 3, 2)
     assert (await pool.loads())["a"].cached_blocks == 3
-    assert await pool.kv_names("a") == {b"y": b"12", b"z": b"14"}
+    assert await pool.kv_events.names("a") == {b"y": b"12", b"z": b"14"}
     record = await record_of(pool)
     assert (record.sequence, record.published_s) == (1, 2.5)
 
@@ -97,21 +97,21 @@ async def test_all_names_take_the_place_of_those_before(pool: PoolStore) -> None
     fence = await claimed(pool)
     for sequence in range(500):
         name = b"%d" % (sequence % 7)
-        await pool.apply_kv_events("a", fence, KvChange(sequence, 1.0, (), (), {name: b"%d" % sequence}))
-    many = await pool.kv_names("a")
+        await pool.kv_events.apply("a", fence, KvChange(sequence, 1.0, (), (), {name: b"%d" % sequence}))
+    many = await pool.kv_events.names("a")
 
-    await pool.apply_kv_events("a", fence, KvChange(500, 1.0, (), (), {b"x": b"1", b"y": b"2"}, all_names=True))
-    await pool.apply_kv_events("a", fence, KvChange(501, 1.0, (), (), {b"x": b""}))
+    await pool.kv_events.apply("a", fence, KvChange(500, 1.0, (), (), {b"x": b"1", b"y": b"2"}, all_names=True))
+    await pool.kv_events.apply("a", fence, KvChange(501, 1.0, (), (), {b"x": b""}))
 
     assert many == {b"%d" % (sequence % 7): b"%d" % sequence for sequence in range(493, 500)}
-    assert await pool.kv_names("a") == {b"y": b"2"}
-    await pool.apply_kv_events("a", fence, KvChange(502, 1.0, all_names=True))
-    assert await pool.kv_names("a") == {}
+    assert await pool.kv_events.names("a") == {b"y": b"2"}
+    await pool.kv_events.apply("a", fence, KvChange(502, 1.0, all_names=True))
+    assert await pool.kv_events.names("a") == {}
 
 
 async def test_a_request_is_counted_by_what_is_booked_and_what_is_confirmed(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2]))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2]))
 
     first = await place(pool, "first", "a", chain=CHAIN)
     second = await place(pool, "second", "a", chain=chain(*CHAIN.hashes, 15, 16))
@@ -121,14 +121,14 @@ async def test_a_request_is_counted_by_what_is_booked_and_what_is_confirmed(pool
 
 async def test_a_placement_books_what_follows_the_confirmed_head(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes[:3]))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes[:3]))
     longer = chain(*CHAIN.hashes[:3], 15, 16)
     await place(pool, "first", "a", chain=longer)
 
     found = await pool.observe(["a"], longer)
     assert (found.loads["a"].hit_blocks, found.loads["a"].cached_blocks) == (5, 5)
 
-    await pool.apply_kv_events("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[2:3]))
+    await pool.kv_events.apply("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[2:3]))
     assert (await pool.loads())["a"].cached_blocks == 4
     assert await hit_of(pool) == 2
 
@@ -136,11 +136,11 @@ async def test_a_placement_books_what_follows_the_confirmed_head(pool: PoolStore
 async def test_what_was_booked_behind_an_evicted_end_is_no_hit(pool: PoolStore) -> None:
     fence = await claimed(pool)
     turn = chain(*CHAIN.hashes, *range(15, 30))
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes))
     await place(pool, "busy", "a", tokens=4000)
     held = await hold(pool, "held", slo_ms=60_000, chain=turn)
 
-    await pool.apply_kv_events("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[1:]))
+    await pool.kv_events.apply("a", fence, KvChange(1, 1.0, (), CHAIN.hashes[1:]))
     hit_blocks = (await pool.observe(["a"], turn)).loads["a"].hit_blocks
     later = await hold(pool, "later", slo_ms=60_000, chain=turn)
     await finish(pool, "busy")
@@ -156,18 +156,18 @@ async def test_the_engine_confirms_what_was_booked(pool: PoolStore) -> None:
     fence = await claimed(pool)
     await place(pool, "first", "a", chain=CHAIN)
 
-    assert await pool.apply_kv_events("a", fence, KvChange(0, 1.0, [*CHAIN.hashes, 99])) == 4
+    assert await pool.kv_events.apply("a", fence, KvChange(0, 1.0, [*CHAIN.hashes, 99])) == 4
     assert (await pool.loads())["a"].cached_blocks == 5
 
 
 async def test_a_booking_that_is_never_confirmed_ends(pool: PoolStore, clock: HandClock) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2]))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2]))
     await place(pool, "first", "a", chain=CHAIN)
     hits = []
     for sequence in range(1, 4):
         clock.advance(BOOKING_MS)
-        await pool.apply_kv_events("a", fence, KvChange(sequence, 1.0))
+        await pool.kv_events.apply("a", fence, KvChange(sequence, 1.0))
         hits.append(await hit_of(pool))
 
     assert hits == [4, 2, 2]
@@ -178,15 +178,15 @@ async def test_bookings_of_a_partial_view_stay(pool: PoolStore, clock: HandClock
     await place(pool, "first", "a", chain=CHAIN)
     for sequence in range(5):
         clock.advance(BOOKING_MS)
-        await pool.apply_kv_events("a", fence, KvChange(sequence, 1.0))
+        await pool.kv_events.apply("a", fence, KvChange(sequence, 1.0))
 
     assert await hit_of(pool) == 4
 
 
 async def test_placements_evict_nothing_that_the_engine_holds(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.update_instance("a", {"kv_capacity_tokens": 300, "dispatch_window_tokens": 10**6})
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes))
+    await pool.members.update_instance("a", {"kv_capacity_tokens": 300, "dispatch_window_tokens": 10**6})
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes))
     for number in range(4):
         await place(pool, f"r{number}", "a", chain=chain(1000 + 2 * number, 1001 + 2 * number))
 
@@ -196,43 +196,43 @@ async def test_placements_evict_nothing_that_the_engine_holds(pool: PoolStore) -
 
 async def test_a_view_that_is_dropped_is_empty(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
 
-    await pool.mark_kv_events("a", fence, KvViewStatus.PARTIAL, "events were missed", drop=True)
+    await pool.kv_events.mark("a", fence, KvViewStatus.PARTIAL, "events were missed", drop=True)
 
-    assert (await hit_of(pool), await pool.kv_names("a"), (await pool.loads())["a"].cached_blocks) == (0, {}, 0)
+    assert (await hit_of(pool), await pool.kv_events.names("a"), (await pool.loads())["a"].cached_blocks) == (0, {}, 0)
     assert await record_of(pool) == KvEventRecord("a", "worker-1", fence, KvViewStatus.PARTIAL, "events were missed")
 
 
 async def test_an_instance_that_went_down_is_claimed_again(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
+    await pool.kv_events.apply("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
 
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     with pytest.raises(LeaseLostError):
-        await pool.apply_kv_events("a", fence, KvChange(4, 1.0, [99]))
-    record = await pool.claim_kv_events("a", "worker-1")
+        await pool.kv_events.apply("a", fence, KvChange(4, 1.0, [99]))
+    record = await pool.kv_events.claim("a", "worker-1")
     assert record is not None
-    assert (record.status, record.sequence, await pool.kv_names("a")) == (KvViewStatus.ESTIMATE, None, {})
+    assert (record.status, record.sequence, await pool.kv_events.names("a")) == (KvViewStatus.ESTIMATE, None, {})
 
 
 async def test_a_removed_instance_leaves_nothing(pool: PoolStore) -> None:
     fence = await claimed(pool)
-    await pool.apply_kv_events("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
+    await pool.kv_events.apply("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
 
-    assert await pool.remove_instance("a")
-    await pool.put_instance(instance("a"))
+    assert await pool.members.remove_instance("a")
+    await pool.members.put_instance(instance("a"))
 
-    assert (await pool.kv_event_records(), await pool.kv_names("a")) == ({"a": KvEventRecord("a")}, {})
+    assert (await pool.kv_events.records(), await pool.kv_events.names("a")) == ({"a": KvEventRecord("a")}, {})
     with pytest.raises(LeaseLostError):
-        await pool.apply_kv_events("a", fence, KvChange(4, 1.0, [99]))
+        await pool.kv_events.apply("a", fence, KvChange(4, 1.0, [99]))
 
 
 async def test_reading_events_does_not_touch_plans(pool: PoolStore) -> None:
     fence = await claimed(pool)
     before = await pool.queue_head("a")
-    await pool.apply_kv_events("a", fence, KvChange(0, 1.0, CHAIN.hashes))
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes))
     after = await pool.queue_head("a")
 
     assert before is not None

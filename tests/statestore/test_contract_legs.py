@@ -20,8 +20,8 @@ LEAST_LOADED = Weights(Form(ahead_s=1.0, kv_demand=4.0), PLAIN_TTFT)
 
 @pytest.fixture
 async def split_pool(pool: PoolStore) -> PoolStore:
-    await pool.put_instance(instance("p", role=Role.PREFILL))
-    await pool.put_instance(instance("d", role=Role.DECODE))
+    await pool.members.put_instance(instance("p", role=Role.PREFILL))
+    await pool.members.put_instance(instance("d", role=Role.DECODE))
     return pool
 
 
@@ -79,7 +79,7 @@ async def test_a_decode_leg_takes_kv_memory_and_a_sequence_and_no_prefill(split_
 
 
 async def test_a_decode_leg_waits_in_no_queue(pool: PoolStore) -> None:
-    await pool.put_instance(instance("d", max_running_requests=1, max_queued_requests=0))
+    await pool.members.put_instance(instance("d", max_running_requests=1, max_queued_requests=0))
     await place(pool, "running", "d")
 
     reply = await place(pool, decode_leg_id("r"), "d", leg=Leg.DECODE)
@@ -99,7 +99,7 @@ async def test_a_decode_leg_is_no_arrival_and_holds_no_prefix_index(split_pool: 
     await place(split_pool, "r", "p", leg=Leg.PREFILL, chain=CHAIN)
     await place(split_pool, decode_leg_id("r"), "d", leg=Leg.DECODE, chain=CHAIN)
 
-    assert len(await split_pool.arrivals("0", 10)) == 1
+    assert len(await split_pool.publications.arrivals("0", 10)) == 1
 
 
 async def test_a_prefill_leg_keeps_its_prompt_in_memory_until_it_is_finished(split_pool: PoolStore) -> None:
@@ -115,7 +115,7 @@ async def test_a_prefill_leg_keeps_its_prompt_in_memory_until_it_is_finished(spl
 
 async def test_the_least_loaded_of_a_side_are_those_of_its_roles(split_pool: PoolStore) -> None:
     for name, role in (("p2", Role.PREFILL), ("d2", Role.DECODE), ("m", Role.MIXED)):
-        await split_pool.put_instance(instance(name, role=role))
+        await split_pool.members.put_instance(instance(name, role=role))
     for number in range(3):
         await place(split_pool, f"busy{number}", "d", leg=Leg.DECODE, tokens=3000)
         await place(split_pool, f"also busy{number}", "m", leg=Leg.DECODE, tokens=3000)
@@ -128,25 +128,25 @@ async def test_the_least_loaded_of_a_side_are_those_of_its_roles(split_pool: Poo
 
 async def test_an_instance_that_changes_its_role_changes_sides(split_pool: PoolStore) -> None:
     await place(split_pool, "busy", "d", leg=Leg.DECODE, tokens=3000)
-    await split_pool.put_instance(instance("x", role=Role.PREFILL))
+    await split_pool.members.put_instance(instance("x", role=Role.PREFILL))
     beyond = {"weights": LEAST_LOADED, "beyond_from_s": 0.0, "roles": (Role.DECODE,)}
 
     before = await place(split_pool, "one~", "d", leg=Leg.DECODE, **beyond)
-    await split_pool.update_instance("x", {"role": Role.DECODE})
+    await split_pool.members.update_instance("x", {"role": Role.DECODE})
     after = await place(split_pool, "two~", "d", leg=Leg.DECODE, **beyond)
 
     assert (before.instance_id, after.instance_id) == ("d", "x")
 
 
 async def test_a_prefill_leg_moves_among_those_that_prefill(split_pool: PoolStore) -> None:
-    await split_pool.update_instance("p", {"max_running_requests": 1})
-    await split_pool.put_instance(instance("m", role=Role.MIXED))
+    await split_pool.members.update_instance("p", {"max_running_requests": 1})
+    await split_pool.members.put_instance(instance("m", role=Role.MIXED))
     await place(split_pool, "busy", "p", leg=Leg.PREFILL)
     await place(split_pool, "held", "p", leg=Leg.PREFILL)
     fence, held = await lead(split_pool), await record(split_pool, "held")
 
-    to_decode = await split_pool.migrate(held, "d", reason="benefit", fence=fence)
-    to_mixed = await split_pool.migrate(held, "m", reason="benefit", fence=fence)
+    to_decode = await split_pool.queues.migrate(held, "d", reason="benefit", fence=fence)
+    to_mixed = await split_pool.queues.migrate(held, "m", reason="benefit", fence=fence)
 
     assert (to_decode.status, to_mixed.status) == ("not_ready", "migrated")
     assert (await record(split_pool, "held")).leg is Leg.PREFILL

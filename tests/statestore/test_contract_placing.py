@@ -38,14 +38,14 @@ async def statuses(pool: PoolStore, *request_ids: str, **changes: object) -> lis
 
 # room --------------------------------------------------------------------------------------------------------
 async def test_a_request_is_dispatched_while_dispatched_tokens_are_under_the_window(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=800))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=800))
 
     assert await statuses(pool, "r1", "r2", "r3", "r4") == ["dispatched", "dispatched", "held", "held"]
     await assert_sums_hold(pool)
 
 
 async def test_running_requests_are_limited_even_when_their_prefill_is_done(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", max_running_requests=1))
+    await pool.members.put_instance(instance("a", max_running_requests=1))
     await place(pool, "running")
     await first_token(pool, "running", "a")
 
@@ -54,7 +54,7 @@ async def test_running_requests_are_limited_even_when_their_prefill_is_done(pool
 
 
 async def test_a_request_does_not_overtake_those_that_wait_although_there_is_room(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     await statuses(pool, "sent", "waiting")
     told = await finish(pool, "sent")
 
@@ -78,10 +78,10 @@ async def test_a_request_does_not_overtake_those_that_wait_although_there_is_roo
 async def test_by_deadline_a_long_prompt_is_held_until_it_fits_beside_what_runs(
     pool: PoolStore, short_of_tokens: int, changes: dict[str, Any], status: PlaceStatus
 ) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=10_000, kv_capacity_tokens=1000))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=10_000, kv_capacity_tokens=1000))
     first = await place(pool, "runs", chain=chain(*range(20, 29)), defers=True)
     fits_tokens = (await pool.loads())["a"].context_tokens + 400
-    await pool.update_instance("a", {"kv_capacity_tokens": fits_tokens - short_of_tokens})
+    await pool.members.update_instance("a", {"kv_capacity_tokens": fits_tokens - short_of_tokens})
 
     asked = {"chain": chain(31, 32, 33, 34), "defers": True} | changes
 
@@ -91,7 +91,7 @@ async def test_by_deadline_a_long_prompt_is_held_until_it_fits_beside_what_runs(
 
 
 async def test_a_full_queue_refuses_new_requests_but_no_retries(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1))
     await statuses(pool, "sent", "held")
 
     refused = await place(pool, "new")
@@ -105,7 +105,7 @@ async def test_a_full_queue_refuses_new_requests_but_no_retries(pool: PoolStore)
 
 # what is placed ----------------------------------------------------------------------------------------------
 async def test_a_placed_request_is_read_back_as_it_was_asked(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1))
     asked = placement("sent", chain=CHAIN, slo_ms=1234, replica_id="two").request
     reply = await place(pool, "sent", chain=CHAIN, slo_ms=1234, replica_id="two")
     await place(pool, "held", chain=CHAIN)
@@ -125,7 +125,7 @@ async def test_a_placed_request_is_read_back_as_it_was_asked(pool: PoolStore, cl
 
 
 async def test_a_retry_keeps_the_time_of_its_first_reservation(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     first = await place(pool, "r")
     await finish(pool, "r", attempt=1)
     clock.advance(1500)
@@ -138,7 +138,7 @@ async def test_a_retry_keeps_the_time_of_its_first_reservation(pool: PoolStore, 
 
 async def test_the_reply_tells_versions_and_loads_before_the_reservation(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "before", "a")
 
     reply = await place(pool, "r", "a", "b", "nobody")
@@ -149,7 +149,7 @@ async def test_the_reply_tells_versions_and_loads_before_the_reservation(pool: P
 
 async def test_the_second_best_is_its_alternative_with_what_it_would_compute_there(pool: PoolStore) -> None:
     for name in ("a", "b", "c"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "root", "b", chain=chain(*CHAIN.hashes[:2]))
     await place(pool, "else", "c", tokens=800)
 
@@ -162,7 +162,7 @@ async def test_the_second_best_is_its_alternative_with_what_it_would_compute_the
 
 async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "root", "b", chain=chain(*CHAIN.hashes[:2]))
     await place(pool, "busy", "a", tokens=3000)
 
@@ -197,7 +197,7 @@ async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool:
 async def test_the_least_weighted_sum_is_taken(pool: PoolStore, weights: Form, taken: str) -> None:
     # given two seconds of work beside the prefix, and a running context elsewhere
     for name in ("cached", "idle"):
-        await pool.put_instance(
+        await pool.members.put_instance(
             instance(name, prefill_tokens_per_s=200.0, kv_capacity_tokens=2000, dispatch_window_tokens=2000)
         )
     await place(pool, "before", "cached", chain=CHAIN)
@@ -215,7 +215,7 @@ async def test_the_least_weighted_sum_is_taken(pool: PoolStore, weights: Form, t
 async def test_a_missed_slo_costs_what_the_weights_say(pool: PoolStore, slo_ms: int, taken: str) -> None:
     # given 2 s of work ahead and 0.5 s of its own beside the prefix
     for name in ("cached", "idle"):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=200.0))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=200.0))
     await place(pool, "before", "cached", chain=CHAIN)
     weights = Weights(Form(uncached_tokens=1.0), PLAIN_TTFT, missed=Form(constant=1000.0))
 
@@ -229,7 +229,7 @@ async def test_a_decode_stall_counts_once_it_is_long_enough(
     pool: PoolStore, clock: HandClock, stalled_ms: int, taken: str
 ) -> None:
     for name in ("stalled", "other"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "before", "stalled", tokens=100)
     await place(pool, "before too", "other", tokens=400)
     clock.advance(stalled_ms)
@@ -243,10 +243,10 @@ async def test_a_decode_stall_counts_once_it_is_long_enough(
 
 async def test_published_prefill_rates_are_weighed_with(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
-    await pool.publish_learned(Learned(), {"a": 100.0, "b": 0.1 + 0.2}, fence=await lead(pool))
+        await pool.members.put_instance(instance(name))
+    await pool.publications.publish_learned(Learned(), {"a": 100.0, "b": 0.1 + 0.2}, fence=await lead(pool))
     assert (await pool.loads())["b"].prefill_tokens_per_s == 0.1 + 0.2
-    await pool.publish_learned(Learned(), {"b": 101.0}, fence=await lead(pool))
+    await pool.publications.publish_learned(Learned(), {"b": 101.0}, fence=await lead(pool))
 
     assert (await place(pool, "r", "a", "b", weights=LEAST_TTFT)).instance_id == "b"
 
@@ -254,7 +254,7 @@ async def test_published_prefill_rates_are_weighed_with(pool: PoolStore) -> None
 # what does not hold ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", [InstanceState.STARTING, InstanceState.DRAINING, InstanceState.DOWN])
 async def test_only_ready_instances_take_new_requests(pool: PoolStore, state: InstanceState) -> None:
-    await pool.put_instance(instance("a", state=state))
+    await pool.members.put_instance(instance("a", state=state))
 
     reply = await place(pool, "r", "a", "nobody")
 
@@ -263,7 +263,7 @@ async def test_only_ready_instances_take_new_requests(pool: PoolStore, state: In
 
 
 async def test_a_placement_is_stale_when_more_is_pending_than_the_choice_holds_for(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "before")
 
     within = await place(pool, "r1", max_pending_tokens=400)
@@ -279,7 +279,7 @@ async def test_a_placement_is_stale_when_more_is_pending_than_the_choice_holds_f
 async def test_a_placement_can_refuse_what_would_miss_its_slo(
     pool: PoolStore, slo_ms: int, status: PlaceStatus
 ) -> None:
-    await pool.put_instance(instance("a", prefill_tokens_per_s=4000.0))
+    await pool.members.put_instance(instance("a", prefill_tokens_per_s=4000.0))
 
     reply = await place(pool, "r", slo_ms=slo_ms, refuses=True)
 
@@ -287,14 +287,14 @@ async def test_a_placement_can_refuse_what_would_miss_its_slo(
 
 
 async def test_what_would_miss_its_slo_is_held_back_unless_the_instance_is_idle(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", prefill_tokens_per_s=100.0))
+    await pool.members.put_instance(instance("a", prefill_tokens_per_s=100.0))
 
     assert await statuses(pool, "idle", "late", slo_ms=10, defers=True) == ["dispatched", "held"]
     assert await statuses(pool, "behind", slo_ms=60_000, defers=True) == ["held"]
 
 
 async def test_a_repeated_placement_is_told_what_stands(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     first = [await place(pool, name) for name in ("sent", "held")]
 
     again = [await place(pool, name) for name in ("sent", "held")]
@@ -307,10 +307,10 @@ async def test_a_repeated_placement_is_told_what_stands(pool: PoolStore) -> None
 
 async def test_a_repeated_placement_that_has_moved_is_told_where_it_is(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
         await place(pool, f"first-on-{name}", name)
     await place(pool, "r", "a")
-    await pool.migrate(await record(pool, "r"), "b", reason="rebalance", fence=await lead(pool))
+    await pool.queues.migrate(await record(pool, "r"), "b", reason="rebalance", fence=await lead(pool))
 
     reply = await place(pool, "r", "a")
 
@@ -319,7 +319,7 @@ async def test_a_repeated_placement_that_has_moved_is_told_where_it_is(pool: Poo
 
 @pytest.mark.parametrize("other", [{"replica_id": "two"}, {"attempt": 2}])
 async def test_another_live_request_of_the_same_id_is_left_alone(pool: PoolStore, other: dict[str, object]) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
     before = await record(pool, "r")
 
@@ -334,7 +334,7 @@ async def test_an_expected_miss_can_ask_for_a_rebalance_and_each_wish_is_handed_
     pool: PoolStore, clock: HandClock
 ) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
     await place(pool, "on time", "a", rebalances=True)
     await place(pool, "late", "b", rebalances=True, slo_ms=1)
     clock.advance(1)
@@ -342,17 +342,17 @@ async def test_an_expected_miss_can_ask_for_a_rebalance_and_each_wish_is_handed_
     await place(pool, "late again", "b", rebalances=True, slo_ms=1)
     await place(pool, "not asked", "b", slo_ms=1)
 
-    assert list(await pool.wanted_rebalances(5)) == ["b", "a"]
-    assert list(await pool.wanted_rebalances(0)) == []
+    assert list(await pool.queues.wanted_rebalances(5)) == ["b", "a"]
+    assert list(await pool.queues.wanted_rebalances(0)) == []
 
 
 async def test_where_both_candidates_are_late_both_are_rebalanced(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
 
     await place(pool, "late", "a", "b", rebalances=True, slo_ms=1)
 
-    assert sorted(await pool.wanted_rebalances(5)) == ["a", "b"]
+    assert sorted(await pool.queues.wanted_rebalances(5)) == ["a", "b"]
 
 
 # beyond those named ------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ async def beyond(pool: PoolStore, request_id: str, *named: str, **changes: objec
 async def busy_pair_and_others(pool: PoolStore, *others: str) -> None:
     """``a`` with four seconds of work, and others with none."""
     for name in ("a", *others):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9))
     await place(pool, "ahead", "a")
 
 
@@ -381,7 +381,7 @@ async def test_the_least_loaded_is_weighed_where_it_could_cost_less(pool: PoolSt
 
 async def test_those_that_cannot_cost_less_are_not_weighed(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0))
 
     reply = await beyond(pool, "r", "a")
 
@@ -413,7 +413,7 @@ async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_weighed_
 async def test_a_holder_that_takes_no_requests_is_not_weighed(pool: PoolStore) -> None:
     await busy_pair_and_others(pool, "b")
     await place(pool, "before", "b", chain=CHAIN)
-    await pool.set_instance_state("b", InstanceState.DRAINING)
+    await pool.members.set_instance_state("b", InstanceState.DRAINING)
 
     reply = await beyond(pool, "r", "a")
 
@@ -436,7 +436,7 @@ async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple
 ) -> None:
     await busy_pair_and_others(pool, "b", "c", "d")
     for name in ("c", "d"):
-        await pool.update_instance(name, {"role": Role.DECODE})
+        await pool.members.update_instance(name, {"role": Role.DECODE})
     await place(pool, "before", "b", chain=chain(*CHAIN.hashes[:3], prompt_tokens=350))
     await place(pool, "more", "b", tokens=100)
 
@@ -449,8 +449,8 @@ async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple
 async def test_the_least_loaded_are_ranked_by_what_they_have_to_do(pool: PoolStore) -> None:
     # given 4 s of prefill, 0.1 KV memories of running context at 4 s each, an idle one, and one that decodes
     for name in ("busy", "crowded", "idle"):
-        await pool.put_instance(instance(name, prefill_tokens_per_s=100.0, kv_capacity_tokens=4500))
-    await pool.put_instance(instance("decoder", role=Role.DECODE))
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, kv_capacity_tokens=4500))
+    await pool.members.put_instance(instance("decoder", role=Role.DECODE))
     await place(pool, "waits", "busy")
     await place(pool, "decodes", "crowded")
     await first_token(pool, "decodes", "crowded")
@@ -469,7 +469,7 @@ async def hits(pool: PoolStore, *hashes: int) -> int:
 
 
 async def test_kv_metadata_stays_within_capacity_and_evicts_leaves_first(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", kv_capacity_tokens=500, dispatch_window_tokens=10_000))
+    await pool.members.put_instance(instance("a", kv_capacity_tokens=500, dispatch_window_tokens=10_000))
     await place(pool, "old", chain=chain(1, 2, 3))
     await place(pool, "shares the root", chain=chain(1, 20, 21))
     before = [await hits(pool, 1, 2, 3), await hits(pool, 1, 20, 21)]
@@ -483,7 +483,7 @@ async def test_kv_metadata_stays_within_capacity_and_evicts_leaves_first(pool: P
 
 @pytest.mark.parametrize(("kv_capacity_tokens", "kept"), [(300, 3), (99, 0), (1_000_000, 1200)])
 async def test_a_chain_is_entered_as_far_as_the_cache_goes(pool: PoolStore, kv_capacity_tokens: int, kept: int) -> None:
-    await pool.put_instance(instance("a", kv_capacity_tokens=kv_capacity_tokens))
+    await pool.members.put_instance(instance("a", kv_capacity_tokens=kv_capacity_tokens))
     long = range(2**64 - 1201, 2**64 - 1)
 
     await place(pool, "r", chain=chain(*long))
@@ -494,7 +494,7 @@ async def test_a_chain_is_entered_as_far_as_the_cache_goes(pool: PoolStore, kv_c
 
 async def test_the_tokens_of_a_block_are_those_of_the_chain(pool: PoolStore) -> None:
     """Text is cut by bytes: a block has as many tokens as the learned ratio says."""
-    await pool.put_instance(instance("a", dispatch_window_tokens=1, kv_capacity_tokens=500))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1, kv_capacity_tokens=500))
     wide = replace(CHAIN, block_tokens=2 * BLOCK_TOKENS, prompt_tokens=8 * BLOCK_TOKENS)
     sent = await place(pool, "sent", chain=wide)
     held = await place(pool, "held", chain=replace(wide, prompt_tokens=900))
@@ -508,7 +508,7 @@ async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_t
     pool: PoolStore, defers: bool, tokens: int
 ) -> None:
     """By deadline a request may go before the one that is to bring its prefix; first come, first served none does."""
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     await place(pool, "running")
     await place(pool, "brings", chain=CHAIN)
 
@@ -524,7 +524,7 @@ async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_t
 async def test_what_is_not_to_be_held_is_sent_however_full_the_window_is_until_enough_requests_run(
     pool: PoolStore,
 ) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400, max_running_requests=3))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400, max_running_requests=3))
 
     assert await statuses(pool, "one", "two", "three", "four", at_once=True) == [*["dispatched"] * 3, "held"]
     await assert_sums_hold(pool)
@@ -534,11 +534,11 @@ async def test_none_beyond_the_candidates_is_taken_that_does_not_list_the_name_t
     pool: PoolStore,
 ) -> None:
     await busy_pair_and_others(pool, "b", "c")
-    await pool.update_instance("b", {"models": {"qwen": ""}})
+    await pool.members.update_instance("b", {"models": {"qwen": ""}})
     await place(pool, "before", "b", chain=CHAIN)  # and "b" holds the prefix
 
     named = await beyond(pool, "r1", "a", model='the "sql" \\ adapter')
-    await pool.update_instance("c", {"models": {"qwen": "", 'the "sql" \\ adapter': "qwen"}})
+    await pool.members.update_instance("c", {"models": {"qwen": "", 'the "sql" \\ adapter': "qwen"}})
     listed = await beyond(pool, "r2", "a", model='the "sql" \\ adapter')
     any_name = await beyond(pool, "r3", "a")
 

@@ -54,7 +54,7 @@ def one_at_a_time(instance_id: str = "a", **changes: Any) -> InstanceSpec:
 
 async def busy(pool: PoolStore, spec: InstanceSpec) -> str:
     """An instance with one dispatched request; the request's id."""
-    await pool.put_instance(spec)
+    await pool.members.put_instance(spec)
     request_id = f"busy-{spec.instance_id}"
     assert (await hold(pool, request_id, spec.instance_id, slo_ms=LONG_MS)).state is RequestState.DISPATCHED
     return request_id
@@ -113,7 +113,7 @@ async def test_of_a_long_queue_a_round_reads_the_head_alone(pool: PoolStore) -> 
         await hold(pool, f"r{number}", slo_ms=30_000 + number)
 
     async def read(**limit: int) -> list[str]:
-        queue = await pool.queue("a", **limit)
+        queue = await pool.queues.queue("a", **limit)
         assert queue is not None
         return [request.request_id for request in queue.held]
 
@@ -127,7 +127,7 @@ async def test_a_planner_is_told_no_more_than_a_plan_looks_at(pool: PoolStore) -
         await hold(pool, f"r{number:03d}", slo_ms=60_000)
 
     assert await order_of(pool) == [f"r{number:03d}" for number in range(PLAN_LIMIT)]
-    whole = await pool.queue("a")
+    whole = await pool.queues.queue("a")
     assert whole is not None
     assert len(whole.held) == PLAN_LIMIT + 5
 
@@ -219,11 +219,11 @@ async def test_a_request_is_counted_again_by_what_is_resident_when_it_goes(pool:
 
 
 async def test_what_an_instance_lost_meanwhile_is_computed_again(pool: PoolStore) -> None:
-    await pool.put_instance(one_at_a_time())
+    await pool.members.put_instance(one_at_a_time())
     await place(pool, "former", chain=CHAIN)
     held = await hold(pool, "held", slo_ms=60_000, chain=CHAIN)
-    await pool.set_instance_state("a", InstanceState.DOWN)
-    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.READY)
 
     (granted,) = (await commit(pool, PlanStep("held"))).grants
 
@@ -372,7 +372,7 @@ async def test_a_queue_is_told_where_its_head_meets_its_deadline_behind_all_work
 ) -> None:
     """Where one of two ends, the held one may go beyond the window, if all work is done by its deadline."""
     running = await busy(pool, one_at_a_time(dispatch_window_tokens=400))
-    await pool.update_instance("a", {"max_running_requests": 2})
+    await pool.members.update_instance("a", {"max_running_requests": 2})
     await hold(pool, "runs", slo_ms=LONG_MS)
     await hold(pool, "held", slo_ms=slo_ms)
 
@@ -386,10 +386,10 @@ async def test_a_down_instance_is_granted_nothing_and_a_draining_one_finishes_it
     running = await busy(pool, one_at_a_time())
     await hold(pool, "held", slo_ms=60_000)
 
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
     assert await end(pool, running) == 0
     assert await sweep(pool) == 0
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
     assert await sweep(pool) == 1
 
 
@@ -397,7 +397,7 @@ async def test_a_wider_window_is_used_by_the_next_sweep(pool: PoolStore) -> None
     await busy(pool, one_at_a_time())
     await hold(pool, "held", slo_ms=60_000)
 
-    await pool.update_instance("a", {"dispatch_window_tokens": 800})
+    await pool.members.update_instance("a", {"dispatch_window_tokens": 800})
 
     assert await sweep(pool) == 1
 
@@ -406,12 +406,12 @@ async def test_a_wider_window_is_used_by_the_next_sweep(pool: PoolStore) -> None
 async def one_held_on_a(pool: PoolStore, **changes: Any) -> StoredRequest:
     """Request ``r`` held on instance a, instance b being idle."""
     await busy(pool, one_at_a_time())
-    await pool.put_instance(one_at_a_time("b", **changes))
+    await pool.members.put_instance(one_at_a_time("b", **changes))
     return await hold(pool, "r", "a", "b", chain=CHAIN, slo_ms=60_000)
 
 
 async def whole(pool: PoolStore) -> HotQueue:
-    queue = await pool.queue("a")
+    queue = await pool.queues.queue("a")
     assert queue is not None
     return queue
 
@@ -425,7 +425,7 @@ async def test_a_whole_queue_is_told_with_the_loads_of_its_requests_alternatives
     assert queue.held == (held, later)
     assert queue.load.pending_tokens == 1200
     assert list(queue.alternatives) == ["b"]
-    assert await pool.queue("nobody") is None
+    assert await pool.queues.queue("nobody") is None
 
 
 async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_it_may_go(pool: PoolStore) -> None:
@@ -434,7 +434,7 @@ async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_i
     await finish(pool, "former")
     await commit(pool, PlanStep("r", DEFERRED_RANK_MS))
 
-    moved = await pool.migrate(held, "b", reason="benefit", fence=await lead(pool))
+    moved = await pool.queues.migrate(held, "b", reason="benefit", fence=await lead(pool))
 
     assert moved == Migration("migrated", await head(pool, "b"))
     assert await record(pool, "r") == replace(
@@ -452,7 +452,7 @@ async def test_a_moved_request_whose_chain_is_unknown_counts_its_whole_prompt(po
     held = replace(await one_held_on_a(pool), request_id="adopted", uncached_tokens=100)
     await pool.adopt([held])
 
-    await pool.migrate(held, "b", reason="evacuation", fence=await lead(pool))
+    await pool.queues.migrate(held, "b", reason="evacuation", fence=await lead(pool))
 
     assert (await record(pool, "adopted")).uncached_tokens == 400
     await assert_sums_hold(pool)
@@ -460,13 +460,13 @@ async def test_a_moved_request_whose_chain_is_unknown_counts_its_whole_prompt(po
 
 async def test_what_is_not_held_there_or_cannot_go_there_stays(pool: PoolStore) -> None:
     held = await one_held_on_a(pool, max_queued_requests=0, max_running_requests=1)
-    await pool.put_instance(instance("down", state=InstanceState.DOWN))
-    await pool.put_instance(instance("decoder", role=Role.DECODE))
+    await pool.members.put_instance(instance("down", state=InstanceState.DOWN))
+    await pool.members.put_instance(instance("decoder", role=Role.DECODE))
     await place(pool, "prefill", "a", leg=Leg.PREFILL, attempt=2)
     fence, before = await lead(pool), await pool.snapshot()
 
     async def status(request: StoredRequest, target_id: str) -> str:
-        return (await pool.migrate(request, target_id, reason="benefit", fence=fence)).status
+        return (await pool.queues.migrate(request, target_id, reason="benefit", fence=fence)).status
 
     assert [
         await status(await record(pool, "busy-a"), "b"),
@@ -486,7 +486,7 @@ async def test_a_deposed_leader_moves_nothing(pool: PoolStore, clock: HandClock)
     clock.advance(1000)
 
     with pytest.raises(LeaseLostError):
-        await pool.migrate(held, "b", reason="benefit", fence=fence)
+        await pool.queues.migrate(held, "b", reason="benefit", fence=fence)
 
     assert (await record(pool, "r")).instance_id == "a"
 
@@ -498,13 +498,13 @@ async def test_a_move_keeps_the_place_in_the_order_of_deadlines(pool: PoolStore,
     clock.advance(5)
     await hold(pool, "later", "b", slo_ms=60_000)
 
-    await pool.migrate(held, "b", reason="rebalance", fence=await lead(pool))
+    await pool.queues.migrate(held, "b", reason="rebalance", fence=await lead(pool))
 
     assert await order_of(pool, "b") == ["earlier", "r", "later"]
 
 
 async def test_work_is_placed_where_a_queue_is_full_only_if_it_need_not_wait(pool: PoolStore) -> None:
-    await pool.put_instance(one_at_a_time(max_queued_requests=0, dispatch_window_tokens=800))
+    await pool.members.put_instance(one_at_a_time(max_queued_requests=0, dispatch_window_tokens=800))
 
     statuses = [(await place(pool, name)).status for name in ("one", "two", "three")]
 

@@ -42,7 +42,7 @@ async def pools(store: Store, clock: HandClock) -> AsyncIterator[Pools]:
 
 
 async def test_of_a_hundred_at_once_exactly_those_that_fit_are_admitted(pools: Pools) -> None:
-    await pools[0].put_instance(
+    await pools[0].members.put_instance(
         instance("a", dispatch_window_tokens=4000, max_running_requests=80, max_queued_requests=60)
     )
 
@@ -56,7 +56,7 @@ async def test_of_a_hundred_at_once_exactly_those_that_fit_are_admitted(pools: P
 
 async def test_two_replicas_that_saw_the_same_gap_do_not_both_fill_it(pools: Pools) -> None:
     """A policy that chooses: it says what its choice holds for."""
-    await pools[0].put_instance(instance("a"))
+    await pools[0].members.put_instance(instance("a"))
 
     replies = await asyncio.gather(
         *(place(pool, name, replica_id=name, max_pending_tokens=0) for pool, name in zip(pools, "xy", strict=True))
@@ -66,7 +66,7 @@ async def test_two_replicas_that_saw_the_same_gap_do_not_both_fill_it(pools: Poo
 
 
 async def test_one_request_placed_many_times_at_once_counts_once(pools: Pools) -> None:
-    await pools[0].put_instance(instance("a"))
+    await pools[0].members.put_instance(instance("a"))
 
     replies = await asyncio.gather(*(place(pools[number % 2], "r") for number in range(40)))
 
@@ -75,7 +75,7 @@ async def test_one_request_placed_many_times_at_once_counts_once(pools: Pools) -
 
 
 async def test_of_two_requests_of_one_id_one_is_told_that_the_other_lives(pools: Pools) -> None:
-    await pools[0].put_instance(instance("a"))
+    await pools[0].members.put_instance(instance("a"))
 
     replies = await asyncio.gather(
         *(pool.place(placement("r", replica_id=name)) for pool, name in zip(pools, "xy", strict=True))
@@ -85,7 +85,7 @@ async def test_of_two_requests_of_one_id_one_is_told_that_the_other_lives(pools:
 
 
 async def test_of_all_who_plan_the_same_room_one_fills_it(pools: Pools) -> None:
-    await pools[0].put_instance(instance("a", dispatch_window_tokens=400, max_queued_requests=50))
+    await pools[0].members.put_instance(instance("a", dispatch_window_tokens=400, max_queued_requests=50))
     for number in range(30):
         await place(pools[0], f"r{number:02d}")
     told = (await finish(pools[0], "r00")).queue
@@ -99,7 +99,7 @@ async def test_of_all_who_plan_the_same_room_one_fills_it(pools: Pools) -> None:
 
 async def test_first_tokens_ends_moves_and_plans_at_once_leave_nothing_behind(pools: Pools) -> None:
     for name in ("a", "b"):
-        await pools[0].put_instance(instance(name, max_queued_requests=100))
+        await pools[0].members.put_instance(instance(name, max_queued_requests=100))
     fence = await lead(pools[0])
     names = [f"r{number}" for number in range(60)]
     for name in names:
@@ -108,7 +108,7 @@ async def test_first_tokens_ends_moves_and_plans_at_once_leave_nothing_behind(po
 
     async def live(name: str, mine: PoolStore, others: PoolStore) -> int:
         first, moved = await asyncio.gather(
-            first_token(mine, name, "a"), others.migrate(held[name], "b", reason="benefit", fence=fence)
+            first_token(mine, name, "a"), others.queues.migrate(held[name], "b", reason="benefit", fence=fence)
         )
         await asyncio.gather(grant(mine, first.queue), grant(others, moved.queue))
         await first_token(mine, name, "b")
@@ -129,13 +129,16 @@ async def test_first_tokens_ends_moves_and_plans_at_once_leave_nothing_behind(po
 
 async def test_a_request_that_two_leaders_would_move_moves_once(pools: Pools) -> None:
     for name in ("a", "b", "c"):
-        await pools[0].put_instance(instance(name, dispatch_window_tokens=1))
+        await pools[0].members.put_instance(instance(name, dispatch_window_tokens=1))
         await place(pools[0], f"first-on-{name}", name)
     await place(pools[0], "r", "a")
     fence, held = await lead(pools[0]), await record(pools[0], "r")
 
     moved = await asyncio.gather(
-        *(pools[number % 2].migrate(held, "bc"[number % 2], reason="benefit", fence=fence) for number in range(10))
+        *(
+            pools[number % 2].queues.migrate(held, "bc"[number % 2], reason="benefit", fence=fence)
+            for number in range(10)
+        )
     )
 
     assert Counter(each.status for each in moved) == {"migrated": 1, "not_held": 9}
@@ -144,7 +147,7 @@ async def test_a_request_that_two_leaders_would_move_moves_once(pools: Pools) ->
 
 async def test_what_two_replicas_enter_again_while_others_are_placed_is_entered_once(pools: Pools) -> None:
     for name in ("a", "b"):
-        await pools[0].put_instance(instance(name, max_running_requests=1000, max_queued_requests=1000))
+        await pools[0].members.put_instance(instance(name, max_running_requests=1000, max_queued_requests=1000))
     for number in range(120):
         await place(pools[0], f"r{number}", "ab"[number % 2], replica_id="one")
     live = (await pools[0].snapshot()).requests
@@ -161,18 +164,20 @@ async def test_what_two_replicas_enter_again_while_others_are_placed_is_entered_
 
 
 async def test_of_many_workers_one_leads(pools: Pools) -> None:
-    leases = await asyncio.gather(*(pools[number % 2].acquire_lease(f"worker-{number}", 1000) for number in range(20)))
+    leases = await asyncio.gather(
+        *(pools[number % 2].leader_lease.acquire(f"worker-{number}", 1000) for number in range(20))
+    )
 
     assert len([lease for lease in leases if lease is not None]) == 1
 
 
 async def test_changes_of_one_instance_at_once_are_all_made(pools: Pools) -> None:
-    await pools[0].put_instance(instance("a"))
+    await pools[0].members.put_instance(instance("a"))
     changes = {"url": "http://new", "kv_capacity_tokens": 7, "max_running_requests": 5, "max_queued_requests": 6}
 
     await asyncio.gather(
         *(
-            pools[number % 2].update_instance("a", {name: value})
+            pools[number % 2].members.update_instance("a", {name: value})
             for number, (name, value) in enumerate(changes.items())
         ),
         *(place(pools[number % 2], f"r{number}", chain=CHAIN) for number in range(3)),
@@ -185,9 +190,9 @@ async def test_changes_of_one_instance_at_once_are_all_made(pools: Pools) -> Non
 
 async def test_an_instance_is_not_removed_with_a_request_that_comes_meanwhile(pools: Pools) -> None:
     for number in range(20):
-        await pools[0].put_instance(instance("a"))
+        await pools[0].members.put_instance(instance("a"))
 
-        placed, removed = await asyncio.gather(place(pools[0], f"r{number}"), pools[1].remove_instance("a"))
+        placed, removed = await asyncio.gather(place(pools[0], f"r{number}"), pools[1].members.remove_instance("a"))
 
         assert (placed.status, removed) in (("dispatched", False), ("not_ready", True))
         await finish(pools[0], f"r{number}")

@@ -32,21 +32,21 @@ async def test_a_replica_that_died_before_the_clock_was_set_back_is_reaped_all_t
     pool: PoolStore, clock: HandClock
 ) -> None:
     await pool.heartbeat("one", 1000, {})
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "left", replica_id="one")
     await place(pool, "met", replica_id="two")
 
     clock.advance(-600_000)
     fence = await lead(pool)
 
-    assert await pool.expired_replicas() == {"one": False, "two": False}
+    assert await pool.upkeep.expired_replicas() == {"one": False, "two": False}
     assert await pool.heartbeat("two", 1000, {}) is False
-    assert await pool.reap("one", fence=fence) == 1
-    assert await pool.reap("two", fence=fence) == 0
+    assert await pool.upkeep.reap("one", fence=fence) == 1
+    assert await pool.upkeep.reap("two", fence=fence) == 0
 
 
 async def test_a_replicas_own_requests_are_told_in_the_order_of_their_reservation(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id, replica_id in (("first", "one"), ("another's", "two"), ("last", "one")):
         await place(pool, request_id, replica_id=replica_id)
 
@@ -63,7 +63,7 @@ async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolSto
     fence = await lead(pool)
     await pool.heartbeat("one", 1000, {})
     await pool.heartbeat("two", 60_000, {})
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     await place(pool, "prefilled", replica_id="one")
     await first_token(pool, "prefilled", "a")
     await place(pool, "dispatched", replica_id="one")
@@ -71,8 +71,8 @@ async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolSto
     await place(pool, "survivor", replica_id="two")
     clock.advance(1000)
 
-    expired = await pool.expired_replicas()
-    reaped = await pool.reap("one", fence=fence)
+    expired = await pool.upkeep.expired_replicas()
+    reaped = await pool.upkeep.reap("one", fence=fence)
 
     view = await pool.snapshot()
     assert expired == {"one": False}
@@ -80,7 +80,7 @@ async def test_an_expired_replica_is_reaped_with_everything_it_had(pool: PoolSto
     assert [request.request_id for request in view.requests] == ["survivor"]
     assert view.loads["a"].pending_tokens == 400
     assert [replica.replica_id for replica in view.replicas] == ["two"]
-    assert await pool.expired_replicas() == {}
+    assert await pool.upkeep.expired_replicas() == {}
     assert await sweep(pool) == 1, "the leader gives the room away"
 
 
@@ -88,7 +88,7 @@ async def test_an_overview_is_a_snapshot_without_its_requests(pool: PoolStore) -
     await lead(pool)
     await pool.heartbeat("one", 60_000, {"traffic": "ended=3"})
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "r")
 
     overview, snapshot = await pool.overview(), await pool.snapshot()
@@ -102,21 +102,21 @@ async def test_an_overview_is_a_snapshot_without_its_requests(pool: PoolStore) -
 async def test_a_replica_that_is_alive_is_not_reaped(pool: PoolStore) -> None:
     fence = await lead(pool)
     await pool.heartbeat("one", 1000, {})
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
 
-    assert await pool.reap("one", fence=fence) == 0
+    assert await pool.upkeep.reap("one", fence=fence) == 0
     assert len((await pool.snapshot()).requests) == 1
 
 
 async def test_a_replica_that_only_reserves_is_reaped_after_its_first_lease(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r", replica_id="silent")
-    at_once = await pool.expired_replicas()
+    at_once = await pool.upkeep.expired_replicas()
 
     clock.advance(10_000)
 
-    assert (at_once, await pool.expired_replicas()) == ({}, {"silent": False})
+    assert (at_once, await pool.upkeep.expired_replicas()) == ({}, {"silent": False})
 
 
 @pytest.mark.parametrize("retired", [False, True])
@@ -124,21 +124,21 @@ async def test_a_reservation_of_a_replica_without_a_running_lease_gives_it_anoth
     pool: PoolStore, clock: HandClock, retired: bool
 ) -> None:
     fence = await lead(pool)
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await pool.heartbeat("one", 1000, {})
     if retired:
         await pool.retire("one")
     clock.advance(1000)
-    expired = list(await pool.expired_replicas())
+    expired = list(await pool.upkeep.expired_replicas())
 
     await place(pool, "late")
 
-    reaped = await pool.reap("one", fence=fence)
+    reaped = await pool.upkeep.reap("one", fence=fence)
     clock.advance(9_999)
-    assert (expired, reaped, list(await pool.expired_replicas())) == (["one"], 0, [])
+    assert (expired, reaped, list(await pool.upkeep.expired_replicas())) == (["one"], 0, [])
     assert await pool.heartbeat("one", 1000, {}) is False
     clock.advance(1000)
-    assert await pool.reap("one", fence=fence) == 1
+    assert await pool.upkeep.reap("one", fence=fence) == 1
 
 
 async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
@@ -148,7 +148,7 @@ async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
     pool = store.pool("default")
     fence = await lead(pool)
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
         await place(pool, f"first-on-{name}", name)
     await place(pool, "moves", "b")
     held = (await pool.records(["moves"]))["moves"]
@@ -157,7 +157,7 @@ async def test_a_request_that_moves_while_requests_are_read_is_not_missed(
     async def then_move(commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         replies: list[Any] = await together(commands)
         if any(queue_of_a in command for command in commands):
-            await pool.migrate(held, "a", reason="rebalance", fence=fence)
+            await pool.queues.migrate(held, "a", reason="rebalance", fence=fence)
         return replies
 
     monkeypatch.setattr(pool._calls, "together", then_move)
@@ -174,44 +174,44 @@ async def test_a_request_that_comes_while_its_replica_is_reaped_keeps_an_owner(
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING, own_clock=clock)
     pool = store.pool("default")
     fence = await lead(pool)
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await pool.heartbeat("one", 1000, {})
     clock.advance(1000)
-    listed = pool.requests_of
+    listed = pool.upkeep._views.requests_of
 
     async def then_reserve(replica_id: str) -> Sequence[StoredRequest]:
         found = await listed(replica_id)
         await place(pool, "late")
         return found
 
-    monkeypatch.setattr(pool, "requests_of", then_reserve)
-    reaped = await pool.reap("one", fence=fence)
+    monkeypatch.setattr(pool.upkeep._views, "requests_of", then_reserve)
+    reaped = await pool.upkeep.reap("one", fence=fence)
     monkeypatch.undo()
     clock.advance(10_000)
 
-    assert (reaped, list(await pool.expired_replicas())) == (0, ["one"])
-    assert await pool.reap("one", fence=fence) == 1
+    assert (reaped, list(await pool.upkeep.expired_replicas())) == (0, ["one"])
+    assert await pool.upkeep.reap("one", fence=fence) == 1
     await store.close()
 
 
 async def test_a_retired_replica_is_gone_from_view_and_its_leftovers_are_reaped(pool: PoolStore) -> None:
     fence = await lead(pool)
     await pool.heartbeat("one", 60_000, {})
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
 
     await pool.retire("one")
 
     assert (await pool.snapshot()).replicas == ()
-    assert await pool.expired_replicas() == {"one": True}
-    assert await pool.reap("one", fence=fence) == 1
+    assert await pool.upkeep.expired_replicas() == {"one": True}
+    assert await pool.upkeep.reap("one", fence=fence) == 1
     assert await pool.heartbeat("one", 60_000, {}) is False
 
 
 async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(store: object) -> None:
     lived, lost = store.pool("lived"), store.pool("lost")  # type: ignore[attr-defined]
     for pool in (lived, lost):
-        await pool.put_instance(instance("a", dispatch_window_tokens=400))
+        await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     await place(lived, "prefilled")
     await first_token(lived, "prefilled", "a")
     await place(lived, "dispatched")
@@ -229,7 +229,7 @@ async def test_adopted_requests_are_entered_as_they_were_and_known_ones_stay(sto
 
 
 async def test_a_request_of_an_unknown_instance_is_not_adopted(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
     (record,) = (await pool.snapshot()).requests
 

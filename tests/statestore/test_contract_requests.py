@@ -33,7 +33,7 @@ from tests.statestore.samples import (
 async def test_a_first_token_releases_pending_tokens_once_and_tells_who_may_go(
     pool: PoolStore, clock: HandClock
 ) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=800))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=800))
     for request_id in ("one", "two", "three"):
         await place(pool, request_id)
     clock.advance(300)
@@ -50,14 +50,14 @@ async def test_a_first_token_releases_pending_tokens_once_and_tells_who_may_go(
 
 
 async def test_a_transition_without_anybody_waiting_tells_of_no_queue(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
 
     assert [(await first_token(pool, "r", "a")).queue, (await finish(pool, "r")).queue] == [None, None]
 
 
 async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id in ("sent", "held"):
         await place(pool, request_id)
 
@@ -74,7 +74,7 @@ async def test_the_first_token_of_a_held_unknown_or_moved_request_means_nothing(
 async def test_a_stall_is_measured_from_the_later_of_work_and_the_last_first_token(
     pool: PoolStore, clock: HandClock, last: str
 ) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "one")
     clock.advance(1000)
     if last == "first token":
@@ -94,7 +94,7 @@ async def test_a_stall_is_measured_from_the_later_of_work_and_the_last_first_tok
 async def test_a_first_token_that_is_presumed_ends_pending_work_and_no_silence(
     pool: PoolStore, clock: HandClock
 ) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "seen")
     clock.advance(1000)
     seen_ms = clock.now_ms
@@ -115,7 +115,7 @@ async def test_a_first_token_that_is_presumed_ends_pending_work_and_no_silence(
 async def test_a_whole_answer_is_a_sign_of_life_and_an_end_without_one_is_none(
     pool: PoolStore, clock: HandClock, seen: bool, silent_s: float
 ) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     for name in ("plain", "other"):
         await place(pool, name)
         await first_token(pool, name, "a", seen=False)
@@ -127,7 +127,7 @@ async def test_a_whole_answer_is_a_sign_of_life_and_an_end_without_one_is_none(
 
 
 async def test_an_instance_on_which_nothing_runs_is_not_silent(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     clock.advance(60_000)
     assert (await pool.loads())["a"].silent_s == 0
     await place(pool, "r")
@@ -140,7 +140,7 @@ async def test_an_instance_on_which_nothing_runs_is_not_silent(pool: PoolStore, 
 
 
 async def test_a_clock_that_is_set_back_stalls_nobody(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
     clock.advance(-3_600_000)
 
@@ -148,7 +148,7 @@ async def test_a_clock_that_is_set_back_stalls_nobody(pool: PoolStore, clock: Ha
 
 
 async def test_a_sample_says_how_many_prefills_before_it_nobody_saw_end(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=4000))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=4000))
     for name in ("one", "plain", "two", "answered", "three", "four"):
         await place(pool, name)
     await first_token(pool, "one", "a", note="{}")
@@ -158,7 +158,7 @@ async def test_a_sample_says_how_many_prefills_before_it_nobody_saw_end(pool: Po
     await first_token(pool, "three", "a", note="{}")
     await first_token(pool, "four", "a", note="{}")
 
-    contents = [sample.content for sample in await pool.samples("0", 10)]
+    contents = [sample.content for sample in await pool.publications.samples("0", 10)]
 
     assert [content.unseen for content in contents if isinstance(content, FirstTokenSample)] == [0, 1, 1, 0]
 
@@ -166,7 +166,7 @@ async def test_a_sample_says_how_many_prefills_before_it_nobody_saw_end(pool: Po
 # ends --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("state", RequestState)
 async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore, state: RequestState) -> None:
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     if state is RequestState.HELD:
         await place(pool, "before")
     await place(pool, "r")
@@ -198,7 +198,7 @@ async def test_finishing_releases_whatever_is_left_exactly_once(pool: PoolStore,
 async def test_another_replicas_request_and_a_newer_attempt_are_left_alone(
     pool: PoolStore, who: dict[str, object], done: bool
 ) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r", replica_id="one", attempt=2)
 
     assert (await finish(pool, "r", **who)).done is done
@@ -208,17 +208,17 @@ async def test_another_replicas_request_and_a_newer_attempt_are_left_alone(
 
 async def test_finishing_a_request_that_moved_finds_it(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
         await place(pool, f"first-on-{name}", name)
     await place(pool, "r", "a")
-    await pool.migrate(await record(pool, "r"), "b", reason="benefit", fence=await lead(pool))
+    await pool.queues.migrate(await record(pool, "r"), "b", reason="benefit", fence=await lead(pool))
 
     assert (await finish(pool, "r")).done
     await assert_sums_hold(pool)
 
 
 async def test_only_records_that_exist_are_told(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
 
     assert list(await pool.records(["gone", "r"])) == ["r"]
@@ -227,7 +227,7 @@ async def test_only_records_that_exist_are_told(pool: PoolStore) -> None:
 
 # what they teach ---------------------------------------------------------------------------------------------
 async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     start_ms = clock.now_ms
     await place(pool, "one")
     await place(pool, "two")
@@ -236,7 +236,7 @@ async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, c
     clock.advance(800)
     await first_token(pool, "two", "a", note=orjson.dumps({"features": None}).decode())
 
-    contents = [sample.content for sample in await pool.samples("0", 10)]
+    contents = [sample.content for sample in await pool.publications.samples("0", 10)]
 
     assert contents == [
         FirstTokenSample("a", 400, start_ms, start_ms, 0, start_ms + 700, (1.0, 0.5)),
@@ -245,15 +245,15 @@ async def test_a_noted_first_token_is_a_sample_with_its_times(pool: PoolStore, c
 
 
 async def test_a_noted_end_is_a_sample_of_the_length_of_text(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
     await finish(pool, "r", note=orjson.dumps({"text_bytes": 900, "tokens": 200}).decode())
 
-    assert [sample.content for sample in await pool.samples("0", 10)] == [EndSample(900, 200)]
+    assert [sample.content for sample in await pool.publications.samples("0", 10)] == [EndSample(900, 200)]
 
 
 async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r")
     for _ in range(2):
         await first_token(pool, "r", "a")
@@ -261,26 +261,26 @@ async def test_transitions_without_a_note_and_repeated_ones_teach_nothing(pool: 
     await finish(pool, "r")
     await finish(pool, "r", note='{"text_bytes": 1, "tokens": 1}')
 
-    assert list(await pool.samples("0", 10)) == []
+    assert list(await pool.publications.samples("0", 10)) == []
 
 
 async def test_samples_are_read_on_from_the_last_one_seen(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     for number in range(3):
         await place(pool, "r")
         await finish(pool, "r", note=orjson.dumps({"text_bytes": number, "tokens": 1}).decode())
 
-    first = await pool.samples("0", 2)
-    rest = await pool.samples(first[-1].entry_id, 100)
+    first = await pool.publications.samples("0", 2)
+    rest = await pool.publications.samples(first[-1].entry_id, 100)
 
     assert [sample.content for sample in (*first, *rest)] == [EndSample(number, 1) for number in range(3)]
-    assert list(await pool.samples(rest[-1].entry_id, 100)) == []
+    assert list(await pool.publications.samples(rest[-1].entry_id, 100)) == []
 
 
 # observations ------------------------------------------------------------------------------------------------
 async def test_an_observation_tells_loads_in_the_order_asked_and_is_numbered(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     await place(pool, "r", "b", chain=CHAIN)
 
     seen = [await pool.observe(["b", "nobody", "a"], CHAIN) for _ in range(2)]
@@ -292,7 +292,7 @@ async def test_an_observation_tells_loads_in_the_order_asked_and_is_numbered(poo
 
 
 async def test_work_assigned_lately_fades(pool: PoolStore, clock: HandClock) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
 
     async def window_tokens() -> float:
         return (await pool.observe(["a"], CHAIN)).loads["a"].window_tokens
@@ -318,7 +318,7 @@ async def listening(pool: PoolStore) -> Listen:
     async def listen(replica_id: str) -> asyncio.Queue[Grant]:
         grants: asyncio.Queue[Grant] = asyncio.Queue()
         pool.on_grant(replica_id, grants.put_nowait)
-        await pool.put_instance(instance("probe", dispatch_window_tokens=1))
+        await pool.members.put_instance(instance("probe", dispatch_window_tokens=1))
         await place(pool, "first", "probe")
         async with asyncio.timeout(60):
             for number in range(1000):
@@ -333,7 +333,7 @@ async def listening(pool: PoolStore) -> Listen:
                 except TimeoutError:
                     continue
         await finish(pool, "first")
-        await pool.remove_instance("probe")
+        await pool.members.remove_instance("probe")
         while not grants.empty():
             grants.get_nowait()
         return grants
@@ -345,7 +345,7 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(
     pool: PoolStore, listening: Listen
 ) -> None:
     one, two = await listening("one"), await listening("two")
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     await place(pool, "sent", replica_id="one")
     await place(pool, "held", replica_id="two")
 
@@ -357,7 +357,7 @@ async def test_a_grant_reaches_the_replica_that_owns_the_request_and_no_other(
 
 async def test_the_replica_that_commits_a_plan_is_told_by_the_reply_alone(pool: PoolStore, listening: Listen) -> None:
     one, two = await listening("one"), await listening("two")
-    await pool.put_instance(instance("a", dispatch_window_tokens=1))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1))
     for request_id, replica_id in (("sent", "one"), ("first", "one"), ("second", "two")):
         await place(pool, request_id, replica_id=replica_id)
     queue = await pool.queue_head("a")

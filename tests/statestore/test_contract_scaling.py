@@ -24,26 +24,26 @@ RECORD = ScaleRecord(
 
 
 async def test_a_pool_that_never_scaled_has_record_0_and_an_empty_log(pool: PoolStore) -> None:
-    assert await pool.scaling() == ScaleRecord()
-    assert list(await pool.scaling_log(10)) == []
+    assert await pool.publications.scaling() == ScaleRecord()
+    assert list(await pool.publications.scaling_log(10)) == []
 
 
 async def test_the_leader_records_what_any_process_reads(pool: PoolStore) -> None:
-    lease = await pool.acquire_lease("worker-1", 5000)
+    lease = await pool.leader_lease.acquire("worker-1", 5000)
     assert lease is not None
     entries = [ScaleEntry(1000, 3, "decided", "2 -> 4"), ScaleEntry(2000, 3, "done", "4 ready")]
     for entry in entries:
-        await pool.record_scaling(RECORD, entry, fence=lease.fence)
-    assert await pool.scaling() == RECORD
-    assert list(await pool.scaling_log(10)) == entries[::-1]
-    assert list(await pool.scaling_log(1)) == entries[1:]
-    assert list(await pool.scaling_log(0)) == []
+        await pool.publications.record_scaling(RECORD, entry, fence=lease.fence)
+    assert await pool.publications.scaling() == RECORD
+    assert list(await pool.publications.scaling_log(10)) == entries[::-1]
+    assert list(await pool.publications.scaling_log(1)) == entries[1:]
+    assert list(await pool.publications.scaling_log(0)) == []
 
 
 async def test_a_former_leader_records_nothing(pool: PoolStore) -> None:
-    lease = await pool.acquire_lease("worker-1", 5000)
+    lease = await pool.leader_lease.acquire("worker-1", 5000)
     assert lease is not None
     with pytest.raises(LeaseLostError):
-        await pool.record_scaling(RECORD, ScaleEntry(1, 3, "decided", ""), fence=lease.fence - 1)
-    assert await pool.scaling() == ScaleRecord()
-    assert list(await pool.scaling_log(10)) == []
+        await pool.publications.record_scaling(RECORD, ScaleEntry(1, 3, "decided", ""), fence=lease.fence - 1)
+    assert await pool.publications.scaling() == ScaleRecord()
+    assert list(await pool.publications.scaling_log(10)) == []

@@ -2,27 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
+from tests.statestore.samples import instance, lead, place, record
 
 
 async def test_changes_are_members_of_a_new_epoch_and_the_history_has_the_latest_first(pool: PoolStore) -> None:
     before = (await pool.membership()).epoch
-    await pool.change_settings({"policy": "round-robin", "least_cost.recompute_weight": 2.5}, by="one")
-    await pool.change_settings({"policy": None, "max_hold_s": 9.0}, by="two")
+    await pool.settings.change({"policy": "round-robin", "least_cost.recompute_weight": 2.5}, by="one")
+    await pool.settings.change({"policy": None, "max_hold_s": 9.0}, by="two")
     members = await pool.membership()
     assert members.epoch > before
     assert members.overrides == {"least_cost.recompute_weight": 2.5, "max_hold_s": 9.0}
-    history = await pool.settings_history(10)
+    history = await pool.settings.history(10)
     assert [(change.by, dict(change.changes)) for change in history] == [
         ("two", {"policy": None, "max_hold_s": 9.0}),
         ("one", {"policy": "round-robin", "least_cost.recompute_weight": 2.5}),
     ]
-    assert len(await pool.settings_history(1)) == 1
+    assert len(await pool.settings.history(1)) == 1
 
 
 async def test_a_wrong_change_is_refused_whole(pool: PoolStore) -> None:
     with pytest.raises(ValueError, match=r"scheduling\.policy"):
-        await pool.change_settings({"max_hold_s": 9.0, "policy": "best"}, by="one")
+        await pool.settings.change({"max_hold_s": 9.0, "policy": "best"}, by="one")
     assert (await pool.membership()).overrides == {}
+
+
+async def test_a_moved_or_adopted_request_is_listed_by_the_order_in_force_though_nobody_has_read_the_members(
+    pool: PoolStore,
+) -> None:
+    fence = await lead(pool)
+    for name in ("a", "b"):
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
+        await place(pool, f"first on {name}", name)
+    await place(pool, "moves", "a", slo_ms=1000)
+    held = await record(pool, "moves")
+    await pool.settings.change({"queue_order": "deadline"}, by="an operator")
+
+    await pool.queues.migrate(held, "b", reason="test", fence=fence)
+    await pool.adopt([replace(held, request_id="adopted")])
+
+    for instance_id in ("a", "b"):
+        queue = await pool.queue_head(instance_id)
+        assert queue is not None
+        assert [entry.rank_ms - held.enqueued_ms for entry in queue.entries] == [1000]
+
+
+def test_of_changes_that_cannot_be_read_the_rest_is_in_force() -> None:
+    settings = MemoryStore(SchedulingSettings(queue_order="fifo")).pool("default").settings
+    assert settings.overrides_from({b"queue_order": b'"deadline"', b"max_hold_s": b"often"}) == {
+        "queue_order": "deadline"
+    }
+    assert settings.order_from({b"queue_order": b'"deadline"', b"policy": b"\xff"}).by_deadline
+    assert not settings.order_from({}).by_deadline

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.statestore.pool import PoolStore, pool_store
+from dualmap.statestore.pool import PoolStore, stored_responses
 from tests.statestore.samples import assert_sums_hold, finish, first_token, instance, place
 
 
 async def test_the_length_of_a_stored_response_is_known_until_many_others_came(
     pool: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_store, "STORED_RESPONSES", 3)
-    await pool.keep_response("first", 70)
+    monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 3)
+    await pool.responses.keep("first", 70)
     for number in range(3):
-        await pool.keep_response(f"other {number}", number + 1)
-    await pool.keep_response("other 1", 9)
+        await pool.responses.keep(f"other {number}", number + 1)
+    await pool.responses.keep("other 1", 9)
 
-    found = [await pool.response_tokens(name) for name in ("first", "other 0", "other 1", "other 2", "never")]
+    found = [await pool.responses.tokens(name) for name in ("first", "other 0", "other 1", "other 2", "never")]
     assert found == [70, 1, 9, 3, 0]
-    await pool.keep_response("last", 5)
-    assert [await pool.response_tokens(name) for name in ("first", "other 2", "last")] == [0, 3, 5]
+    await pool.responses.keep("last", 5)
+    assert [await pool.responses.tokens(name) for name in ("first", "other 2", "last")] == [0, 3, 5]
 
 
 async def test_a_stored_conversation_takes_kv_memory_and_no_prefill(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     await place(pool, "r", "a", tokens=400, stored_tokens=3000, pinned=True)
 
     load = (await pool.loads())["a"]

@@ -116,7 +116,7 @@ def test_it_ends_even_when_its_owner_is_killed() -> None:
 async def test_an_embedded_store_is_opened_and_closed_by_its_url() -> None:
     store = await open_store(StoreSettings(url="embedded://"), scheduling=SchedulingSettings())
     assert isinstance(store, EmbeddedStore)
-    await store.pool("default").put_instance(instance("a"))
+    await store.pool("default").members.put_instance(instance("a"))
     joined = await open_store(StoreSettings(url=store.settings.url), scheduling=SchedulingSettings())
 
     assert "a" in (await joined.pool("default").membership()).instances
@@ -129,7 +129,7 @@ async def test_processes_join_an_embedded_store_by_its_path(tmp_path: Path) -> N
     settings = StoreSettings(url=f"embedded://{tmp_path}/store.sock")
     owner = await open_store(settings, scheduling=SchedulingSettings())
     guest = await open_store(settings, scheduling=SchedulingSettings())
-    await guest.pool("default").put_instance(instance("a"))
+    await guest.pool("default").members.put_instance(instance("a"))
     await guest.close()
 
     assert "a" in (await owner.pool("default").membership()).instances
@@ -138,7 +138,7 @@ async def test_processes_join_an_embedded_store_by_its_path(tmp_path: Path) -> N
 
 async def test_memory_is_a_store_by_its_url() -> None:
     store = await open_store(StoreSettings(url="memory://"), scheduling=SchedulingSettings())
-    await store.pool("default").put_instance(instance("a"))
+    await store.pool("default").members.put_instance(instance("a"))
 
     assert await store.pool("default").now_ms() > 0
     await store.close()

@@ -19,7 +19,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
-from dualmap.statestore.pool import PoolStore, pool_store
+from dualmap.statestore.pool import PoolStore, stored_responses
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -50,7 +50,7 @@ def test_keys_are_readable() -> None:
 async def live_through_everything(pool: PoolStore) -> None:
     """Whatever leaves a key or a field behind, at least once."""
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, dispatch_window_tokens=1))
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
     await pool.heartbeat("one", 60_000, {})
     fence = await lead(pool)
     await place(pool, "over")
@@ -62,29 +62,31 @@ async def live_through_everything(pool: PoolStore) -> None:
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)
-    await pool.migrate(await record(pool, "moves"), "b", reason="rebalance", fence=fence)
+    await pool.queues.migrate(await record(pool, "moves"), "b", reason="rebalance", fence=fence)
     queue = await pool.queue_head("a")
     assert queue is not None
     await pool.commit(QueuePlan("a", queue.load.version, (PlanStep("late", DEFERRED_RANK_MS),)))
-    await pool.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
-    await pool.publish_learned(Learned(), {}, fence=fence)
-    await pool.note_instance("b", "connection refused", fence=fence)
-    await pool.add_name("sql", "lora")
-    await pool.change_settings({"max_hold_s": 9.0}, by="one")
+    await pool.publications.publish_tree(HotnessTree({CHAIN.hashes[0]: 1}), {}, fence=fence)
+    await pool.publications.publish_learned(Learned(), {}, fence=fence)
+    await pool.members.note_instance("b", "connection refused", fence=fence)
+    await pool.members.add_name("sql", "lora")
+    await pool.settings.change({"max_hold_s": 9.0}, by="one")
     for response in ("first", "second", "third"):
-        await pool.keep_response(response, 7)
-    await pool.renew_subscriber("worker-1", 60_000)
-    claim = await pool.claim_kv_events("a", "worker-1")
+        await pool.responses.keep(response, 7)
+    await pool.kv_events.renew_subscriber("worker-1", 60_000)
+    claim = await pool.kv_events.claim("a", "worker-1")
     assert claim is not None
-    await pool.mark_kv_events("a", claim.fence, KvViewStatus.EXACT)
-    await pool.apply_kv_events("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
-    await pool.record_scaling(ScaleRecord(decision_id=1), ScaleEntry(1, 1, "decided", "1 -> 2"), fence=fence)
+    await pool.kv_events.mark("a", claim.fence, KvViewStatus.EXACT)
+    await pool.kv_events.apply("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
+    await pool.publications.record_scaling(
+        ScaleRecord(decision_id=1), ScaleEntry(1, 1, "decided", "1 -> 2"), fence=fence
+    )
 
 
 @pytest.fixture
 async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
-    monkeypatch.setattr(pool_store, "STORED_RESPONSES", 2)
+    monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 2)
     scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
     store = RedisStore(StoreSettings(url=server_url), scheduling=scheduling)
     await store.open()

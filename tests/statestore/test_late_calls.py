@@ -21,7 +21,9 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease
+from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.redis import RedisStore, wire
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
@@ -32,30 +34,36 @@ TIMEOUT_S = 0.2
 READS = frozenset(
     [
         "membership",
-        "notes",
+        "members.notes",
         "snapshot",
         "overview",
         "records",
         "loads",
         "queue_head",
-        "queue",
+        "queues.queue",
         "requests_of",
         "now_ms",
-        "arrivals",
-        "samples",
-        "scaling",
-        "scaling_log",
-        "settings_history",
-        "recent_blocks",
-        "expired_replicas",
-        "kv_event_records",
-        "kv_names",
-        "response_tokens",
+        "publications.arrivals",
+        "publications.samples",
+        "publications.scaling",
+        "publications.scaling_log",
+        "settings.history",
+        "publications.recent_blocks",
+        "upkeep.expired_replicas",
+        "kv_events.records",
+        "kv_events.names",
+        "responses.tokens",
+        "schema.refuse_newer",
     ]
 )
 """Calls that change nothing."""
-WITHIN_THE_PROCESS = frozenset({"close", "on_grant", "recover_from"})
-HINTS = frozenset({"wanted_rebalances"})
+WITHIN_THE_PROCESS = frozenset(
+    [
+        *("close", "queues.close", "on_grant", "recover_from"),
+        *("settings.override_from", "settings.overrides_from", "settings.order_from"),
+    ]
+)
+HINTS = frozenset({"queues.wanted_rebalances"})
 """What it takes too late is a hint: the next sweep finds the queue."""
 
 Change = Callable[[PoolStore, Lease], Awaitable[Any]]
@@ -68,11 +76,11 @@ async def _commit(pool: PoolStore, _: Lease) -> None:
 
 
 async def _migrate(pool: PoolStore, lease: Lease) -> None:
-    await pool.migrate(await record(pool, "held"), "b", reason="rebalance", fence=lease.fence)
+    await pool.queues.migrate(await record(pool, "held"), "b", reason="rebalance", fence=lease.fence)
 
 
 async def _drift(pool: PoolStore, lease: Lease) -> None:
-    assert await pool.repair(fence=lease.fence)
+    assert await pool.upkeep.repair(fence=lease.fence)
 
 
 CHANGES: dict[str, Change] = {
@@ -80,39 +88,44 @@ CHANGES: dict[str, Change] = {
     "observe": lambda pool, _: pool.observe(["a"], CHAIN),
     "commit": _commit,
     "release": lambda pool, _: pool.release([Release("running")]),
-    "put_instance": lambda pool, _: pool.put_instance(instance("late")),
-    "enter_all": lambda pool, _: pool.enter_all([instance("late")]),
-    "update_instance": lambda pool, _: pool.update_instance("a", {"kv_capacity_tokens": 77}),
-    "set_instance_state": lambda pool, _: pool.set_instance_state("a", InstanceState.DOWN),
-    "remove_instance": lambda pool, _: pool.remove_instance("c"),
-    "forget_cache": lambda pool, _: pool.forget_cache("a"),
-    "note_instance": lambda pool, lease: pool.note_instance("a", "late", fence=lease.fence),
-    "add_name": lambda pool, _: pool.add_name("late", ""),
-    "remove_name": lambda pool, _: pool.remove_name("known"),
-    "restore_changes": lambda pool, _: pool.restore_changes({"late": "lora"}, {"max_deferred_s": 9.0}),
-    "change_settings": lambda pool, _: pool.change_settings({"max_deferred_s": 9.0}, by="late"),
-    "migrate": _migrate,
+    "members.put_instance": lambda pool, _: pool.members.put_instance(instance("late")),
+    "members.enter_all": lambda pool, _: pool.members.enter_all([instance("late")]),
+    "members.update_instance": lambda pool, _: pool.members.update_instance("a", {"kv_capacity_tokens": 77}),
+    "members.set_instance_state": lambda pool, _: pool.members.set_instance_state("a", InstanceState.DOWN),
+    "members.remove_instance": lambda pool, _: pool.members.remove_instance("c"),
+    "members.forget_cache": lambda pool, _: pool.members.forget_cache("a"),
+    "members.note_instance": lambda pool, lease: pool.members.note_instance("a", "late", fence=lease.fence),
+    "members.add_name": lambda pool, _: pool.members.add_name("late", ""),
+    "members.remove_name": lambda pool, _: pool.members.remove_name("known"),
+    "members.restore_names": lambda pool, _: pool.members.restore_names({"late": "lora"}),
+    "settings.restore": lambda pool, _: pool.settings.restore({"max_deferred_s": 9.0}),
+    "settings.change": lambda pool, _: pool.settings.change({"max_deferred_s": 9.0}, by="late"),
+    "queues.migrate": _migrate,
     "adopt": lambda pool, _: _adopt(pool),
-    "acquire_lease": lambda pool, _: pool.acquire_lease("one", 60_000),
-    "renew_lease": lambda pool, lease: pool.renew_lease(lease, 90_000),
-    "release_lease": lambda pool, lease: pool.release_lease(lease),
+    "leader_lease.acquire": lambda pool, _: pool.leader_lease.acquire("one", 60_000),
+    "leader_lease.renew": lambda pool, lease: pool.leader_lease.renew(lease, 90_000),
+    "leader_lease.release": lambda pool, lease: pool.leader_lease.release(lease),
     "heartbeat": lambda pool, _: pool.heartbeat("late", 60_000, {}),
-    "enter_schema": lambda pool, _: pool.enter_schema(),
+    "schema.enter": lambda pool, _: pool.schema.enter(),
     "retire": lambda pool, _: pool.retire("one"),
-    "reap": lambda pool, lease: pool.reap("dead", fence=lease.fence),
-    "repair": _drift,
-    "mend": lambda pool, lease: pool.mend(fence=lease.fence),
-    "publish_tree": lambda pool, lease: pool.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence),
-    "publish_learned": lambda pool, lease: pool.publish_learned(Learned(), {"a": 5.0}, fence=lease.fence),
-    "record_scaling": lambda pool, lease: pool.record_scaling(
+    "upkeep.reap": lambda pool, lease: pool.upkeep.reap("dead", fence=lease.fence),
+    "upkeep.repair": _drift,
+    "upkeep.mend": lambda pool, lease: pool.upkeep.mend(fence=lease.fence),
+    "publications.publish_tree": lambda pool, lease: pool.publications.publish_tree(
+        HotnessTree({1: 1}), {}, fence=lease.fence
+    ),
+    "publications.publish_learned": lambda pool, lease: pool.publications.publish_learned(
+        Learned(), {"a": 5.0}, fence=lease.fence
+    ),
+    "publications.record_scaling": lambda pool, lease: pool.publications.record_scaling(
         ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "late"), fence=lease.fence
     ),
-    "renew_subscriber": lambda pool, _: pool.renew_subscriber("late", 60_000),
-    "claim_kv_events": lambda pool, _: pool.claim_kv_events("b", "late"),
-    "release_kv_events": lambda pool, _: pool.release_kv_events("a", 4_000_000_000_000),
-    "mark_kv_events": lambda pool, _: pool.mark_kv_events("a", 4_000_000_000_000, KvViewStatus.EXACT),
-    "apply_kv_events": lambda pool, _: pool.apply_kv_events("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
-    "keep_response": lambda pool, _: pool.keep_response("late", 5),
+    "kv_events.renew_subscriber": lambda pool, _: pool.kv_events.renew_subscriber("late", 60_000),
+    "kv_events.claim": lambda pool, _: pool.kv_events.claim("b", "late"),
+    "kv_events.release": lambda pool, _: pool.kv_events.release("a", 4_000_000_000_000),
+    "kv_events.mark": lambda pool, _: pool.kv_events.mark("a", 4_000_000_000_000, KvViewStatus.EXACT),
+    "kv_events.apply": lambda pool, _: pool.kv_events.apply("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
+    "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
 }
 
 
@@ -137,13 +150,13 @@ async def pool(proxy: HoldingProxy) -> AsyncIterator[PoolStore]:
 
 async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
     """A pool in which every call has something to change."""
-    lease = await pool.acquire_lease("one", 3_600_000)
+    lease = await pool.leader_lease.acquire("one", 3_600_000)
     assert lease is not None
     for name in "abc":
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     for request_id in ("running", "second", "held"):
         await pool.place(placement(request_id, "a", chain=chain(*(hash(request_id) % 999 + n for n in range(4)))))
-    await pool.add_name("known", "")
+    await pool.members.add_name("known", "")
     await pool.heartbeat("one", 60_000, {})
     client.hset("dualmap:{default}:replicas", "dead", b'{"expires_ms":1,"lease_ms":1,"beaten":true,"info":{}}')
     client.hset(
@@ -161,9 +174,13 @@ def _kept(client: redis.Redis) -> dict[bytes, Any]:
 
 
 def test_every_call_of_a_pool_is_known_to_read_or_is_tried_late() -> None:
-    calls = {name for name in dir(PoolStore) if not name.startswith("_") and callable(getattr(PoolStore, name))}
+    pool = MemoryStore(SCHEDULING).pool("default")
+    parts = {name: part for name, part in vars(pool).items() if isinstance(part, Changes) and not name.startswith("_")}
+    calls = {call for call in dir(pool) if not call.startswith("_") and callable(getattr(pool, call))}
+    for name, part in parts.items():
+        calls |= {f"{name}.{call}" for call in dir(part) if not call.startswith("_")}
 
-    assert calls | {"place"} == READS | WITHIN_THE_PROCESS | HINTS | CHANGES.keys()
+    assert calls == READS | WITHIN_THE_PROCESS | HINTS | CHANGES.keys()
 
 
 async def test_only_scripts_change_what_the_server_has(
@@ -181,7 +198,7 @@ async def test_only_scripts_change_what_the_server_has(
             client.flushdb()
             lease = await _filled(pool, client)
             await CHANGES[call](pool, lease)
-        await pool.wanted_rebalances(0.0)
+        await pool.queues.wanted_rebalances(0.0)
         infos = client.command()
 
     assert "EVALSHA" in sent
@@ -196,7 +213,7 @@ async def test_what_a_caller_gave_up_changes_nothing_when_it_is_delivered(
 ) -> None:
     with redis.Redis.from_url(server_url) as client:
         lease = await _filled(pool, client)
-        if call == "remove_instance":
+        if call == "members.remove_instance":
             client.delete("dualmap:{default}:running:c")
         proxy.mark = b"EVALSHA"
         before = _kept(client)
@@ -218,7 +235,7 @@ async def _replied(proxy: HoldingProxy) -> None:
 
 
 async def test_a_call_that_is_held_for_less_than_its_time_is_carried_out(pool: PoolStore, proxy: HoldingProxy) -> None:
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     proxy.mark = b"EVALSHA"
 
     placing = asyncio.create_task(pool.place(placement("r", "a")))

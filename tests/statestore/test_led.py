@@ -23,12 +23,12 @@ HELD = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000
 @pytest.fixture
 async def pool() -> PoolStore:
     pool = MemoryStore(SchedulingSettings(), now_ms=lambda: 1000).pool("default")
-    await pool.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
+    await pool.members.put_instance(InstanceSpec("a", "http://a", state=InstanceState.READY))
     return pool
 
 
 async def fence_of(pool: PoolStore) -> int:
-    lease = await pool.acquire_lease("worker", 5000)
+    lease = await pool.leader_lease.acquire("worker", 5000)
     assert lease is not None
     return lease.fence
 

@@ -134,10 +134,10 @@ class Twins:
         await self.both(lambda pool: pool.snapshot())
         await self.both(lambda pool: pool.overview())
         await self.both(lambda pool: pool.membership())
-        await self.both(lambda pool: pool.kv_event_records())
+        await self.both(lambda pool: pool.kv_events.records())
         await assert_sums_hold(self.redis)
         for name in (await self.redis.membership()).instances:
-            await self.both(lambda pool, name=name: pool.queue(name))
+            await self.both(lambda pool, name=name: pool.queues.queue(name))
             await self.both(lambda pool, name=name: pool.queue_head(name))
         assert self.kept_in_memory() == self.kept_on_the_server()
 
@@ -181,10 +181,13 @@ class Twins:
 
     async def logs_agree(self) -> None:
         arrivals = [
-            [(each.at_ms, each.head) for each in await pool.arrivals("0", 1000)] for pool in (self.memory, self.redis)
+            [(each.at_ms, each.head) for each in await pool.publications.arrivals("0", 1000)]
+            for pool in (self.memory, self.redis)
         ]
         assert arrivals[0] == arrivals[1][-len(arrivals[0]) :]
-        contents = [[each.content for each in await pool.samples("0", 1000)] for pool in (self.memory, self.redis)]
+        contents = [
+            [each.content for each in await pool.publications.samples("0", 1000)] for pool in (self.memory, self.redis)
+        ]
         assert contents[0] == contents[1]
         assert contents[0]
         async with asyncio.timeout(60):
@@ -256,7 +259,7 @@ class Traffic:
         await self.lead()
         for name in INSTANCES:
             spec = instance(name, kv_capacity_tokens=900, dispatch_window_tokens=500, max_queued_requests=8)
-            await self.twins.both(lambda pool, spec=spec: pool.put_instance(spec))
+            await self.twins.both(lambda pool, spec=spec: pool.members.put_instance(spec))
 
     # requests ------------------------------------------------------------------------------------------------
     def weights(self) -> Weights:
@@ -396,7 +399,9 @@ class Traffic:
     async def migrate(self) -> None:
         if request := self.pick(RequestState.HELD):
             target_id, fence = self.rng.choice(INSTANCES), self.fence - (self.rng.random() < 0.1)
-            moved = await self.twins.both(lambda pool: pool.migrate(request, target_id, reason="benefit", fence=fence))
+            moved = await self.twins.both(
+                lambda pool: pool.queues.migrate(request, target_id, reason="benefit", fence=fence)
+            )
             self.seen["moved"] += moved is not LeaseLostError and moved.status == "migrated"
 
     async def adopt(self) -> None:
@@ -436,7 +441,7 @@ class Traffic:
         match rng.randrange(4):
             case 0:
                 state, expected = rng.choice([*InstanceState]), rng.choice((None, *InstanceState))
-                await self.twins.both(lambda pool: pool.set_instance_state(name, state, expected=expected))
+                await self.twins.both(lambda pool: pool.members.set_instance_state(name, state, expected=expected))
             case 1:
                 spec = instance(
                     name,
@@ -445,19 +450,21 @@ class Traffic:
                     max_running_requests=rng.randrange(1, 5),
                     kv_capacity_tokens=rng.choice((50, 900, 2500)),
                 )
-                await self.twins.both(lambda pool: pool.put_instance(spec))
+                await self.twins.both(lambda pool: pool.members.put_instance(spec))
             case 2:
                 changes = {"max_queued_requests": rng.randrange(12), "prefill_tokens_per_s": rng.choice((90.0, 8000.0))}
-                await self.twins.both(lambda pool: pool.update_instance(name, changes, fence=self.fence))
+                await self.twins.both(lambda pool: pool.members.update_instance(name, changes, fence=self.fence))
             case _:
-                await self.twins.both(lambda pool: pool.remove_instance(name))
+                await self.twins.both(lambda pool: pool.members.remove_instance(name))
 
     async def make_ready(self) -> None:
         for name in INSTANCES:
             if name not in (await self.twins.memory.membership()).instances:
-                await self.twins.both(lambda pool, name=name: pool.put_instance(instance(name, kv_capacity_tokens=900)))
-            await self.twins.both(lambda pool, name=name: pool.update_instance(name, ROOMY))
-            await self.twins.both(lambda pool, name=name: pool.set_instance_state(name, InstanceState.READY))
+                await self.twins.both(
+                    lambda pool, name=name: pool.members.put_instance(instance(name, kv_capacity_tokens=900))
+                )
+            await self.twins.both(lambda pool, name=name: pool.members.update_instance(name, ROOMY))
+            await self.twins.both(lambda pool, name=name: pool.members.set_instance_state(name, InstanceState.READY))
 
     async def pass_time(self) -> None:
         self.twins.clock.advance(self.rng.choice((1, 10, 50, 100, 400, 400, 4000, 9000, -300)))
@@ -469,36 +476,36 @@ class Traffic:
         else:
             info = {"pid": "7", "note": 'quoted "expires_ms":1'}
             await self.twins.both(lambda pool: pool.heartbeat(replica_id, lease_ms, info))
-        await self.twins.both(lambda pool: pool.expired_replicas())
+        await self.twins.both(lambda pool: pool.upkeep.expired_replicas())
         await self.twins.both(lambda pool: pool.requests_of(replica_id))
 
     async def reap(self) -> None:
         for replica_id in REPLICAS:
-            reaped = await self.twins.both(lambda pool, name=replica_id: pool.reap(name, fence=self.fence))
+            reaped = await self.twins.both(lambda pool, name=replica_id: pool.upkeep.reap(name, fence=self.fence))
             self.seen["reaped"] += reaped is not LeaseLostError and reaped
 
     async def lead(self) -> None:
         owner, lease_ms = self.rng.choice(("worker-1", "worker-2")), self.rng.choice((500, 60_000, 3_600_000))
-        lease = await self.twins.both(lambda pool: pool.acquire_lease(owner, lease_ms))
+        lease = await self.twins.both(lambda pool: pool.leader_lease.acquire(owner, lease_ms))
         if lease is not None:
             self.fence = lease.fence
             if self.rng.random() < 0.1:
-                await self.twins.both(lambda pool: pool.release_lease(lease))
+                await self.twins.both(lambda pool: pool.leader_lease.release(lease))
             else:
-                await self.twins.both(lambda pool: pool.renew_lease(lease, lease_ms))
+                await self.twins.both(lambda pool: pool.leader_lease.renew(lease, lease_ms))
 
     async def kv_events(self) -> None:
         """What a subscriber does, with the claim that there is or with a former one."""
         rng, name = self.rng, self.rng.choice((*INSTANCES, "nobody"))
         worker_id, lease_ms = rng.choice(("worker-1", "worker-2")), rng.choice((0, 2000, 60_000))
-        await self.twins.both(lambda pool: pool.renew_subscriber(worker_id, lease_ms))
+        await self.twins.both(lambda pool: pool.kv_events.renew_subscriber(worker_id, lease_ms))
         if rng.random() < 0.4:
-            await self.twins.both(lambda pool: pool.claim_kv_events(name, worker_id))
-        known = (await self.twins.memory.kv_event_records()).get(name)
+            await self.twins.both(lambda pool: pool.kv_events.claim(name, worker_id))
+        known = (await self.twins.memory.kv_events.records()).get(name)
         fence = (known.fence if known else 7) - (rng.random() < 0.1)
         if rng.random() < 0.3:
             status, drop = rng.choice([*KvViewStatus]), rng.random() < 0.2
-            await self.twins.both(lambda pool: pool.mark_kv_events(name, fence, status, "a reason", drop=drop))
+            await self.twins.both(lambda pool: pool.kv_events.mark(name, fence, status, "a reason", drop=drop))
         blocks, gone = rng.choice(CHAINS).hashes, rng.choice(rng.choice(CHAINS).hashes)
         stored = blocks[: rng.randrange(len(blocks) + 1)] if rng.random() < 0.6 else ()
         removed = _with_all_after(gone) if not stored else ()
@@ -509,18 +516,18 @@ class Traffic:
             )
         names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
         change = KvChange(rng.randrange(100), rng.random(), stored, removed, names, rng.random() < 0.1)
-        booked = await self.twins.both(lambda pool: pool.apply_kv_events(name, fence, change))
+        booked = await self.twins.both(lambda pool: pool.kv_events.apply(name, fence, change))
         self.seen["confirmed"] += booked is not LeaseLostError and booked
-        await self.twins.both(lambda pool: pool.kv_names(name))
+        await self.twins.both(lambda pool: pool.kv_events.names(name))
         if rng.random() < 0.1:
-            await self.twins.both(lambda pool: pool.release_kv_events(name, fence))
+            await self.twins.both(lambda pool: pool.kv_events.release(name, fence))
 
     async def publish(self) -> None:
         rng = self.rng
         hot = {rng.choice((2**64 - 1, 5, 6)): rng.randrange(1, 4)}
-        await self.twins.both(lambda pool: pool.publish_tree(HotnessTree(hot), {}, fence=self.fence))
+        await self.twins.both(lambda pool: pool.publications.publish_tree(HotnessTree(hot), {}, fence=self.fence))
         learned, rates = Learned(rng.uniform(2, 5)), {rng.choice(INSTANCES): rng.uniform(100, 9000)}
-        await self.twins.both(lambda pool: pool.publish_learned(learned, rates, fence=self.fence))
+        await self.twins.both(lambda pool: pool.publications.publish_learned(learned, rates, fence=self.fence))
 
     async def drift_and_repair(self) -> None:
         name, by = self.rng.choice(INSTANCES), self.rng.randrange(1, 300)
@@ -529,7 +536,7 @@ class Traffic:
             return
         for pool in (self.twins.memory, self.twins.redis):
             await drift(pool, name, count, by)
-        repaired = await self.twins.both(lambda pool: pool.repair(fence=self.fence))
+        repaired = await self.twins.both(lambda pool: pool.upkeep.repair(fence=self.fence))
         if repaired is LeaseLostError:
             for pool in (self.twins.memory, self.twins.redis):
                 await drift(pool, name, count, -by)
@@ -537,7 +544,7 @@ class Traffic:
             assert repaired == 1
 
     async def take_wishes(self) -> None:
-        await self.twins.both(lambda pool: pool.wanted_rebalances(0))
+        await self.twins.both(lambda pool: pool.queues.wanted_rebalances(0))
 
 
 @pytest.mark.timeout(300)

@@ -154,15 +154,15 @@ async def test_messages_come_after_the_call_that_published_them() -> None:
 
 async def test_a_call_that_would_wait_has_no_answer_at_once() -> None:
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    assert at_once(pool.wanted_rebalances(0)) == []
+    assert at_once(pool.queues.wanted_rebalances(0)) == []
     with pytest.raises(RuntimeError, match="waits"):
-        at_once(pool.wanted_rebalances(1.0))
+        at_once(pool.queues.wanted_rebalances(1.0))
 
 
 async def test_a_pool_can_be_made_of_known_members() -> None:
     known = MemoryStore(SCHEDULING).pool("default")
     for name in ("a", "b"):
-        await known.put_instance(instance(name))
+        await known.members.put_instance(instance(name))
     told = await known.membership()
 
     made = MemoryStore(SCHEDULING).pool_of("default", told, {"a": 77.0})
@@ -173,7 +173,7 @@ async def test_a_pool_can_be_made_of_known_members() -> None:
 
 def test_pools_of_one_store_share_nothing() -> None:
     store = MemoryStore(SCHEDULING)
-    at_once(store.pool("one").put_instance(instance("a")))
+    at_once(store.pool("one").members.put_instance(instance("a")))
     assert at_once(store.pool("two").membership()).instances == {}
     assert store.pool("one") is store.pool("one")
     assert all(key.startswith(PoolKeys("dualmap", "one").base) for key in store.server.contents)

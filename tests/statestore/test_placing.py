@@ -94,7 +94,7 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
         monkeypatch.setattr(together, "place", together._placements.add)
     for pool in (together, alone):
         for name in ("a", "b"):
-            await pool.put_instance(instance(name, max_running_requests=1, max_queued_requests=2))
+            await pool.members.put_instance(instance(name, max_running_requests=1, max_queued_requests=2))
 
     def asked(pool: PoolStore) -> list[Awaitable[PlaceReply]]:
         return [
@@ -127,7 +127,7 @@ async def test_on_a_server_each_is_released_and_the_last_of_an_instance_is_told_
     await store.open()
     pool = store.pool("default")
     for name in ("a", "b"):
-        await pool.put_instance(instance(name, max_running_requests=2))
+        await pool.members.put_instance(instance(name, max_running_requests=2))
     for request_id, name in (("1", "a"), ("2", "a"), ("3", "b"), ("held", "a")):
         await place(pool, request_id, name)
 

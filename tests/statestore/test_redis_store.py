@@ -49,7 +49,7 @@ async def test_the_documented_rights_are_enough(allow: Allow, caplog: pytest.Log
     try:
         await store.open()
         pool = store.pool("default")
-        await pool.put_instance(instance("a"))
+        await pool.members.put_instance(instance("a"))
         assert (await place(pool, "r")).status == "dispatched"
         assert len((await pool.snapshot()).requests) == 1
     finally:
@@ -95,7 +95,7 @@ async def test_a_command_that_a_script_may_not_run_is_a_wrong_configuration(allo
     try:
         await store.open()
         with pytest.raises(StoreConfigurationError, match="allows this user too little"):
-            await store.pool("default").put_instance(instance("a"))
+            await store.pool("default").members.put_instance(instance("a"))
     finally:
         await store.close()
 
@@ -146,7 +146,7 @@ async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_ot
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
-    await pool.put_instance(instance("a", max_running_requests=1))
+    await pool.members.put_instance(instance("a", max_running_requests=1))
     for request_id in ("sent", "lost", "next"):
         await place(pool, request_id)
     with redis.Redis.from_url(server_url) as client:
@@ -155,7 +155,7 @@ async def test_an_entry_of_a_queue_whose_request_was_deleted_by_hand_keeps_no_ot
     await grant(pool, (await finish(pool, "sent")).queue)
 
     assert (await record(pool, "next")).state == "dispatched"
-    assert await pool.repair(fence=await lead(pool)) == 1
+    assert await pool.upkeep.repair(fence=await lead(pool)) == 1
     await assert_sums_hold(pool)
     await store.close()
 
@@ -166,7 +166,7 @@ async def test_an_instance_that_others_change_all_the_time_is_given_up(server_ur
     await store.open()
     try:
         pool = store.pool("default")
-        await pool.put_instance(instance("a"))
+        await pool.members.put_instance(instance("a"))
         key = PoolKeys("dualmap", "default").instances
 
         def change(known: InstanceSpec | None) -> InstanceSpec | None:
@@ -174,7 +174,7 @@ async def test_an_instance_that_others_change_all_the_time_is_given_up(server_ur
             return known and replace(known, max_queued_requests=7)
 
         with pytest.raises(StoreError, match="changed by others"):
-            await pool._describe("a", change)
+            await pool.members._describe("a", change)
         assert (await pool.membership()).instances["a"].max_queued_requests != 7
     finally:
         other.close()

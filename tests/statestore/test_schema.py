@@ -39,24 +39,24 @@ def run_version(monkeypatch: pytest.MonkeyPatch, number: int, oldest_beside: int
 
 
 async def test_the_first_that_enters_a_pool_says_its_schema_and_others_of_it_change_nothing(pool: PoolStore) -> None:
-    await pool.enter_schema()
+    await pool.schema.enter()
     assert await numbers(pool) == NUMBERS
 
-    await pool.enter_schema()
+    await pool.schema.enter()
     assert await numbers(pool) == NUMBERS
 
 
 async def test_a_pool_of_a_newer_version_beside_which_this_one_must_not_run_is_refused(pool: PoolStore) -> None:
-    lease = await pool.acquire_lease("worker", 60_000)
+    lease = await pool.leader_lease.acquire("worker", 60_000)
     assert lease is not None
     await say(pool, SCHEMA + 8, SCHEMA + 1)
 
     for refused in (
-        pool.enter_schema,
+        pool.schema.enter,
         pool.membership,
         lambda: pool.heartbeat("one", 60_000, {}),
-        lambda: pool.acquire_lease("worker", 60_000),
-        lambda: pool.renew_lease(Lease("worker", lease.fence, 0), 60_000),
+        lambda: pool.leader_lease.acquire("worker", 60_000),
+        lambda: pool.leader_lease.renew(Lease("worker", lease.fence, 0), 60_000),
     ):
         with pytest.raises(StoreSchemaError, match=r"newer version.* run the newer .*another store\.prefix"):
             await refused()
@@ -66,7 +66,7 @@ async def test_a_pool_of_a_newer_version_beside_which_this_one_must_not_run_is_r
 async def test_a_pool_of_a_newer_version_that_allows_this_one_is_shared(pool: PoolStore) -> None:
     await say(pool, SCHEMA + 1, SCHEMA)
 
-    await pool.enter_schema()
+    await pool.schema.enter()
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
 
@@ -76,11 +76,11 @@ async def test_a_pool_of_a_newer_version_that_allows_this_one_is_shared(pool: Po
 async def test_a_newer_version_shares_the_pool_of_an_older_one_that_it_allows_and_says_so(
     pool: PoolStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await pool.enter_schema()
+    await pool.schema.enter()
     await pool.heartbeat("old", 60_000, {})
 
     run_version(monkeypatch, SCHEMA + 1, SCHEMA)
-    await pool.enter_schema()
+    await pool.schema.enter()
 
     assert await numbers(pool) == {b"schema": b"%d" % (SCHEMA + 1), b"oldest_schema": b"%d" % SCHEMA}
 
@@ -89,19 +89,19 @@ async def test_a_newer_version_shares_the_pool_of_an_older_one_that_it_allows_an
 async def test_a_newer_version_waits_until_older_ones_that_it_does_not_allow_are_gone(
     pool: PoolStore, clock: HandClock, monkeypatch: pytest.MonkeyPatch, lives: str
 ) -> None:
-    await pool.enter_schema()
+    await pool.schema.enter()
     if lives == "replica":
         await pool.heartbeat("the old one", 1000, {})
     else:
-        await pool.acquire_lease("the old one", 1000)
+        await pool.leader_lease.acquire("the old one", 1000)
     run_version(monkeypatch, SCHEMA + 1, SCHEMA + 1)
 
     with pytest.raises(StoreSchemaError, match=r"stop the older version first \(the old one\)"):
-        await pool.enter_schema()
+        await pool.schema.enter()
     assert await numbers(pool) == NUMBERS
 
     clock.advance(1000)
-    await pool.enter_schema()
+    await pool.schema.enter()
     assert await numbers(pool) == dict.fromkeys(NUMBERS, b"%d" % (SCHEMA + 1))
 
 
@@ -110,25 +110,25 @@ async def test_processes_that_say_no_number_are_older_than_all_others(pool: Pool
     await pool._make(Change([("HSET", KEYS.replicas, "old", lease)]))
 
     with pytest.raises(StoreSchemaError, match=r"of schema 0.* \(old\)"):
-        await pool.enter_schema()
+        await pool.schema.enter()
 
     clock.advance(1000)
-    await pool.enter_schema()
+    await pool.schema.enter()
     assert await numbers(pool) == NUMBERS
 
 
 async def test_a_pool_that_lost_its_numbers_is_entered_beside_living_processes_of_this_version(pool: PoolStore) -> None:
     await pool.heartbeat("one", 60_000, {})
-    await pool.acquire_lease("worker", 60_000)
+    await pool.leader_lease.acquire("worker", 60_000)
     await pool._make(Change([("DEL", KEYS.meta)]))
 
-    await pool.enter_schema()
+    await pool.schema.enter()
 
     assert await numbers(pool) == NUMBERS
 
 
 async def test_what_the_store_loses_of_the_numbers_the_next_heartbeat_says_again(pool: PoolStore) -> None:
-    await pool.enter_schema()
+    await pool.schema.enter()
     await pool._make(Change([("DEL", KEYS.meta)]))
 
     await pool.heartbeat("one", 60_000, {})
@@ -142,7 +142,7 @@ async def test_numbers_that_somebody_damaged_refuse_nobody_and_are_mended(pool: 
 
     await pool.heartbeat("one", 60_000, {})
     await pool.membership()
-    assert await pool.mend(fence=fence) == 2
+    assert await pool.upkeep.mend(fence=fence) == 2
 
     await pool.heartbeat("one", 60_000, {})
     assert await numbers(pool) == NUMBERS
@@ -154,7 +154,7 @@ async def test_fields_that_a_newer_version_added_are_left_out_and_no_count_is_lo
     """Requests live through all their states on records that a newer version wrote."""
     fence = await lead(pool)
     await pool.heartbeat("one", 60_000, {})
-    await pool.put_instance(instance("a", dispatch_window_tokens=400))
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
     for request_id in ("sent", "held"):
         await place(pool, request_id, "a", replica_id="one")
     for request_id in ("sent", "held"):
@@ -167,7 +167,7 @@ async def test_fields_that_a_newer_version_added_are_left_out_and_no_count_is_lo
     assert [each.replica_id for each in (await pool.snapshot()).replicas] == ["one"]
     assert {each.request_id for each in await pool.requests_of("one")} == {"sent", "held"}
     assert await pool.heartbeat("one", 60_000, {}) is True
-    assert (await pool.mend(fence=fence), await pool.repair(fence=fence)) == (0, 0)
+    assert (await pool.upkeep.mend(fence=fence), await pool.upkeep.repair(fence=fence)) == (0, 0)
     assert (await first_token(pool, "sent", "a")).done
     await sweep(pool, "a")
     assert (await pool.records(["held"]))["held"].state == "dispatched"

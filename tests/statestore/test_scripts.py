@@ -86,7 +86,7 @@ async def test_scripts_the_server_forgot_are_loaded_again(server_url: str) -> No
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     pool = store.pool("default")
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
     with redis.Redis.from_url(server_url) as client:
         client.script_flush()
 
@@ -103,14 +103,14 @@ async def test_instances_whose_key_was_evicted_begin_again_with_an_empty_cache(s
     await store.open()
     pool = store.pool("default")
     small = instance("a", kv_capacity_tokens=400)
-    await pool.put_instance(small)
+    await pool.members.put_instance(small)
     await place(pool, "former", chain=CHAIN)
     await finish(pool, "former")
     with redis.Redis.from_url(server_url) as client:
         client.delete(getattr(PoolKeys("dualmap", "default"), lost))
     assert (await pool.membership()).instances == {}
 
-    await pool.put_instance(small)
+    await pool.members.put_instance(small)
     latest = chain(21, 22, 23)
     await place(pool, "latest", chain=latest)
 

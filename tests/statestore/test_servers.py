@@ -83,7 +83,7 @@ async def sentinel_store(server_url: str, binary: Path, tmp_path: Path) -> Async
 
 async def test_sentinel_names_the_master_even_if_the_first_sentinel_is_away(sentinel_store: RedisStore) -> None:
     pool = sentinel_store.pool("default")
-    await pool.put_instance(instance("a"))
+    await pool.members.put_instance(instance("a"))
 
     assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
 
@@ -179,7 +179,7 @@ async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_pa
             store = RedisStore(StoreSettings(url=f"{url}?ssl_ca_certs={authority.file}"), scheduling=SCHEDULING)
             await store.open()
             pool = store.pool("default")
-            await pool.put_instance(instance("a"))
+            await pool.members.put_instance(instance("a"))
             assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
             await store.close()
 
@@ -205,7 +205,7 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         names = [f"pool-{number}" for number in range(8)]
         for name in names:
             pool = store.pool(name)
-            await pool.put_instance(instance("a"))
+            await pool.members.put_instance(instance("a"))
             assert (await place(pool, "r", chain=CHAIN)).status == "dispatched"
             assert (await pool.observe(["a"], CHAIN)).loads["a"].hit_blocks == 4
             assert len((await pool.snapshot()).requests) == 1

@@ -68,8 +68,8 @@ def add_instance(pool: PoolStore) -> AddInstance:
 
     async def add(instance_id: str, state: InstanceState = InstanceState.READY, **figures: Any) -> None:
         url = figures.pop("url", f"http://{instance_id}")
-        await pool.put_instance(InstanceSpec(instance_id, url, **figures))
-        await pool.set_instance_state(instance_id, state)
+        await pool.members.put_instance(InstanceSpec(instance_id, url, **figures))
+        await pool.members.set_instance_state(instance_id, state)
 
     return add
 
@@ -95,7 +95,7 @@ def reserve(pool: PoolStore, order: QueueOrder) -> Reserve:
 @pytest.fixture
 async def fence(pool: PoolStore) -> int:
     """The fencing number of a leadership that outlasts the test."""
-    lease = await pool.acquire_lease("the-leader", 10_000_000)
+    lease = await pool.leader_lease.acquire("the-leader", 10_000_000)
     assert lease is not None
     return lease.fence
 

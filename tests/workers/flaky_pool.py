@@ -8,6 +8,7 @@ from typing import Any
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.changes import Changes
 
 AddInstance = Callable[..., Awaitable[None]]
 Reserve = Callable[..., Awaitable[PlaceStatus]]
@@ -23,11 +24,26 @@ class FlakyPool:
         self.calls: list[str] = []
         self._pool = pool
 
-    def __getattr__(self, method: str) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._pool, name)
+        return FlakyPart(self, real) if isinstance(real, Changes) else self.call_of(name, real)
+
+    def call_of(self, method: str, real: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def call(*arguments: Any, **named: Any) -> Any:
             self.calls.append(method)
             if self.away:
                 raise self.error
-            return await getattr(self._pool, method)(*arguments, **named)
+            return await real(*arguments, **named)
 
         return call
+
+
+class FlakyPart:
+    """A part of a flaky pool."""
+
+    def __init__(self, flaky: FlakyPool, part: Changes) -> None:
+        self._flaky = flaky
+        self._part = part
+
+    def __getattr__(self, method: str) -> Any:
+        return self._flaky.call_of(method, getattr(self._part, method))

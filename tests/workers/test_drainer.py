@@ -29,7 +29,7 @@ async def test_a_draining_instance_is_done_when_its_last_request_is(
     await add_instance("a")
     await add_instance("b")
     await reserve("r1", "a")
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
     drainer = Drainer(pool, fence, pool, metrics=metrics)
 
     await drainer.tick()
@@ -49,7 +49,7 @@ async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(
 ) -> None:
     await add_instance("a", InstanceState.DRAINING)
     empty = await pool.loads()
-    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.members.set_instance_state("a", InstanceState.READY)
 
     async def loads_of_a_moment_ago() -> Any:
         return empty

@@ -31,9 +31,9 @@ async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_tim
     await reserve("running", "a")
     await reserve("r1", "a", other="b")
     await reserve("r2", "a", other="d")
-    await pool.remove_instance("d")
+    await pool.members.remove_instance("d")
     before = await pool.records(["r1", "r2"])
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
 
@@ -52,12 +52,12 @@ async def test_with_nobody_ready_the_requests_stay_and_move_as_soon_as_somebody_
     await add_instance("b", InstanceState.STARTING)
     await reserve("r0", "a")
     await reserve("r1", "a", other="b")
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
     assert (await pool.records(["r1"]))["r1"].instance_id == "a"
 
-    await pool.set_instance_state("b", InstanceState.READY)
+    await pool.members.set_instance_state("b", InstanceState.READY)
     await evacuator.tick()
     assert (await pool.records(["r1"]))["r1"].instance_id == "b"
 
@@ -72,7 +72,7 @@ async def test_a_prefill_instance_takes_no_whole_request_in(
     await reserve("running", "a")
     await reserve("working", "c")
     await reserve("held", "a")
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
 
@@ -90,7 +90,7 @@ async def test_a_full_queue_of_the_other_candidate_keeps_nobody_on_a_lost_instan
         await reserve(f"running-{instance_id}", instance_id, 9000 if instance_id == "c" else 1000)
     await reserve("r1", "a", other="b")
     await reserve("r2", "a", other="b")
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
 
@@ -117,7 +117,7 @@ async def test_who_is_late_is_not_offered_again_and_again_to_an_instance_that_wo
     await reserve("on-b", "b", 100, slo_ms=60_000)
     await reserve("on-c", "c", 300, slo_ms=60_000)
     await clock.advance(2.0)
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
     await evacuator.tick()
 
@@ -132,7 +132,7 @@ async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stay
     await add_instance("b")
     await reserve("running", "a")
     await reserve("held", "a", other="b")
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
 
     await evacuator.tick()
 
@@ -149,9 +149,9 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(
     await add_instance("b")
     await reserve("running", "a")
     await reserve("held", "a", other="b")
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
     loads_then = await pool.loads()
-    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.members.set_instance_state("a", InstanceState.READY)
 
     class Outdated:
         membership = staticmethod(pool.membership)

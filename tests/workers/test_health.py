@@ -169,7 +169,7 @@ async def test_learning_keeps_what_an_operator_changed_during_the_check(
     await add_instance("a", InstanceState.STARTING, url=server.url)
 
     await checker.tick()
-    await pool.put_instance(InstanceSpec("a", server.url, max_queued_requests=5))
+    await pool.members.put_instance(InstanceSpec("a", server.url, max_queued_requests=5))
     await asyncio.wait(list(checker._under_way.values()), timeout=60)
 
     spec = (await pool.membership()).instances["a"]
@@ -236,7 +236,7 @@ async def test_an_engine_that_answers_but_makes_no_progress_goes_down_and_stays_
     await finish(pool, "r1")
     await check(6)
     assert await state_of("a") is InstanceState.DOWN
-    assert "it completes no token: no HTTP from" in (await pool.notes())["a"].text
+    assert "it completes no token: no HTTP from" in (await pool.members.notes())["a"].text
     server.answers["/v1/completions"] = (200, "{}")
     await check(3)
     assert await state_of("a") is InstanceState.READY
@@ -478,7 +478,7 @@ async def test_a_restart_that_the_store_could_not_be_told_of_is_told_again(
         raise StoreUnavailableError("the store is away")
 
     with monkeypatch.context() as away:
-        away.setattr(pool, "set_instance_state", unavailable)
+        away.setattr(pool.members, "set_instance_state", unavailable)
         with pytest.raises(StoreUnavailableError):
             await check()
     assert await believed_blocks("a") == 3
@@ -620,7 +620,7 @@ async def test_an_instance_that_hangs_while_it_drains_is_parked(
     server.answers["/metrics"] = (200, "vllm:generation_tokens_total 7.0\n")
     await add_instance("a", url=server.url)
     await reserve("r1", "a")
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
 
     await check(40)
 
@@ -643,7 +643,7 @@ async def test_an_instance_drained_during_its_check_is_not_taken_down(
     await check(2)
 
     await checker.tick()  # the third failing check is under way
-    await pool.set_instance_state("a", InstanceState.DRAINING)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
     await asyncio.wait(list(checker._under_way.values()), timeout=60)
 
     assert await state_of("a") is InstanceState.DRAINING
@@ -661,8 +661,8 @@ async def test_a_deposed_leader_takes_nobody_down(
     server.answers["/health"] = (500, "")
     await add_instance("a", url=server.url)
     await check(2)
-    await pool.release_lease((await pool.snapshot()).leader)
-    assert await pool.acquire_lease("another", 60_000) is not None
+    await pool.leader_lease.release((await pool.snapshot()).leader)
+    assert await pool.leader_lease.acquire("another", 60_000) is not None
 
     with pytest.raises(LeaseLostError):
         await check(2)
@@ -677,8 +677,8 @@ async def test_a_deposed_leader_writes_nothing_that_it_learned(
     server.answers["/metrics"] = (200, 'vllm:cache_config_info{block_size="128",num_gpu_blocks="1000"} 1.0\n')
     await add_instance("a", InstanceState.STARTING, url=server.url)
     before = (await pool.membership()).instances["a"]
-    await pool.release_lease((await pool.snapshot()).leader)
-    assert await pool.acquire_lease("another", 60_000) is not None
+    await pool.leader_lease.release((await pool.snapshot()).leader)
+    assert await pool.leader_lease.acquire("another", 60_000) is not None
 
     with pytest.raises(LeaseLostError):
         await check()
@@ -825,21 +825,21 @@ async def test_why_an_instance_does_not_serve_is_noted_until_it_does(
     await add_instance("unknown", InstanceState.STARTING, url="http://no-such-host.invalid:8000")
 
     await check()
-    told = {name: note.text for name, note in (await pool.notes()).items()}
+    told = {name: note.text for name, note in (await pool.members.notes()).items()}
 
     assert "worker.upstream_api_key" in told["keyed"]
     assert "connection refused by 127.0.0.1:" in told["refused"]
     assert "'no-such-host.invalid' cannot be resolved" in told["unknown"]
     server.answers |= {"/health": (200, ""), "/v1/models": listing("llama")}
     await check(2)
-    assert "it lists llama, and not the pool's model 'qwen'" in (await pool.notes())["keyed"].text
+    assert "it lists llama, and not the pool's model 'qwen'" in (await pool.members.notes())["keyed"].text
     server.answers["/v1/models"] = listing("qwen")
     await check(6)
-    assert "keyed" not in await pool.notes()
-    await pool.remove_instance("refused")
-    await pool.set_instance_state("unknown", InstanceState.STANDBY)
+    assert "keyed" not in await pool.members.notes()
+    await pool.members.remove_instance("refused")
+    await pool.members.set_instance_state("unknown", InstanceState.STANDBY)
     await check()
-    assert await pool.notes() == {}
+    assert await pool.members.notes() == {}
 
 
 # a checker that is cut off ---------------------------------------------------------------------------------------

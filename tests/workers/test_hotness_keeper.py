@@ -37,13 +37,13 @@ def keeper_of(fence: int, clock: ManualClock, metrics: WorkerMetrics) -> KeeperO
 def published(pool: PoolStore, monkeypatch: pytest.MonkeyPatch) -> list[dict[int, int]]:
     """The counts of every tree that is published."""
     counts_of = []
-    publish = pool.publish_tree
+    publish = pool.publications.publish_tree
 
     async def noted(tree: Any, counts: Any, *, fence: int) -> int:
         counts_of.append(dict(counts))
         return await publish(tree, counts, fence=fence)
 
-    monkeypatch.setattr(pool, "publish_tree", noted)
+    monkeypatch.setattr(pool.publications, "publish_tree", noted)
     return counts_of
 
 

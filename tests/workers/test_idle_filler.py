@@ -65,8 +65,8 @@ async def test_a_deposed_leader_moves_nothing(
     pool: PoolStore, filler: IdleFiller, busy: Any, add_instance: AddInstance
 ) -> None:
     await add_instance("b", prefill_tokens_per_s=1000.0, dispatch_window_tokens=2000)
-    await pool.release_lease((await pool.snapshot()).leader)
-    assert await pool.acquire_lease("another", 10_000) is not None
+    await pool.leader_lease.release((await pool.snapshot()).leader)
+    assert await pool.leader_lease.acquire("another", 10_000) is not None
 
     with pytest.raises(LeaseLostError):
         await filler.tick()

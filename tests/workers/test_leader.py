@@ -104,7 +104,7 @@ async def test_a_leader_that_vanishes_is_replaced_within_its_lease(
     clock: ManualClock, pool: PoolStore, campaign: Campaign
 ) -> None:
     # given a leader that died without a word
-    assert await pool.acquire_lease("dead", int(LEASE_S * 1000)) is not None
+    assert await pool.leader_lease.acquire("dead", int(LEASE_S * 1000)) is not None
     _, office, _ = campaign(pool, "w2")
 
     # when its lease and one retry of the other have passed
@@ -206,7 +206,7 @@ async def test_a_lease_that_cannot_be_released_does_not_keep_a_worker_from_stopp
         await task
 
     assert office.active == 0
-    assert flaky.calls[-1] == "release_lease"
+    assert flaky.calls[-1] == "release"
 
 
 async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(
@@ -219,13 +219,13 @@ async def test_what_a_suspended_leader_writes_after_its_lease_is_refused(
     old = first.lease
     assert old is not None
     clock.jump(LEASE_S * 2)
-    assert await pool.acquire_lease("w2", 60_000) is not None
+    assert await pool.leader_lease.acquire("w2", 60_000) is not None
 
     # when it wakes up and writes before it looks at its clock
     with pytest.raises(LeaseLostError):
-        await pool.set_instance_state("a", InstanceState.DOWN, fence=old.fence)
+        await pool.members.set_instance_state("a", InstanceState.DOWN, fence=old.fence)
     with pytest.raises(LeaseLostError):
-        await pool.repair(fence=old.fence)
+        await pool.upkeep.repair(fence=old.fence)
 
     # then its own election notices, too
     await clock.advance(LEASE_S / 2)
@@ -255,7 +255,7 @@ async def test_failing_work_gives_the_leadership_to_somebody_else(
     await clock.advance(0.0)
 
     assert value("dualmap_worker_terms_total", event="failed") == 1
-    assert await pool.acquire_lease("w2", 1000) is not None
+    assert await pool.leader_lease.acquire("w2", 1000) is not None
 
 
 async def test_jobs_that_do_not_stop_hold_the_election_no_longer_than_the_bound(
@@ -276,6 +276,6 @@ async def test_jobs_that_do_not_stop_hold_the_election_no_longer_than_the_bound(
     _, pending = await asyncio.wait({task}, timeout=5)
 
     assert not pending
-    assert flaky.calls[-1] == "release_lease"
+    assert flaky.calls[-1] == "release"
     freed.set()
     await asyncio.sleep(0)

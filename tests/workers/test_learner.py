@@ -136,7 +136,7 @@ async def test_what_could_not_be_published_is_with_the_next_samples(
         raise StoreUnavailableError("the store is away")
 
     with monkeypatch.context() as outage:
-        outage.setattr(pool, "publish_learned", away)
+        outage.setattr(pool.publications, "publish_learned", away)
         with pytest.raises(StoreUnavailableError):
             await learner.tick()
     assert await rate_of_a() == RATE / 2
@@ -166,7 +166,7 @@ async def test_an_instance_that_left_teaches_nothing(
 ) -> None:
     learner = learner_of(pool)
     await prefills(2)
-    await pool.remove_instance("a")
+    await pool.members.remove_instance("a")
 
     await learner.tick()
 
@@ -180,7 +180,7 @@ async def test_an_instance_that_came_back_under_its_id_is_learned_afresh(
     learner = learner_of(pool)
     await prefills(200)
     await learner.tick()
-    await pool.remove_instance("a")
+    await pool.members.remove_instance("a")
     await learner.tick()
 
     await add_instance("a", prefill_tokens_per_s=100.0)

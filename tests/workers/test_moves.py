@@ -34,7 +34,7 @@ async def queue_of_100(pool: PoolStore, add_instance: AddInstance, reserve: Rese
     await add_instance("b", dispatch_window_tokens=1, max_queued_requests=1000)
     for number in range(101):
         await reserve(f"r{number}", "a", 10, other="b")
-    await pool.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
 
 
 async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
@@ -47,7 +47,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
 ) -> None:
     class LeavesMeanwhile(LedPool):
         async def queue(self, instance_id: str) -> Any:
-            read = await pool.queue(instance_id)
+            read = await pool.queues.queue(instance_id)
             await finish(pool, "r7")
             return read
 
@@ -64,7 +64,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
 async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_for(
     flaky: FlakyPool, pool: PoolStore, fence: int, metrics: WorkerMetrics, order: QueueOrder, queue_of_100: None
 ) -> None:
-    original, answered = pool.migrate, 0
+    original, answered = pool.queues.migrate, 0
 
     async def migrate(*arguments: Any, **named: Any) -> Any:
         nonlocal answered
@@ -72,7 +72,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
         flaky.away = answered >= 40
         return await original(*arguments, **named)
 
-    pool.migrate = migrate
+    pool.queues.migrate = migrate
     evacuating = Evacuator(flaky, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
 
     with pytest.raises(StoreUnavailableError):
@@ -82,7 +82,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
     assert loads["a"].queued_requests == 100 - 40
     assert loads["a"].pending_tokens + loads["b"].pending_tokens == 1010
     flaky.away = False
-    pool.migrate = original
+    pool.queues.migrate = original
     await evacuating.tick()
     assert (await pool.loads())["a"].queued_requests == 0
 

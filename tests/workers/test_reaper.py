@@ -75,7 +75,7 @@ async def test_a_replica_that_retired_is_cleared_away_without_alarm(
 
     await reaper_of(pool).tick()
 
-    assert not await pool.records(["r1"]) and not await pool.expired_replicas()
+    assert not await pool.records(["r1"]) and not await pool.upkeep.expired_replicas()
     assert value("dualmap_worker_reaped_requests_total") == 1
     assert value("dualmap_worker_reaped_replicas_total") == 0
     assert "replica reaped" not in caplog.text

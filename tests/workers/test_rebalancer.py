@@ -127,8 +127,8 @@ async def test_one_round_moves_no_more_than_its_bound(
 
 async def test_a_deposed_rebalancer_moves_nothing(pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any) -> None:
     rebalancer = rebalancer_of(pool)
-    await pool.release_lease((await pool.snapshot()).leader)
-    assert await pool.acquire_lease("another", 1000) is not None
+    await pool.leader_lease.release((await pool.snapshot()).leader)
+    assert await pool.leader_lease.acquire("another", 1000) is not None
 
     with pytest.raises(LeaseLostError):
         await rebalancer.tick()
@@ -173,13 +173,13 @@ async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
 async def test_after_an_expensive_round_the_pause_is_as_long(
     pool: PoolStore, rebalancer_of: RebalancerOf, hotspot: Any, clock: ManualClock
 ) -> None:
-    original = pool.queue
+    original = pool.queues.queue
 
     async def slow_queue(instance_id: str) -> Any:
         clock.jump(0.3)
         return await original(instance_id)
 
-    pool.queue = slow_queue  # type: ignore[assignment]
+    pool.queues.queue = slow_queue  # type: ignore[assignment]
     rebalancer = rebalancer_of(pool)
     await rebalancer.tick()
 

@@ -67,7 +67,7 @@ async def test_configured_instances_enter_as_starting_with_all_their_figures(
 async def test_registering_twice_changes_nothing(pool: PoolStore, registrar_of: RegistrarOf) -> None:
     first, second = registrar_of(pool), registrar_of(pool)
     await first.tick()
-    await pool.set_instance_state("a", InstanceState.READY)
+    await pool.members.set_instance_state("a", InstanceState.READY)
     before = await pool.membership()
 
     await second.tick()
@@ -82,7 +82,7 @@ async def test_what_an_operator_removes_stays_removed_until_a_worker_starts(
     registrar = registrar_of(pool)
     await registrar.tick()
 
-    await pool.remove_instance("a")
+    await pool.members.remove_instance("a")
     for _ in range(3):
         await registrar.tick()
     assert list((await pool.membership()).instances) == ["b"]
@@ -95,8 +95,8 @@ async def test_a_configured_instance_whose_server_was_added_under_another_id_is_
     pool: PoolStore, registrar_of: RegistrarOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     await registrar_of(pool).tick()
-    await pool.remove_instance("a")
-    await pool.put_instance(InstanceSpec("renamed", A.url))
+    await pool.members.remove_instance("a")
+    await pool.members.put_instance(InstanceSpec("renamed", A.url))
 
     starting = registrar_of(pool)
     for _ in range(2):
@@ -144,7 +144,7 @@ async def test_a_capacity_that_is_configured_again_is_kept_as_reported_and_the_l
     pool: PoolStore, registrar_of: RegistrarOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     await registrar_of(pool).tick()
-    await pool.put_instance(replace(A.spec(), kv_capacity_tokens=123_456))
+    await pool.members.put_instance(replace(A.spec(), kv_capacity_tokens=123_456))
     caplog.set_level("INFO")
     caplog.clear()
 
@@ -178,17 +178,17 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     # given a fleet with one instance added at run time, one draining and one removed
     registrar = registrar_of(pool)
     await registrar.tick()
-    await pool.put_instance(InstanceSpec("added", "http://added"))
-    await pool.set_instance_state("added", InstanceState.READY)
-    await pool.set_instance_state("b", InstanceState.DRAINING)
-    await pool.remove_instance("a")
+    await pool.members.put_instance(InstanceSpec("added", "http://added"))
+    await pool.members.set_instance_state("added", InstanceState.READY)
+    await pool.members.set_instance_state("b", InstanceState.DRAINING)
+    await pool.members.remove_instance("a")
     # and with names and a setting that were given to it, one of which was taken back
-    await pool.add_name("chat", "")
-    await pool.add_name("adapter", "lora")
-    await pool.add_name("gone", "")
-    await pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
+    await pool.members.add_name("chat", "")
+    await pool.members.add_name("adapter", "lora")
+    await pool.members.add_name("gone", "")
+    await pool.settings.change({"max_deferred_s": 9.0}, by="somebody")
     await registrar.tick()
-    await pool.remove_name("gone")
+    await pool.members.remove_name("gone")
     await registrar.tick()
 
     # when the store loses everything
@@ -211,16 +211,16 @@ async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
     await registrar.tick()
     emptied = MemoryStore(scheduling, now_ms=clock.now_ms).pool("default")
     flaky._pool = emptied
-    original = emptied.put_instance
+    original = emptied.members.put_instance
 
     async def put_one_then_break(spec: InstanceSpec) -> None:
         await original(spec)
         flaky.away = True
 
-    emptied.put_instance = put_one_then_break
+    emptied.members.put_instance = put_one_then_break
     with pytest.raises(StoreUnavailableError):
         await registrar.tick()
-    emptied.put_instance = original
+    emptied.members.put_instance = original
     flaky.away = False
     assert len((await emptied.membership()).instances) == 1
 

@@ -50,9 +50,9 @@ async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
     await scaler(pool, fence, clock, metrics, pool_settings(2, 4)).tick()
 
     assert await state_of(pool, "spare") is InstanceState.STARTING
-    record = await pool.scaling()
+    record = await pool.publications.scaling()
     assert (record.decision_id, record.status, record.by) == (1, DecisionStatus.OPEN, "w1")
-    assert "1 of at least 2" in (await pool.scaling_log(1))[0].text
+    assert "1 of at least 2" in (await pool.publications.scaling_log(1))[0].text
     assert value("dualmap_worker_wanted_instances") == 2
 
 
@@ -79,7 +79,7 @@ async def test_a_former_leader_changes_nothing(
     with pytest.raises(LeaseLostError):
         await scaler(pool, fence - 1, clock, metrics, pool_settings(2, 4)).tick()
     assert await state_of(pool, "spare") is InstanceState.STANDBY
-    assert (await pool.scaling()).decision_id == 0
+    assert (await pool.publications.scaling()).decision_id == 0
 
 
 async def test_without_the_store_there_is_no_decision(
@@ -94,7 +94,7 @@ async def test_without_the_store_there_is_no_decision(
     pool.loads = away  # type: ignore[assignment]
     with pytest.raises(StoreUnavailableError):
         await made.tick()
-    assert (await pool.scaling()).decision_id == 0
+    assert (await pool.publications.scaling()).decision_id == 0
 
 
 def test_a_former_leader_publishes_no_number(metrics: WorkerMetrics, value: Callable[..., float]) -> None:

@@ -128,12 +128,12 @@ async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
     second = await eventually(leader_of(fleet, but=first.owner))
     assert second.fence > first.fence
     refused = [
-        fleet.renew_lease(first, 600),
-        fleet.set_instance_state("a", InstanceState.READY, fence=first.fence),
-        fleet.publish_tree(HotnessTree({1: 1}), {1: 1}, fence=first.fence),
-        fleet.migrate(HELD, "b", reason="test", fence=first.fence),
-        fleet.publish_learned(Learned(), {}, fence=first.fence),
-        fleet.reap("router-1", fence=first.fence),
+        fleet.leader_lease.renew(first, 600),
+        fleet.members.set_instance_state("a", InstanceState.READY, fence=first.fence),
+        fleet.publications.publish_tree(HotnessTree({1: 1}), {1: 1}, fence=first.fence),
+        fleet.queues.migrate(HELD, "b", reason="test", fence=first.fence),
+        fleet.publications.publish_learned(Learned(), {}, fence=first.fence),
+        fleet.upkeep.reap("router-1", fence=first.fence),
     ]
     for write in refused:
         with pytest.raises(LeaseLostError):

@@ -50,13 +50,13 @@ class KvEventsJob:
         if self._context is not None:
             self._context.destroy(linger=0)
         try:
-            await self._pool.renew_subscriber(self._worker_id, 0)
+            await self._pool.kv_events.renew_subscriber(self._worker_id, 0)
         except StoreError:
             return  # the lease ends by itself
 
     async def tick(self) -> None:
         """Renew the lease, and follow the share that the living leave. Raises StoreUnavailableError."""
-        living = await self._pool.renew_subscriber(self._worker_id, LEASE_MS)
+        living = await self._pool.kv_events.renew_subscriber(self._worker_id, LEASE_MS)
         sources = await self._sources()
         mine = share_of(self._worker_id, sources, living)
         wanted = {sources[name] for name in mine}

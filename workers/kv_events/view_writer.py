@@ -70,12 +70,12 @@ class ViewWriter:
     async def claim(self, worker_id: str) -> bool:
         """Take the instance over, with what an earlier subscriber knew; False while another one has it."""
         instance_id = self._source.instance_id
-        record = await self._pool.claim_kv_events(instance_id, worker_id)
+        record = await self._pool.kv_events.claim(instance_id, worker_id)
         if record is None:
             return False
         self._fence = record.fence
         self.known = record.sequence is not None
-        self._view = EngineView(await self._pool.kv_names(instance_id) if self.known else None)
+        self._view = EngineView(await self._pool.kv_events.names(instance_id) if self.known else None)
         self._names_told = NAMES_TOLD + 3 * self._view.named_blocks  # how many the one before told is not known
         self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
         # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
@@ -88,7 +88,7 @@ class ViewWriter:
     async def give_back(self) -> None:
         """The store's view stays as it is, for the next subscriber."""
         if self._fence is not None:
-            await self._pool.release_kv_events(self._source.instance_id, self._fence)
+            await self._pool.kv_events.release(self._source.instance_id, self._fence)
             self._fence = None
 
     async def continue_view(self) -> None:
@@ -140,7 +140,7 @@ class ViewWriter:
             await self._mark(KvViewStatus.EXACT, "", drop=True)
         assert self._fence is not None
         started_s = self._clock.monotonic_s()
-        booked = await self._pool.apply_kv_events(instance_id, self._fence, change)
+        booked = await self._pool.kv_events.apply(instance_id, self._fence, change)
         self.known = True  # also of a view that was cleared, and dropped in the store
         self.written_s = self._clock.monotonic_s()
         self._names_told = 0 if all_names else self._names_told + len(change.names)
@@ -170,7 +170,7 @@ class ViewWriter:
     async def _mark(self, status: KvViewStatus, reason: str, *, drop: bool = False) -> None:
         assert self._fence is not None
         instance_id = self._source.instance_id
-        await self._pool.mark_kv_events(instance_id, self._fence, status, reason[:200], drop=drop)
+        await self._pool.kv_events.mark(instance_id, self._fence, status, reason[:200], drop=drop)
         if drop:
             self.known = False
         if status is not self.status:

@@ -65,8 +65,8 @@ async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(start_runtime
 async def test_hot_prefixes_are_listed_by_depth(start_runtime: Any, client_of: Any, store: Any, clock: Any) -> None:
     runtime = await start_runtime()
     pool = store.pool("default")
-    lease = await pool.acquire_lease("leader", 60_000)
-    await pool.publish_tree(HotnessTree({255: 2, 7: 1}), {255: 40, 7: 50}, fence=lease.fence)
+    lease = await pool.leader_lease.acquire("leader", 60_000)
+    await pool.publications.publish_tree(HotnessTree({255: 2, 7: 1}), {255: 40, 7: 50}, fence=lease.fence)
     await clock.advance(1.1)
 
     hot = (await client_of(runtime).get("/admin/hot-prefixes")).json()[0]

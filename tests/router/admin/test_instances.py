@@ -53,7 +53,10 @@ async def test_an_update_leaves_alone_what_others_change_at_the_same_time(
 ) -> None:
     tampered, pool = tools.Tampered(store), store.pool("default")
     client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered))
-    others = {"a": lambda: pool.update_instance("a", {"kv_capacity_tokens": 7}), "b": lambda: pool.remove_instance("b")}
+    others = {
+        "a": lambda: pool.members.update_instance("a", {"kv_capacity_tokens": 7}),
+        "b": lambda: pool.members.remove_instance("b"),
+    }
 
     async def change_first(named: Any, *_: Any, **__: Any) -> None:
         await others[named if isinstance(named, str) else named.instance_id]()

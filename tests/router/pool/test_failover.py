@@ -129,7 +129,7 @@ async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) ->
 async def replica(server: EmbeddedValkey, shared: PoolStore) -> AsyncIterator[Replica]:
     """A replica with two ready instances."""
     for instance_id in ("a", "b"):
-        await shared.put_instance(instance(instance_id, dispatch_window_tokens=400))
+        await shared.members.put_instance(instance(instance_id, dispatch_window_tokens=400))
     store, made = await _replica_on(server, SCHEDULING)
     yield made
     await store.close()
@@ -183,7 +183,9 @@ async def test_without_the_store_a_replica_goes_on_from_its_last_view(replica: R
 async def test_learned_prefill_rates_are_kept_without_the_store(
     replica: Replica, shared: PoolStore, server: EmbeddedValkey
 ) -> None:
-    await shared.publish_learned((await shared.membership()).learned, {"a": 123.0}, fence=await lead(shared))
+    await shared.publications.publish_learned(
+        (await shared.membership()).learned, {"a": 123.0}, fence=await lead(shared)
+    )
     told = await replica.place("told", "a")
     replica.rates = {"a": told.loads["a"].prefill_tokens_per_s, "long gone": 5.0}
     stop(server)
@@ -210,11 +212,14 @@ async def test_without_the_store_held_requests_are_granted_by_the_replicas_own_s
     assert held.state is RequestState.DISPATCHED
 
 
-async def test_without_the_store_the_replica_sweeps_its_queues_itself(
-    shared: PoolStore, server: EmbeddedValkey
+@pytest.mark.parametrize("changes", [{}, {"queue_order": "deadline"}], ids=["configured", "changed while it ran"])
+async def test_without_the_store_the_replica_sweeps_its_queues_itself_by_the_order_in_force(
+    shared: PoolStore, server: EmbeddedValkey, changes: dict[str, str]
 ) -> None:
-    await shared.put_instance(instance("a", dispatch_window_tokens=400, prefill_tokens_per_s=400.0))
-    store, replica = await _replica_on(server, DEADLINE)
+    if changes:
+        await shared.settings.change(changes, by="an operator")
+    await shared.members.put_instance(instance("a", dispatch_window_tokens=400, prefill_tokens_per_s=400.0))
+    store, replica = await _replica_on(server, SCHEDULING if changes else DEADLINE)
     stop(server)
     grants: asyncio.Queue[Grant] = asyncio.Queue()
     replica.pool.on_grant("one", grants.put_nowait)
@@ -248,7 +253,7 @@ async def test_without_the_store_heartbeats_and_operators_are_told(replica: Repl
     with pytest.raises(StoreUnavailableError):
         await replica.pool.heartbeat("one", 1000, {})
     with pytest.raises(StoreUnavailableError):
-        await replica.pool.put_instance(instance("c"))
+        await replica.pool.members.put_instance(instance("c"))
     assert replica.degraded
 
 
@@ -263,7 +268,7 @@ async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: Embedde
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again(replica: Replica, server: EmbeddedValkey) -> None:
-    await replica.pool.set_instance_state("b", InstanceState.DRAINING)
+    await replica.pool.members.set_instance_state("b", InstanceState.DRAINING)
     known = await replica.pool.membership()
     await replica.place("prefilled")
     await replica.first_token("prefilled")
@@ -285,8 +290,8 @@ async def test_a_store_that_comes_back_empty_is_filled_again(replica: Replica, s
 async def test_a_store_that_was_emptied_unnoticed_is_filled_again_at_the_next_call(
     replica: Replica, server: EmbeddedValkey
 ) -> None:
-    await replica.pool.add_name("adapter", "lora")
-    await replica.pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
+    await replica.pool.members.add_name("adapter", "lora")
+    await replica.pool.settings.change({"max_deferred_s": 9.0}, by="somebody")
     await replica.pool.membership()
     await replica.place("r")
     again = start_again(stop(server))
@@ -333,7 +338,7 @@ async def test_after_a_partition_the_store_believes_the_replica_about_its_own_re
     await replica.first_token("prefills")
     await replica.finish("over")
     await finish(shared, "prefills")
-    await shared.migrate(before["goes"], "b", reason="benefit", fence=await lead(shared))
+    await shared.queues.migrate(before["goes"], "b", reason="benefit", fence=await lead(shared))
     await until(lambda: not replica.degraded)
 
     view = await shared.snapshot()
@@ -359,7 +364,7 @@ async def test_a_replica_is_known_again_as_soon_as_it_has_handed_over(
 
     view = await shared.snapshot()
     assert [(each.replica_id, each.info) for each in view.replicas] == [("one", {"requests": "1"})]
-    assert await shared.expired_replicas() == {}
+    assert await shared.upkeep.expired_replicas() == {}
 
 
 async def test_a_replica_that_retired_without_the_store_is_not_entered_there_again(
@@ -420,7 +425,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     shared: PoolStore, server: EmbeddedValkey, skew_s: int
 ) -> None:
     """What was placed by the local clock is told in the store's, as ``recover_from`` says."""
-    await shared.put_instance(instance("a"))
+    await shared.members.put_instance(instance("a"))
     primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
     await primary.open()
     pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
@@ -448,7 +453,7 @@ async def test_what_a_store_without_its_members_reserved_is_over_after_the_hand_
 ) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
-    await shared.put_instance(instance("b"))
+    await shared.members.put_instance(instance("b"))
 
     reply = await replica.place("r", "b", "a")
     assert (replica.degraded, reply.instance_id) == (True, "b"), "the store knew one member of two"
@@ -489,7 +494,7 @@ class LateAnswers:
 
 async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
-    await shared.put_instance(instance("a"))
+    await shared.members.put_instance(instance("a"))
     primary = LateAnswers(shared)
     replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
     await replica.pool.membership()
@@ -549,7 +554,7 @@ class Breaking:
 @pytest.mark.parametrize("call", ["snapshot", "release", "adopt"])
 async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call: str) -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
-    await shared.put_instance(instance("a", max_queued_requests=10))
+    await shared.members.put_instance(instance("a", max_queued_requests=10))
     primary = Breaking(shared, call)
     replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
     await replica.pool.membership()
@@ -591,7 +596,7 @@ class PassingTime:
 
 async def test_a_store_that_is_away_again_after_every_hand_over_is_probed_ever_more_rarely() -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
-    await shared.put_instance(instance("a"))
+    await shared.members.put_instance(instance("a"))
     clock = PassingTime()
     replica = Replica(FailoverPool(cast(PoolStore, LateAnswers(shared)), SCHEDULING, clock=clock))
     await replica.pool.membership()
@@ -643,7 +648,7 @@ async def test_calls_during_the_hand_over_wait_for_it_and_nothing_is_lost(
     replica: Replica, server: EmbeddedValkey
 ) -> None:
     for instance_id in ("a", "b"):
-        await replica.pool.put_instance(instance(instance_id, max_queued_requests=10_000))
+        await replica.pool.members.put_instance(instance(instance_id, max_queued_requests=10_000))
     await replica.pool.membership()
     for number in range(50):
         await replica.place(f"before{number}")

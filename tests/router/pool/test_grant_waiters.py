@@ -89,7 +89,7 @@ async def test_a_grant_is_waited_for_as_long_as_the_request_may_be_held(clock: A
 async def test_all_held_requests_are_looked_up_in_one_call(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
     pool = tampered.pool("default")
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
     await held(pool, "x", "y", "z")
     waiters = waiters_of(pool, clock)
     tasks = [asyncio.create_task(waiters.wait(waiters.expect(name, 1), 10.0, 0.0)) for name in "xyz"]
@@ -155,7 +155,7 @@ async def test_a_request_that_the_store_does_not_know_is_lost(store: Any, clock:
 
 async def test_a_request_whose_id_is_another_replicas_by_now_is_lost(store: Any, clock: Any) -> None:
     pool = store.pool("default")
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
     await pool.place(tools.placement("x", replica_id="another"))
     waiters = waiters_of(pool, clock)
     task = asyncio.create_task(waiters.wait(waiters.expect("x", 1), 10.0, 0.0))

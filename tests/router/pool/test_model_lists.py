@@ -46,7 +46,7 @@ async def test_a_name_that_an_instance_dropped_is_known_to_the_fleet_after_one_a
 ) -> None:
     pool = runtime.pools.pools["default"]
     name = pool.view.view.ready[0]
-    await pool.store.update_instance(name, {"models": {"default": "", "sql": "default"}})
+    await pool.store.members.update_instance(name, {"models": {"default": "", "sql": "default"}})
     await pool.view.refresh()
     assert "sql" in runtime.pools.routes
 
@@ -64,7 +64,7 @@ async def test_a_list_that_cannot_be_read_stays_and_is_not_asked_for_at_every_an
 ) -> None:
     pool = runtime.pools.pools["default"]
     name = pool.view.view.ready[0]
-    await pool.store.update_instance(name, {"models": {"default": ""}})
+    await pool.store.members.update_instance(name, {"models": {"default": ""}})
     await pool.view.refresh()
     instance.status = 503
 

@@ -48,7 +48,7 @@ async def state_of(store: Any, request_id: str) -> RequestState:
 
 async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: Any, store: Any) -> None:
     pool = (await start_runtime(instances=(tools.spec("a"),))).pools.pools["default"]
-    await store.pool("default").put_instance(tools.spec("b"))
+    await store.pool("default").members.put_instance(tools.spec("b"))
     assert pool.view.view.ready == ("a",)
 
     await pool.fleet.observe(["a"], CHAIN)
@@ -63,7 +63,7 @@ async def test_a_store_that_starts_counting_again_is_followed(
     pool = (await start_runtime(instances=[tools.spec(name) for name in "abc"])).pools.pools["default"]
     emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
     pool.view._pool = pool.fleet._store = emptied
-    await emptied.put_instance(tools.spec("d"))
+    await emptied.members.put_instance(tools.spec("d"))
     assert (await emptied.membership()).epoch < pool.view.view.epoch
 
     await pool.fleet.observe(["d"], CHAIN)
@@ -285,7 +285,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any) 
         request = await runtime.intake.place(tools.request("x" * 2000))
         request.finish(Outcome.COMPLETED)
     await tools.settle()
-    await store.pool("default").remove_instance("a")
+    await store.pool("default").members.remove_instance("a")
     await pool.view.refresh()
 
     pool.fleet.forget_departed()
@@ -297,7 +297,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any) 
 
 async def test_a_reply_of_another_epoch_brings_the_view_up_to_date(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await store.pool("default").put_instance(tools.spec("b"))
+    await store.pool("default").members.put_instance(tools.spec("b"))
 
     request = await runtime.intake.place(tools.request())
     await tools.settle()

@@ -41,7 +41,7 @@ async def names(pool: PoolStore) -> dict[str, tuple[str, RequestState]]:
 async def pool_with(pool: PoolStore, *request_ids: str, **changes: Any) -> list[StoredRequest]:
     """The records of requests placed on instance a, the first two of them dispatched."""
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     for request_id in request_ids:
         await place(pool, request_id, **changes)
     return [await record(pool, request_id) for request_id in request_ids]
@@ -96,7 +96,7 @@ async def test_a_dispatched_request_is_where_its_replica_says(
 
 async def test_a_held_request_is_where_the_store_says(pool: PoolStore) -> None:
     live = await pool_with(pool, "sent", "sent too", "held")
-    await pool.migrate(live[2], "b", reason="rebalance", fence=await lead(pool))
+    await pool.queues.migrate(live[2], "b", reason="rebalance", fence=await lead(pool))
 
     assert await recover(pool, *live) == Recovered(0, 0)
     assert (await record(pool, "held")).instance_id == "b"
@@ -120,7 +120,7 @@ async def test_another_replicas_live_request_of_the_id_stays(pool: PoolStore) ->
 
 
 async def test_members_that_are_missing_are_entered_and_the_known_stay(pool: PoolStore) -> None:
-    await pool.put_instance(instance("a", max_running_requests=3))
+    await pool.members.put_instance(instance("a", max_running_requests=3))
 
     assert await restore_members(pool, [instance("a"), instance("b")]) == 1
     known = (await pool.membership()).instances
@@ -129,9 +129,9 @@ async def test_members_that_are_missing_are_entered_and_the_known_stay(pool: Poo
 
 async def test_a_store_lost_members_if_their_epoch_went_back_or_did_not_see_them_leave(pool: PoolStore) -> None:
     for name in ("a", "b"):
-        await pool.put_instance(instance(name))
+        await pool.members.put_instance(instance(name))
     known = await pool.membership()
-    await pool.remove_instance("b")
+    await pool.members.remove_instance("b")
 
     def found(epoch: int, *instances: str) -> Membership:
         return replace(known, epoch=epoch, instances={name: instance(name) for name in instances})

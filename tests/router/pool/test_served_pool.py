@@ -19,7 +19,7 @@ async def test_what_left_the_fleet_is_forgotten(start_runtime: Any, store: Any, 
         request.finish(Outcome.UPSTREAM_FAILED)
         await tools.settle()
     first, second = pool.evidence.breakers.states()
-    await store.pool("default").remove_instance(first)
+    await store.pool("default").members.remove_instance(first)
 
     await clock.advance(RECONCILE_S + 1.5)
 

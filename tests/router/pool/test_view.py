@@ -27,7 +27,7 @@ async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: 
     kept = keeper(pool, clock)
     running = asyncio.create_task(kept.run())
     await tools.settle()
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
     assert kept.view.ready == ()
 
     kept.renew()
@@ -42,7 +42,7 @@ async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any) -> None:
     kept = keeper(pool, clock)
     running = asyncio.create_task(kept.run())
     await tools.settle()
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
 
     await clock.advance(1.1)
 
@@ -52,7 +52,7 @@ async def test_an_idle_keeper_looks_by_itself(store: Any, clock: Any) -> None:
 
 async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any) -> None:
     tampered = tools.Tampered(store)
-    await store.pool("default").put_instance(tools.spec("a"))
+    await store.pool("default").members.put_instance(tools.spec("a"))
     kept = keeper(tampered.pool("default"), clock)
     running = asyncio.create_task(kept.run())
     await tools.settle()
@@ -61,7 +61,7 @@ async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any) ->
         raise StoreUnavailableError("away")
 
     tampered.before["membership"] = away
-    await store.pool("default").put_instance(tools.spec("b"))
+    await store.pool("default").members.put_instance(tools.spec("b"))
     await clock.advance(5.0)
     assert kept.view.ready == ("a",)
     with pytest.raises(StoreUnavailableError):
@@ -76,10 +76,10 @@ async def test_the_view_stays_while_the_store_is_away(store: Any, clock: Any) ->
 async def test_every_refreshed_view_is_shown(store: Any) -> None:
     shown: list[ClusterView] = []
     kept = keeper(store.pool("default"), None, seen=shown.append)
-    await store.pool("default").put_instance(tools.spec("a"))
+    await store.pool("default").members.put_instance(tools.spec("a"))
     await kept.refresh()
 
-    await store.pool("default").set_instance_state("a", InstanceState.DOWN)
+    await store.pool("default").members.set_instance_state("a", InstanceState.DOWN)
     await kept.refresh()
 
     assert [view.instances["a"].state for view in shown] == [InstanceState.READY, InstanceState.DOWN]
@@ -106,7 +106,7 @@ async def test_who_asks_while_the_store_is_read_shares_a_read_that_begins_later(
     tampered.after["membership"] = read_slowly
     first = asyncio.create_task(kept.refresh())
     await reading.wait()
-    await store.pool("default").put_instance(tools.spec("a"))
+    await store.pool("default").members.put_instance(tools.spec("a"))
     later = [asyncio.create_task(kept.refresh()) for _ in range(20)]
     await tools.settle()
     assert tampered.calls == ["membership"], "one read at a time"

@@ -39,8 +39,8 @@ async def test_a_replica_that_starts_later_leaves_the_members_as_they_are(start_
     names = ("a", "b")
     pools = (PoolSettings(instances=tuple(InstanceSettings(id=name, url=f"http://{name}:1") for name in names)),)
     await start_runtime(pools=pools)
-    await store.pool("default").set_instance_state("a", InstanceState.READY)
-    await store.pool("default").remove_instance("b")
+    await store.pool("default").members.set_instance_state("a", InstanceState.READY)
+    await store.pool("default").members.remove_instance("b")
 
     await start_runtime(pools=pools)
 
@@ -52,7 +52,7 @@ async def test_the_lease_is_renewed_and_given_up_on_a_clean_exit(start_runtime: 
     runtime = await start_runtime(replica_lease_s=6.0)
     await clock.advance(20.0)
     pool = store.pool("default")
-    assert not await pool.expired_replicas()
+    assert not await pool.upkeep.expired_replicas()
     assert [replica.replica_id for replica in (await pool.snapshot()).replicas] == ["replica-1"]
 
     await runtime.stop()
@@ -89,7 +89,7 @@ async def test_a_store_that_came_back_empty_is_given_members_and_live_requests_a
 async def test_an_instance_removed_on_purpose_does_not_come_back(start_runtime: Any, store: Any, clock: Any) -> None:
     await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     pool = store.pool("default")
-    await pool.remove_instance("b")
+    await pool.members.remove_instance("b")
     await pool.retire("replica-1")  # the next heartbeat finds itself unknown
 
     await clock.advance(5.0)
@@ -150,7 +150,7 @@ async def test_what_a_killed_process_of_the_same_id_left_is_released_before_the_
     start_runtime: Any, store: Any
 ) -> None:
     pool, tampered = store.pool("default"), tools.Tampered(store)
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
     await pool.heartbeat("replica-1", 60_000, {})
     for replica_id in ("replica-1", "replica-2"):
         await pool.place(tools.placement(f"of {replica_id}", replica_id=replica_id))
@@ -250,8 +250,8 @@ async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the
     placing = asyncio.create_task(runtime.intake.place(tools.request(long, request_id="held")))
     await tools.settle()
     held = (await pool.records(["held"]))["held"]
-    lease = await pool.acquire_lease("leader", 60_000)
-    await pool.migrate(held, held.alternative_id, reason="test", fence=lease.fence)
+    lease = await pool.leader_lease.acquire("leader", 60_000)
+    await pool.queues.migrate(held, held.alternative_id, reason="test", fence=lease.fence)
     await pool.retire("replica-1")
 
     await clock.advance(3.0)

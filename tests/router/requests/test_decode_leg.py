@@ -95,7 +95,9 @@ async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(spli
     await tools.settle()
 
     (told,) = [
-        each.content for each in await store.pool("default").samples("0", 10) if isinstance(each.content, EndSample)
+        each.content
+        for each in await store.pool("default").publications.samples("0", 10)
+        if isinstance(each.content, EndSample)
     ]
     assert told.transfer_ms == pytest.approx(250, abs=200)
     assert told.transferred_tokens == placed.machine.spec.chain.prompt_tokens - decode.cached_tokens > 0
@@ -110,7 +112,11 @@ async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any
     placed.first_token()
     await tools.settle()
 
-    assert not [each for each in await store.pool("default").samples("0", 10) if isinstance(each.content, EndSample)]
+    assert not [
+        each
+        for each in await store.pool("default").publications.samples("0", 10)
+        if isinstance(each.content, EndSample)
+    ]
     placed.finish(Outcome.COMPLETED)
 
 

@@ -179,7 +179,7 @@ async def test_a_streamed_answer_is_released_by_its_first_token_alone(
 
 
 async def contents(store: Any) -> list[Any]:
-    return [sample.content for sample in await store.pool("default").samples("0", 100)]
+    return [sample.content for sample in await store.pool("default").publications.samples("0", 100)]
 
 
 async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runtime: Any, store: Any) -> None:
@@ -294,7 +294,7 @@ async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, st
 
 async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.STARTING),))
-    await store.pool("default").set_instance_state("a", InstanceState.READY)
+    await store.pool("default").members.set_instance_state("a", InstanceState.READY)
 
     request = await runtime.intake.place(tools.request())
 
@@ -355,9 +355,9 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     waiting = asyncio.create_task(runtime.intake.place(tools.request(LONG, request_id="moved")))
     await tools.settle()
     record = (await store.pool("default").records(["moved"]))["moved"]
-    lease = await store.pool("default").acquire_lease("leader", 60_000)
+    lease = await store.pool("default").leader_lease.acquire("leader", 60_000)
 
-    await store.pool("default").migrate(record, record.alternative_id, reason="test", fence=lease.fence)
+    await store.pool("default").queues.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     next(request for request in requests if request.instance_id == record.alternative_id).first_token()
 
     granted = await asyncio.wait_for(waiting, 60)
@@ -537,7 +537,7 @@ async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime
 
     async def goes_down_now(placement: Any) -> None:
         tampered.before.clear()
-        await store.pool("default").set_instance_state("a", InstanceState.DOWN)
+        await store.pool("default").members.set_instance_state("a", InstanceState.DOWN)
 
     tampered.before["place"] = goes_down_now
 
@@ -556,8 +556,8 @@ async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(start_ru
     async def exchanged(placement: Any) -> None:
         tampered.before.clear()
         for former, instance_id in (("a", "c"), ("b", "d")):
-            await pool.remove_instance(former)
-            await pool.put_instance(tools.spec(instance_id))
+            await pool.members.remove_instance(former)
+            await pool.members.put_instance(tools.spec(instance_id))
 
     tampered.before["place"] = exchanged
 
@@ -625,7 +625,7 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     lost = request.instance_id
     request.loss_notifier.watch(lost, listener)
 
-    await store.pool("default").set_instance_state(lost, InstanceState.DOWN)
+    await store.pool("default").members.set_instance_state(lost, InstanceState.DOWN)
     await clock.advance(VIEW_POLL_S + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
@@ -1032,9 +1032,9 @@ async def test_a_continued_response_counts_the_conversation_that_is_stored(start
 
 async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: Any, store: Any) -> None:
     by_length = {"slo_ttft_s_per_1k_tokens": 1.0, "slo_ttft_max_s": 60.0}
-    await store.pool("default").change_settings(by_length, by="operator")
+    await store.pool("default").settings.change(by_length, by="operator")
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await store.pool("default").keep_response("resp_1@a", 20_000)
+    await store.pool("default").responses.keep("resp_1@a", 20_000)
     body = {"input": "and then?"}
     slos_s = []
     for continued in (None, "resp_1@a"):

@@ -79,8 +79,8 @@ async def test_a_migrated_request_describes_where_it_is_now(start_runtime: Any, 
     await tools.settle()
     pool = store.pool("default")
     record = (await pool.records(["moved"]))["moved"]
-    lease = await pool.acquire_lease("leader", 60_000)
-    await pool.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
+    lease = await pool.leader_lease.acquire("leader", 60_000)
+    await pool.queues.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
     for request in filling:
         request.finish(Outcome.COMPLETED)
     moved = await asyncio.wait_for(placing, 60)

@@ -91,7 +91,7 @@ async def test_whatever_becomes_of_requests_nothing_is_left_of_them(
         replica.pools.pools["default"].evidence.retries = RetryBudget(1.0, 1000.0, 0.0)
     pool = replicas[0].pools.pools["default"].store
     for name in "abcd":
-        await pool.put_instance(
+        await pool.members.put_instance(
             tools.spec(name, prefill_tokens_per_s=1e5, max_running_requests=1, max_queued_requests=20)
         )
     sweeping = asyncio.create_task(sweep(pool, queue_order_of(scheduling)))
@@ -224,7 +224,7 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
     replicas = [await start_replica() for _ in range(2)]
     pool = replicas[0].pools.pools["default"].store
     for number in range(8):
-        await pool.put_instance(tools.spec(f"i{number}", prefill_tokens_per_s=1e6))
+        await pool.members.put_instance(tools.spec(f"i{number}", prefill_tokens_per_s=1e6))
 
     taken: set[str] = set()
     for number in range(20):
@@ -243,7 +243,7 @@ async def test_a_burst_is_spread_as_every_placement_weighs_the_counts_of_its_mom
     replicas = [await start_replica(SchedulingSettings(policy="dualmap", block_tokens=16)) for _ in range(2)]
     pool = replicas[0].pools.pools["default"].store
     for name in "ab":
-        await pool.put_instance(tools.spec(name))
+        await pool.members.put_instance(tools.spec(name))
 
     async def place(number: int) -> None:
         request = await replicas[number % 2].intake.place(tools.request(f"{number} " + "word " * 8000))

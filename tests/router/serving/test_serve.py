@@ -131,7 +131,7 @@ async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
 async def make_ready(valkey_url: str) -> None:
     """Stand in for the health check."""
     store = await open_store(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
-    await store.pool("default").set_instance_state("a", InstanceState.READY)
+    await store.pool("default").members.set_instance_state("a", InstanceState.READY)
     await store.close()
 
 

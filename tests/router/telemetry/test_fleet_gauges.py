@@ -40,7 +40,7 @@ async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_
 ) -> None:
     tampered, registry = tools.Tampered(store), CollectorRegistry()
     pool = FailoverPool(tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms)
-    await pool.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("a"))
     await pool.heartbeat("replica-1", 60_000, {})
     await pool.membership()
     fleet = overviews(pool, clock)
@@ -74,7 +74,7 @@ async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_
 
 async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: Any, clock: Any) -> None:
     tampered, registry, answers = tools.Tampered(store), CollectorRegistry(), asyncio.Event()
-    await store.pool("default").put_instance(tools.spec("a"))
+    await store.pool("default").members.put_instance(tools.spec("a"))
     fleet = overviews(tampered.pool("default"), clock)
     FleetGauges(fleet, registry)
     await fleet.refresh()
@@ -99,9 +99,9 @@ async def test_a_scrape_does_not_wait_for_a_store_that_does_not_answer(store: An
 
 async def test_leader_migrations_and_states_are_told(store: Any, clock: Any) -> None:
     pool, registry = store.pool("default"), CollectorRegistry()
-    await pool.put_instance(tools.spec("a"))
-    await pool.put_instance(tools.spec("b", state=InstanceState.DOWN))
-    lease = await pool.acquire_lease("worker-1", 10_000)
+    await pool.members.put_instance(tools.spec("a"))
+    await pool.members.put_instance(tools.spec("b", state=InstanceState.DOWN))
+    lease = await pool.leader_lease.acquire("worker-1", 10_000)
     await pool._calls.command("HSET", pool._keys.migrations, "sweep", 3)
     fleet = overviews(pool, clock)
     FleetGauges(fleet, registry)

@@ -114,7 +114,7 @@ async def test_members_that_come_and_go_are_told_with_their_new_rings(
     runtime = await start_runtime(instances=(tools.spec("a"),))
     viewer = Viewer(feed_of(runtime))
     _, hello = await viewer.read()
-    await store.pool("default").put_instance(tools.spec("b"))
+    await store.pool("default").members.put_instance(tools.spec("b"))
     await runtime.pools.pools["default"].view.refresh()
 
     await clock.advance(1.0)
@@ -168,15 +168,15 @@ async def test_a_replica_that_drains_ends_its_streams(start_runtime: Any, clock:
 
 async def test_scale_steps_are_told_once_as_their_log_has_them(start_runtime: Any, store: Any, clock: Any) -> None:
     pool, runtime = store.pool("default"), await start_runtime(instances=(tools.spec("a"),))
-    lease = await pool.acquire_lease("worker-1", 60_000)
+    lease = await pool.leader_lease.acquire("worker-1", 60_000)
     first, second = (
         ScaleEntry(at_ms, 1, event, "2 → 3: queues grow") for at_ms, event in ((5, "decided"), (9, "ready"))
     )
-    await pool.record_scaling(ScaleRecord(decision_id=1), first, fence=lease.fence)
+    await pool.publications.record_scaling(ScaleRecord(decision_id=1), first, fence=lease.fence)
     viewer = Viewer(feed_of(runtime))
 
     _, hello = await viewer.read()
-    await pool.record_scaling(ScaleRecord(decision_id=1), second, fence=lease.fence)
+    await pool.publications.record_scaling(ScaleRecord(decision_id=1), second, fence=lease.fence)
     await clock.advance(1.0)
     _, tick = await viewer.read()
 
@@ -190,10 +190,10 @@ async def test_scale_steps_are_told_once_as_their_log_has_them(start_runtime: An
 async def test_the_page_says_why_an_instance_does_not_serve(start_runtime: Any, clock: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     pool = store.pool("default")
-    lease = await pool.acquire_lease("leader", 60_000)
+    lease = await pool.leader_lease.acquire("leader", 60_000)
     viewer = Viewer(feed_of(runtime))
     await viewer.read()
-    await pool.note_instance("b", "connection refused by b.test:8000", fence=lease.fence)
+    await pool.members.note_instance("b", "connection refused by b.test:8000", fence=lease.fence)
 
     await clock.advance(1.0)
     tick = (await viewer.read())[1]

@@ -35,7 +35,7 @@ class Fleet:
         for role, number in ((Role.PREFILL, prefill), (Role.DECODE, decode), (Role.MIXED, mixed)):
             for index in range(number):
                 name = f"{role}{index}"
-                at_once(self.pool.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY)))
+                at_once(self.pool.members.put_instance(InstanceSpec(name, f"http://{name}", role, InstanceState.READY)))
         at_once(self.refresh())
 
     async def refresh(self) -> None:

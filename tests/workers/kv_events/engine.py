@@ -82,10 +82,10 @@ async def until(holds: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 
 async def record_of(pool: PoolStore, instance_id: str = "a") -> KvEventRecord:
-    return (await pool.kv_event_records())[instance_id]
+    return (await pool.kv_events.records())[instance_id]
 
 
 async def is_exactly(pool: PoolStore, engine: EngineCache, status: KvViewStatus = KvViewStatus.EXACT) -> bool:
     """Whether the store lists what the engine holds, and no more."""
-    listed = (await pool.recent_blocks(("a",), 1000))["a"]
+    listed = (await pool.publications.recent_blocks(("a",), 1000))["a"]
     return (await record_of(pool)).status is status and set(listed) == engine.blocks()

@@ -22,7 +22,7 @@ SETTINGS = PoolSettings(kv_events=EVENTS)
 @pytest.fixture
 async def pool() -> PoolStore:
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
     return pool
 
 
@@ -52,9 +52,9 @@ async def test_an_instance_that_leaves_is_read_no_more(pool: PoolStore) -> None:
     async with job(pool, "one") as one:
         await one.tick()
         await until(lambda: owner(pool))
-        await pool.remove_instance("a")
+        await pool.members.remove_instance("a")
         await one.tick()
-        await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:9"))
+        await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:9"))
 
         assert await owner(pool) == ""
 
@@ -64,7 +64,7 @@ async def test_a_worker_that_ends_gives_its_instances_back(pool: PoolStore) -> N
         await one.tick()
         await until(lambda: owner(pool))
 
-    assert (await owner(pool), await pool.renew_subscriber("two", 1000)) == ("", ["two"])
+    assert (await owner(pool), await pool.kv_events.renew_subscriber("two", 1000)) == ("", ["two"])
 
 
 def test_an_instance_publishes_where_it_or_its_pool_says() -> None:

@@ -19,6 +19,7 @@ from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.changes import Changes
 from dualmap.workers.kv_events import subscriber as subscribing
 from dualmap.workers.kv_events import view_writer
 from dualmap.workers.kv_events.source import EventSource
@@ -35,7 +36,7 @@ OTHER = [*PROMPT[:16], *range(500, 516)]
 @pytest.fixture
 async def pool() -> PoolStore:
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    await pool.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
     return pool
 
 
@@ -60,7 +61,7 @@ async def following(
     context, metrics, clock = zmq.asyncio.Context(), WorkerMetrics(), RealClock()
     source = EventSource("a", publisher.endpoint, publisher.replay_endpoint, "kv@", rank)
     writer = ViewWriter(pool, source, clock=clock, metrics=metrics, wall_s=time.time)
-    await pool.renew_subscriber(worker_id, 60_000)
+    await pool.kv_events.renew_subscriber(worker_id, 60_000)
     run = Subscriber("default", source, worker_id, writer, context=context, clock=clock, metrics=metrics).run()
     task = asyncio.create_task(run)
     try:
@@ -184,13 +185,13 @@ async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(view_writer, "NAMES_TOLD", 4)
     applied: list[KvChange] = []
-    apply = pool.apply_kv_events
+    apply = pool.kv_events.apply
 
     async def noted(instance_id: str, fence: int, change: KvChange) -> int:
         applied.append(change)
         return await apply(instance_id, fence, change)
 
-    pool.apply_kv_events = noted
+    pool.kv_events.apply = noted
     engine = EngineCache(publish())
     async with following(pool, engine.publisher):
         for _ in range(8):
@@ -205,7 +206,7 @@ async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
     async with following(pool, engine.publisher, "worker-2"):
         engine.evict(OTHER)
         await until(lambda: is_exactly(pool, engine))
-        assert len(await pool.kv_names("a")) == len(engine.names)
+        assert len(await pool.kv_events.names("a")) == len(engine.names)
 
 
 async def test_a_subscriber_ends_whenever_it_is_cancelled(pool: PoolStore, publish: Any) -> None:
@@ -345,7 +346,7 @@ async def test_events_that_are_ambiguous_leave_an_estimate(
 
     record = await record_of(pool)
     assert (record.status, record.sequence) == (KvViewStatus.ESTIMATE, None)
-    assert (await pool.recent_blocks(("a",), 1000))["a"] == ()
+    assert (await pool.publications.recent_blocks(("a",), 1000))["a"] == ()
     assert "hybrid models" in caplog.text
 
 
@@ -361,7 +362,7 @@ async def test_an_instance_that_went_down_is_read_again(pool: PoolStore, publish
     engine.store(PROMPT)
     async with following(pool, engine.publisher):
         await until(lambda: is_exactly(pool, engine))
-        await pool.set_instance_state("a", InstanceState.DOWN)
+        await pool.members.set_instance_state("a", InstanceState.DOWN)
         engine.store(OTHER)
         await until(lambda: is_exactly(pool, engine))
 
@@ -374,7 +375,7 @@ async def test_an_idle_instance_that_went_down_is_known_to_be_empty(
     engine = EngineCache(publish())
     async with following(pool, engine.publisher):
         await until(lambda: is_exactly(pool, engine))
-        await pool.set_instance_state("a", InstanceState.STARTING)
+        await pool.members.set_instance_state("a", InstanceState.STARTING)
         await until(lambda: is_exactly(pool, engine))
 
 
@@ -411,7 +412,7 @@ class _Flaky:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._pool, name)
-        if self.away and callable(found):
+        if self.away and (callable(found) or isinstance(found, Changes)):
             self.refused += 1
             raise StoreUnavailableError("away")
         return found

@@ -71,7 +71,7 @@ async def test_the_instances_of_a_killed_worker_are_exact_again(
         return held == engines[name].blocks()
 
     async def owners() -> dict[str, str]:
-        return {name: record.owner for name, record in (await pool.kv_event_records()).items()}
+        return {name: record.owner for name, record in (await pool.kv_events.records()).items()}
 
     async def shared_out() -> bool:
         found = await owners()
@@ -92,7 +92,7 @@ async def test_the_instances_of_a_killed_worker_are_exact_again(
         await until(lambda: all(map(exact, INSTANCES)), 30.0)
         print(f"exact again after {time.monotonic() - killed_s:.1f} s")  # the target is 5 s, on a machine of its own
         assert dead not in (await owners()).values()
-        assert {record.status.value for record in (await pool.kv_event_records()).values()} == {"exact"}
+        assert {record.status.value for record in (await pool.kv_events.records()).values()} == {"exact"}
     finally:
         client.close()
         await store.close()

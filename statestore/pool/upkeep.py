@@ -1,4 +1,5 @@
-"""Mending the store: counts that drifted, and entries that cannot be read, as somebody changed them by hand.
+"""Upkeep of the store: requests of dead replicas, counts that drifted, and entries that cannot be read, as somebody
+changed them by hand.
 
 An entry that cannot be read is taken out, so that whoever knows it enters it again: a worker or a replica a member, the
 leader what it learned and its tree. What would not come again is written: counters of the pool, the record of an
@@ -8,26 +9,30 @@ instance that is described, and a lease, until it is known whether its replica l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import orjson
 
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.request import Counts, RequestState
+from dualmap.statestore.answers import Transition
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvEventRecord
-from dualmap.statestore.leases import Leadership, ReplicaInfo
+from dualmap.statestore.leases import RETIRED, Leadership, ReplicaInfo
 from dualmap.statestore.pool import codec
-from dualmap.statestore.pool.calls import Command
-from dualmap.statestore.pool.changes import Change
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.queues import Queues
 from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
+from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
+from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import (
     INSTANCE,
     REQUEST_TEXTS,
@@ -66,9 +71,50 @@ _TYPES_OF_INSTANCES: Final = {
 }
 
 
-class Mending(Queues):
-    """A share of ``PoolStore``."""
+class Releases(Protocol):
+    """``PoolStore.release``."""
 
+    def __call__(self, releases: Sequence[Release], *, lease: bytes) -> Awaitable[list[Transition]]: ...
+
+
+class Upkeep(Changes):
+    """What a leader puts right."""
+
+    def __init__(
+        self, keys: PoolKeys, calls: Calls, views: Views, settings: RunningSettings, release: Releases
+    ) -> None:
+        super().__init__(keys, calls)
+        self._views = views
+        self._settings = settings
+        self._release = release
+
+    # replicas that are gone
+    @reads
+    async def expired_replicas(self) -> Mapping[str, bool]:
+        """Replicas whose lease ran out; True for those that retired. A replica without a lease is given a first one
+        when a request of it is entered, so no request is without."""
+        now_ms = await self._calls.now_ms()
+        replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
+        return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
+
+    @reads
+    async def reap(self, replica_id: str, *, fence: int) -> int:
+        """Finish every request of an expired replica, and forget it; returns how many. Atomic for
+        each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
+        await self._make(Change(fence=fence))
+        key, now_ms = self._keys.replicas, await self._calls.now_ms()
+        text = await self._calls.command("HGET", key, replica_id)
+        lease = codec.lease_of(replica_id, text)
+        if lease is None or lease.is_alive(now_ms):
+            return 0
+        left = [
+            Release(request.request_id, replica_id=replica_id) for request in await self._views.requests_of(replica_id)
+        ]
+        told = await self._release(left, lease=text)
+        await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
+        return sum(each.done for each in told)
+
+    # what cannot be read, and what does not add up
     @reads
     async def mend(self, *, fence: int) -> int:
         """Mend what cannot be read, except requests and entries of queues, which ``repair`` looks at; returns how much
@@ -81,7 +127,7 @@ class Mending(Queues):
             "hotness_tree": codec.hot_prefix_from,
             "migrations": lambda _, text: count_from(text),
             "subscribers": codec.replica_from,
-            "settings": self._override_from,
+            "settings": self._settings.override_from,
             "instances": codec.spec_from,
         }
         for name, parse in entries.items():
@@ -185,7 +231,7 @@ class Mending(Queues):
         wrong. Correct ones are not written."""
         await self._make(Change(fence=fence))
         repaired = 0
-        for instance_id in await self._instance_ids():
+        for instance_id in await self._views.instance_ids():
             for _ in range(_MAX_REPAIRS):
                 if (outcome := await self._repair(instance_id, fence)) is not None:
                     repaired += outcome
@@ -201,7 +247,7 @@ class Mending(Queues):
             return False
         queued, ran = readable_texts(queue), readable_texts(running)
         names = [*(entry.rpartition(" ")[0] for entry in queued), *ran]
-        found = await self.records(names)
+        found = await self._views.records(names)
         mine = [each for each in found.values() if each.instance_id == instance_id]
         held = {entry: each for each in mine if each.state is _HELD and (entry := listed_as(each)) in queued}
         sent = {each.request_id: each for each in mine if each.state is not _HELD and each.request_id in ran}

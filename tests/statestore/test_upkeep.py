@@ -49,18 +49,18 @@ READS: dict[str, Read] = {
     "observe": lambda pool: pool.observe(["a", "b"], CHAIN),
     "records": lambda pool: pool.records(["running", "held"]),
     "queue_head": lambda pool: pool.queue_head("a"),
-    "queue": lambda pool: pool.queue("a"),
-    "notes": lambda pool: pool.notes(),
-    "arrivals": lambda pool: pool.arrivals("0", 100),
-    "samples": lambda pool: pool.samples("0", 100),
-    "scaling": lambda pool: pool.scaling(),
-    "scaling_log": lambda pool: pool.scaling_log(10),
-    "settings_history": lambda pool: pool.settings_history(10),
-    "expired_replicas": lambda pool: pool.expired_replicas(),
-    "kv_event_records": lambda pool: pool.kv_event_records(),
-    "recent_blocks": lambda pool: pool.recent_blocks(["a"], 10),
+    "queue": lambda pool: pool.queues.queue("a"),
+    "notes": lambda pool: pool.members.notes(),
+    "arrivals": lambda pool: pool.publications.arrivals("0", 100),
+    "samples": lambda pool: pool.publications.samples("0", 100),
+    "scaling": lambda pool: pool.publications.scaling(),
+    "scaling_log": lambda pool: pool.publications.scaling_log(10),
+    "settings_history": lambda pool: pool.settings.history(10),
+    "expired_replicas": lambda pool: pool.upkeep.expired_replicas(),
+    "kv_event_records": lambda pool: pool.kv_events.records(),
+    "recent_blocks": lambda pool: pool.publications.recent_blocks(["a"], 10),
     "heartbeat": lambda pool: pool.heartbeat("one", 60_000, {"version": "1"}),
-    "renew_subscriber": lambda pool: pool.renew_subscriber("worker", 60_000),
+    "renew_subscriber": lambda pool: pool.kv_events.renew_subscriber("worker", 60_000),
     "place": lambda pool: pool.place(placement("held", "b", "c")),
 }
 
@@ -79,18 +79,22 @@ async def filled(pool: PoolStore) -> PoolStore:
 
 async def _fill(pool: PoolStore, lease: Lease) -> None:
     for spec in MEMBERS.values():
-        await pool.put_instance(spec)
+        await pool.members.put_instance(spec)
     for number, request_id in enumerate(("running", "second", "third", "held")):
         await pool.place(placement(request_id, "a", replica_id="one" if number else "two"))
     await pool.heartbeat("one", 60_000, {"version": "1"})
-    await pool.renew_subscriber("worker", 60_000)
-    await pool.claim_kv_events("a", "worker")
-    await pool.add_name("adapter", "lora")
-    await pool.change_settings({"max_deferred_s": 9.0}, by="somebody")
-    await pool.note_instance("a", "a word", fence=lease.fence)
-    await pool.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence)
-    await pool.publish_learned(Learned(transfer=(0.1, 0.001), tpot_s=0.01), {"a": 5000.0}, fence=lease.fence)
-    await pool.record_scaling(ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "more"), fence=lease.fence)
+    await pool.kv_events.renew_subscriber("worker", 60_000)
+    await pool.kv_events.claim("a", "worker")
+    await pool.members.add_name("adapter", "lora")
+    await pool.settings.change({"max_deferred_s": 9.0}, by="somebody")
+    await pool.members.note_instance("a", "a word", fence=lease.fence)
+    await pool.publications.publish_tree(HotnessTree({1: 1}), {}, fence=lease.fence)
+    await pool.publications.publish_learned(
+        Learned(transfer=(0.1, 0.001), tpot_s=0.01), {"a": 5000.0}, fence=lease.fence
+    )
+    await pool.publications.record_scaling(
+        ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "more"), fence=lease.fence
+    )
 
 
 async def leads(pool: PoolStore) -> Lease:
@@ -98,8 +102,8 @@ async def leads(pool: PoolStore) -> Lease:
     held = getattr(pool, "held_by_test", None)
     with contextlib.suppress(StoreError):
         if held is not None:
-            return await pool.renew_lease(held, 60_000)
-    lease = await pool.acquire_lease("worker", 60_000)
+            return await pool.leader_lease.renew(held, 60_000)
+    lease = await pool.leader_lease.acquire("worker", 60_000)
     assert lease is not None
     pool.held_by_test = lease  # type: ignore[attr-defined]
     return lease
@@ -122,12 +126,12 @@ async def is_read(pool: PoolStore, read: Read) -> bool:
 async def heal(pool: PoolStore) -> None:
     """What a fleet does within seconds: lead, mend, repair, and enter what members it knows and the store does not."""
     lease = await leads(pool)
-    await pool.mend(fence=lease.fence)
+    await pool.upkeep.mend(fence=lease.fence)
     known = (await pool.membership()).instances
     for name in MEMBERS.keys() - known.keys():
-        await pool.put_instance(MEMBERS[name])
-    await pool.mend(fence=lease.fence)
-    await pool.repair(fence=lease.fence)
+        await pool.members.put_instance(MEMBERS[name])
+    await pool.upkeep.mend(fence=lease.fence)
+    await pool.upkeep.repair(fence=lease.fence)
 
 
 async def assert_whole(pool: PoolStore, damage: str) -> None:
@@ -140,7 +144,7 @@ async def assert_whole(pool: PoolStore, damage: str) -> None:
     learned = (await pool.membership()).learned
     assert learned.tpot_s is None or isinstance(learned.tpot_s, float | int), damage
     assert learned.transfer is None or len(learned.transfer) == 2, damage
-    assert await pool.mend(fence=(await leads(pool)).fence) == 0, damage
+    assert await pool.upkeep.mend(fence=(await leads(pool)).fence) == 0, damage
 
 
 @pytest.mark.parametrize("key", HASHES)
@@ -187,7 +191,9 @@ async def test_a_request_with_a_damaged_word_or_figure_counts_nowhere_or_is_whol
         text = (await fields_of(filled, key))[record.encode()]
         await write(filled, "HSET", key, record, orjson.dumps(orjson.loads(text) | {word: wrong}))
         for known in (await filled.records(["held"])).values():
-            await filled.migrate(known, "b" if known.instance_id == "a" else "a", reason="drain", fence=lease.fence)
+            await filled.queues.migrate(
+                known, "b" if known.instance_id == "a" else "a", reason="drain", fence=lease.fence
+            )
         await heal(filled)
         await assert_whole(filled, f"{word} of {record} is {wrong}")
         await filled.release([Release("held")])
@@ -195,14 +201,14 @@ async def test_a_request_with_a_damaged_word_or_figure_counts_nowhere_or_is_whol
 
 
 async def test_names_of_kv_events_that_cannot_be_read_are_left_out(filled: PoolStore) -> None:
-    claim = await filled.claim_kv_events("a", "worker")
+    claim = await filled.kv_events.claim("a", "worker")
     assert claim is not None
     for number, text in enumerate((b"", b"rubbish", b"\xff\x00", b"[1]", b"\x07")):
         await write(filled, "RPUSH", KEYS.kv_names("a"), text)
         change = KvChange(number + 1, 1.0, names={b"n%d" % number: b"known"})
-        await filled.apply_kv_events("a", claim.fence, change)
+        await filled.kv_events.apply("a", claim.fence, change)
 
-    assert await filled.kv_names("a") == {b"n%d" % number: b"known" for number in range(5)}
+    assert await filled.kv_events.names("a") == {b"n%d" % number: b"known" for number in range(5)}
 
 
 async def test_entries_of_lists_that_are_none_are_left_out(filled: PoolStore) -> None:
@@ -247,7 +253,7 @@ async def test_an_instance_whose_record_is_gone_gets_another_with_what_runs_ther
     former = (await filled.loads())["a"]
     await write(filled, "DEL", KEYS.instance_records)
 
-    await filled.mend(fence=(await leads(filled)).fence)
+    await filled.upkeep.mend(fence=(await leads(filled)).fence)
 
     load = (await filled.loads())["a"]
     assert (await filled.membership()).instances == MEMBERS
@@ -288,8 +294,8 @@ async def test_the_requests_of_a_replica_whose_lease_was_damaged_are_finished_un
     await heal(filled)
     clock.advance(20_000)
     lease = await leads(filled)
-    for replica_id in await filled.expired_replicas():
-        await filled.reap(replica_id, fence=lease.fence)
+    for replica_id in await filled.upkeep.expired_replicas():
+        await filled.upkeep.reap(replica_id, fence=lease.fence)
 
     assert {request.request_id for request in (await filled.snapshot()).requests} == {"second", "third", "held"}
     await assert_sums_hold(filled)

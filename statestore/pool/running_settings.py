@@ -1,0 +1,89 @@
+"""Scheduling settings that were changed in the running fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from dualmap.scheduling.placing.policies import queue_order_of
+from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.statestore.answers import SettingsChange
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.logs import last_logged, logged
+from dualmap.statestore.pool.readable import each_readable, reads
+
+SETTINGS_HISTORY = 1000
+"""Changes of settings that are kept."""
+
+
+class RunningSettings(Changes):
+    """The settings in force are the configured ones with the changes that the store keeps. What needs them reads the
+    changes in the same transaction as all else that it derives a change from."""
+
+    def __init__(self, keys: PoolKeys, calls: Calls, configured: SchedulingSettings) -> None:
+        super().__init__(keys, calls)
+        self._configured = configured
+        self._last_order: tuple[Mapping[bytes, bytes], QueueOrder] = {}, queue_order_of(configured)
+        """The texts that an order was last asked for, and what follows from them: to save its computation."""
+
+    def override_from(self, name: str, text: bytes) -> Any:
+        """The value that a setting was changed to. Raises ValueError where it is not one."""
+        given = orjson.loads(text)
+        with_overrides(self._configured, {name: given})
+        return given
+
+    def overrides_from(self, texts: Mapping[bytes, bytes]) -> dict[str, Any]:
+        """The changes that can be read, by the setting's dotted name."""
+        return each_readable(texts, self.override_from)
+
+    def order_from(self, texts: Mapping[bytes, bytes]) -> QueueOrder:
+        """The queue order in force with these changes."""
+        known, order = self._last_order
+        if texts != known:
+            order = queue_order_of(with_overrides(self._configured, self.overrides_from(texts)))
+            self._last_order = texts, order
+        return order
+
+    async def change(self, changes: Mapping[str, Any], *, by: str) -> None:
+        """Change scheduling settings for every replica and worker; None for a name reverts its change. The epoch grows,
+        and each replica applies the change after its next reply.
+
+        Raises:
+            ValueError: a name is unknown or fixed at the start, or a value is wrong.
+        """
+        known = await self._overrides()
+        with_overrides(
+            self._configured, {name: given for name, given in {**known, **changes}.items() if given is not None}
+        )
+        keys, texts = self._keys, {name: orjson.dumps(given) for name, given in changes.items()}
+        commands: list[Command] = [
+            ("HDEL", keys.settings, name) if given is None else ("HSET", keys.settings, name, texts[name])
+            for name, given in changes.items()
+        ]
+        change = SettingsChange(await self._calls.now_ms(), by, dict(changes))
+        commands += (*logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
+        await self._make(Change(commands))
+
+    @reads
+    async def restore(self, overrides: Mapping[str, Any]) -> int:
+        """Enter changes that the store has lost; what it has stays. Returns how many were entered."""
+        found = await self._overrides()
+        lost = {name: given for name, given in overrides.items() if name not in found}
+        if lost:
+            await self.change(lost, by="restored")
+        return len(lost)
+
+    @reads
+    async def history(self, limit: int) -> Sequence[SettingsChange]:
+        """The last changes, the latest first."""
+        return await last_logged(self._calls, self._keys.settings_history, SettingsChange, limit)
+
+    @reads
+    async def _overrides(self) -> dict[str, Any]:
+        return self.overrides_from(pairs_from(await self._calls.command("HGETALL", self._keys.settings)))

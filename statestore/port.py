@@ -1,0 +1,106 @@
+"""The port of a replica to its pool: what its requests call, what people read through it, and what operators change.
+
+``PoolStore`` is one implementation, and ``router.pool.failover`` the other, which goes on without the store. What a
+leader calls with its fence is ``statestore.led``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.granting import CommitReply, Grant
+from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.request import StoredRequest
+from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.pool.entered_schema import EnteredSchema
+from dualmap.statestore.pool.members import Members
+from dualmap.statestore.pool.publications import Publications
+from dualmap.statestore.pool.queues import Queues
+from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.stored_responses import StoredResponses
+
+
+class RequestPort(Protocol):
+    """What requests need. ``PoolStore`` describes each call."""
+
+    def membership(self) -> Awaitable[Membership]: ...
+
+    def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
+
+    def commit(self, plan: QueuePlan, /, *, replica_id: str = "") -> Awaitable[CommitReply]: ...
+
+    def release(self, releases: Sequence[Release], /) -> Awaitable[Sequence[Transition]]: ...
+
+    def records(self, request_ids: Sequence[str], /) -> Awaitable[Mapping[str, StoredRequest]]: ...
+
+    def requests_of(self, replica_id: str, /) -> Awaitable[Sequence[StoredRequest]]: ...
+
+    def adopt(self, requests: Sequence[StoredRequest], /) -> Awaitable[int]: ...
+
+
+class ReadingPort(Protocol):
+    """What people and jobs read."""
+
+    def loads(self) -> Awaitable[Mapping[str, InstanceLoad]]: ...
+
+    def overview(self) -> Awaitable[PoolOverview]: ...
+
+    def snapshot(self) -> Awaitable[PoolSnapshot]: ...
+
+
+class ReplicaPool(RequestPort, ReadingPort, Protocol):
+    """What a replica needs of one pool."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def degraded(self) -> bool:
+        """Whether the shared state is out of reach and this process decides alone, by what it knows."""
+
+    @property
+    def schema(self) -> EnteredSchema: ...
+
+    # its presence, and the grants of its requests
+    def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str], /) -> Awaitable[bool]: ...
+
+    def retire(self, replica_id: str, /) -> Awaitable[None]: ...
+
+    def on_grant(self, replica_id: str, deliver: Callable[[Grant], None], /) -> None: ...
+
+    def recover_from(
+        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]], /
+    ) -> None: ...
+
+    # what operators look at and change through it
+    @property
+    def members(self) -> Members: ...
+
+    @property
+    def settings(self) -> RunningSettings: ...
+
+    @property
+    def queues(self) -> Queues: ...
+
+    @property
+    def publications(self) -> Publications: ...
+
+    @property
+    def responses(self) -> StoredResponses: ...
+
+
+class ReplicaStore(Protocol):
+    """The pools of a replica."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def pool(self, name: str, /) -> ReplicaPool: ...
