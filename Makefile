@@ -1,10 +1,13 @@
-.PHONY: up test check format docs figures site image
+.PHONY: up test check coverage format docs figures site image
 
 up:
 	scripts/up
 
 test check:
 	scripts/test
+
+coverage: # all tests, and fails where they cover less of the branches than they did
+	scripts/test --cov --cov-report=term --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 format:
 	scripts/with test ruff check --fix .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ def test_hosted_ci_runs_every_check_on_every_supported_python_and_tries_what_is_
     jobs = workflow("ci.yml")
 
     assert jobs["test"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
-    tried = {"scripts/test", "scripts/test-lowest", "scripts/check-upgrade", "scripts/check-release --image"}
+    tried = {
+        "scripts/test", "make coverage", "scripts/test-lowest",
+        "scripts/check-upgrade", "scripts/check-release --image",
+    }  # fmt: skip
     assert tried <= set(commands(jobs))
 
 
@@ -75,3 +79,12 @@ def test_pre_commit_runs_the_checks_of_scripts_test() -> None:
     assert {check.replace('"', "").split()[0] for check in CHECKS} >= {"ruff", "mypy"}
     for check in ("ruff check .", "ruff format --check .", "mypy"):
         assert f".venv/bin/{check}" in entries
+
+
+def test_coverage_is_of_the_branches_of_every_package_and_may_not_sink() -> None:
+    coverage = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["coverage"]
+    packages = {link.name for link in (ROOT / "dualmap").iterdir() if link.is_symlink()}
+
+    assert coverage["run"]["branch"]
+    assert set(coverage["run"]["source"]) == packages
+    assert coverage["report"]["fail_under"] > 80
