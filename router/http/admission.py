@@ -25,7 +25,7 @@ from dualmap.router.http.paths import (
     needs_api_key,
     stored_response_id,
 )
-from dualmap.router.http.request_reader import HeadCheck, Request
+from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
@@ -57,7 +57,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iter
 
     check_key = keys.check if keys else None
 
-    def check_head(request: Request) -> int:
+    def check_head(request: ClientRequest) -> int:
         path, method = request.path, request.method
         known = path in INFERENCE_PATHS
         inference = known or is_inference(path)
@@ -82,7 +82,7 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iter
     return check_head
 
 
-def _encoding(request: Request) -> str | None:
+def _encoding(request: ClientRequest) -> str | None:
     """How the body is compressed; None where it is not."""
     encoding = request.get(b"content-encoding")
     if encoding is None or encoding.strip().lower() in (b"", b"identity"):
@@ -94,7 +94,7 @@ def _allowed(path: str) -> list[str]:
     return methods_of(path).split(", ")[:-1]
 
 
-def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
+def read_stored_request(request: ClientRequest, request_id: str) -> InferenceRequest:
     """The request of a client that names a stored response in the path: the response's instance answers.
 
     Raises:
@@ -111,7 +111,7 @@ def read_stored_request(request: Request, request_id: str) -> InferenceRequest:
     )  # fmt: skip
 
 
-def read_inference_request(request: Request, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
+def read_inference_request(request: ClientRequest, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
     """The request of a client, read from its complete HTTP request; for bodies that are not long."""
     if (encoding := _encoding(request)) is not None:
         return unread_request(request, request_id, f"the body is compressed ({encoding})")
@@ -139,7 +139,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def unread_request(request: Request, request_id: str, why: str, model: str = "") -> InferenceRequest:
+def unread_request(request: ClientRequest, request_id: str, why: str, model: str = "") -> InferenceRequest:
     """A request of whose body nothing is known, except perhaps the model: it is passed on as it came."""
     return InferenceRequest(
         request_id,
@@ -153,12 +153,12 @@ def unread_request(request: Request, request_id: str, why: str, model: str = "")
     )
 
 
-def is_form(request: Request) -> bool:
+def is_form(request: ClientRequest) -> bool:
     media_type = request.get(b"content-type")
     return media_type is not None and media_type.lower().startswith(b"multipart/form-data")
 
 
-def read_form_request(request: Request, request_id: str) -> InferenceRequest:
+def read_form_request(request: ClientRequest, request_id: str) -> InferenceRequest:
     """The request of a client that sent a form, of which only the name of the model is read."""
     model = form_model(request.body)
     return InferenceRequest(
@@ -174,7 +174,7 @@ def read_form_request(request: Request, request_id: str) -> InferenceRequest:
 
 
 def inference_request_of(
-    request: Request, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
+    request: ClientRequest, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
 ) -> InferenceRequest:
     """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
     judged here: one that cannot be read counts as absent."""
@@ -272,6 +272,6 @@ def read_slo_s(header: str | None) -> float | None:
     return max(1, round(min(slo_ms, MAX_SLO_S * 1000))) / 1000
 
 
-def _slo_s(request: Request) -> float | None:
+def _slo_s(request: ClientRequest) -> float | None:
     slo = request.get(b"x-slo-ttft-ms")
     return read_slo_s(slo.decode("latin-1")) if slo is not None else None

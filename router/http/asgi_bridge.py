@@ -11,7 +11,7 @@ from urllib.parse import unquote_to_bytes
 from dualmap.router.errors import RouterError, from_exception
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.heads import Header, response_head
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class WaitingDownstream(Downstream, Protocol):
         """Return when the client is gone."""
 
 
-def build_scope(request: Request, transport: BaseTransport, state: dict[str, Any]) -> dict[str, Any]:
+def build_scope(request: ClientRequest, transport: BaseTransport, state: dict[str, Any]) -> dict[str, Any]:
     """The ASGI scope of a request that came over ``transport``."""
     raw_path = request.path.encode("latin-1")
     return {
@@ -61,7 +61,11 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 async def serve_asgi(
-    app: AsgiApp, scope: dict[str, Any], request: Request, downstream: WaitingDownstream, default_fields: list[Header]
+    app: AsgiApp,
+    scope: dict[str, Any],
+    request: ClientRequest,
+    downstream: WaitingDownstream,
+    default_fields: list[Header],
 ) -> None:
     """Run the app for one request and write its answer. Raises only ``CancelledError``."""
     bridge = _AsgiBridge(request, downstream, default_fields)
@@ -81,7 +85,7 @@ async def serve_asgi(
 class _AsgiBridge:
     """``receive`` and ``send`` of one request. The body is whole before the app starts."""
 
-    def __init__(self, request: Request, downstream: WaitingDownstream, default_fields: list[Header]) -> None:
+    def __init__(self, request: ClientRequest, downstream: WaitingDownstream, default_fields: list[Header]) -> None:
         self._body: bytes | None = request.body
         self._downstream = downstream
         self._default_fields = default_fields

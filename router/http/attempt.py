@@ -43,7 +43,7 @@ class ExchangeResult:
     """Events that the client has of a stream that was given back and may go on; None: there is no such stream."""
     unsent_events: bytes = b""
     """The rest of such a stream."""
-    sends_usage_unasked: bool = False
+    sends_usage_unrequested: bool = False
     """The stream, which was asked for its usage, shows that it would have had it anyway."""
     stream_goes_on: bool = False
     """The client has a head and comments alone: the next instance may try, and answers in the same stream."""

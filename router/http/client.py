@@ -19,7 +19,7 @@ from dualmap.router.http.half_closed import DepartureProbes
 from dualmap.router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, HeadCheck, Request, RequestReader
+from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, HeadCheck, RequestReader
 from dualmap.scheduling.request.outcome import Outcome
 
 _log = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(check_head, bodies=plane.bodies)
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[ClientRequest] = deque()
         self._serving: asyncio.Task[None] | None = None
         """One for all answers, from the first request on."""
         self._arrival: asyncio.Future[None] | None = None
         """The future that the serving task awaits between two requests."""
-        self._request: Request | None = None
+        self._request: ClientRequest | None = None
         """The one being answered."""
         self._closing = False
         """No further request is answered."""
@@ -73,7 +73,7 @@ class ClientConnection(asyncio.Protocol):
         self._keep_alive = True
         self.path = ""
         self.page_fields: Sequence[Header] = ()
-        self.asked_s = self._since_s
+        self.received_s = self._since_s
         self.http_10 = False
         self.bodiless = False
         self.committed = False
@@ -86,7 +86,7 @@ class ClientConnection(asyncio.Protocol):
         tcp.set_write_buffer_limits(BUFFER_BYTES)
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
-        self._plane.sweeper.add(self)
+        self._plane.deadlines.add(self)
         self._limit = limit = self._limit_of(transport)
         limit.connections += 1
         if limit.connections > limit.max_connections:
@@ -98,7 +98,7 @@ class ClientConnection(asyncio.Protocol):
         self._connections.discard(self)
         self._limit.connections -= 1
         self._plane.observer.connections_changed(-1)
-        self._plane.sweeper.discard(self)
+        self._plane.deadlines.discard(self)
         for request in self._waiting:
             request.drop_body()
         self._waiting.clear()
@@ -200,7 +200,7 @@ class ClientConnection(asyncio.Protocol):
         request = self._request = self._waiting.popleft()
         self.path = request.path
         self.page_fields = self._plane.cors.fields(request) if self._plane.cors is not None else ()
-        self.asked_s = self._loop.time()
+        self.received_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
         self.committed = False
@@ -238,7 +238,7 @@ class ClientConnection(asyncio.Protocol):
             reader.expects_continue = False
             self._transport.write(CONTINUE)
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: ClientRequest) -> None:
         if request.refusal is not None:
             self.refuse(request.refusal)
         elif request.method == "OPTIONS" and (is_inference(request.path) or self.page_fields):
@@ -249,7 +249,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             await serve_inference(request, self, self._plane)
 
-    def _answered(self, request: Request) -> None:
+    def _answered(self, request: ClientRequest) -> None:
         self._server_state.tasks.discard(cast("asyncio.Task[None]", self._serving))
         self._server_state.total_requests += 1
         self._source = self._request = None
@@ -375,8 +375,8 @@ class ClientConnection(asyncio.Protocol):
                 waiter.set_result(None)
 
     # deadlines -----------------------------------------------------------------------------------------------
-    def sweep(self, now_s: float) -> None:
-        """Called by the sweeper: checks the waits for the client."""
+    def check_deadlines(self, now_s: float) -> None:
+        """Called by the deadline checks: compares the waits for the client."""
         settings = self._plane.settings
         waited_s = now_s - self._since_s
         if self._lingering:

@@ -142,7 +142,7 @@ class Continuation:
         self.committed = False
         self.path = client.path
         self.page_fields: Sequence[Header] = ()
-        self.asked_s = client.asked_s
+        self.received_s = client.received_s
 
     def count(self, usage: Usage) -> Usage:
         """The usage of the whole answer, from that of its last part."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from dualmap.router.http.heads import FLEET_FIELDS, Header
 from dualmap.router.http.paths import needs_api_key
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 
 _ANY: Final = "*"
 _READABLE: Final = b", ".join(sorted([b"retry-after", b"x-request-id", *FLEET_FIELDS]))
@@ -22,7 +22,7 @@ class CorsRule:
         self._origins = frozenset(origin.encode() for origin in origins)
         self._any = _ANY.encode() in self._origins
 
-    def fields(self, request: Request) -> list[Header]:
+    def fields(self, request: ClientRequest) -> list[Header]:
         """The header fields of an answer for the browser; for a preflight request, what it may send."""
         origin = request.get(b"origin")
         if origin is None or not needs_api_key(request.path):

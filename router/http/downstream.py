@@ -30,7 +30,7 @@ class Downstream(Protocol):
     """Path of the request: it decides the shape of errors."""
     page_fields: Sequence[Header]
     """CORS fields for the browser of a requesting page; part of every answer's head."""
-    asked_s: float
+    received_s: float
     """When work on the request began, by the loop's clock."""
     http_10: bool
     """The client speaks HTTP/1.0: no chunked framing, and the connection closes behind the answer."""

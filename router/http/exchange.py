@@ -418,8 +418,8 @@ class Exchange:
         ending = read_ending(self._tail(), streamed=self._event_stream)
         # Usage is to stay in the instance's streams where it comes unasked, or could not be removed.
         unread = not (self._event_stream or self._readable)
-        keeps_usage = unread if self._usage is None else self._usage.sends_unasked
-        self._settle(ExchangeResult(head.status, ending, sends_usage_unasked=keeps_usage))
+        keeps_usage = unread if self._usage is None else self._usage.sends_unrequested
+        self._settle(ExchangeResult(head.status, ending, sends_usage_unrequested=keeps_usage))
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
@@ -517,8 +517,8 @@ class Exchange:
             self.done.set_result(result)
 
     # deadlines -----------------------------------------------------------------------------------------------
-    def sweep(self, now_s: float) -> None:
-        """Called by the sweeper. A client that reads slowly is not the instance's delay."""
+    def check_deadlines(self, now_s: float) -> None:
+        """Called by the deadline checks. A client that reads slowly is not the instance's delay."""
         times = self._times
         if self._failing_status:
             if now_s - self._last_progress_s > ERROR_BODY_S:
@@ -536,7 +536,7 @@ class Exchange:
             self._fail(failure)
 
     def _measure_silence_s(self, now_s: float) -> float:
-        """Time since the answer's last progress, to the sweeper's interval; 0 while the client is slower than the
+        """Time since the answer's last progress, to the interval of checks; 0 while the client is slower than the
         instance. Comments before the first event are none: a hung engine may have a front end that sends them."""
         if self._begun and (self._progressed or self._connection.paused):
             self._progressed = False

@@ -30,7 +30,7 @@ from dualmap.router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.stream_usage import id_edit, usage_edit
@@ -46,7 +46,7 @@ from dualmap.scheduling.state.legs import Leg
 _log = logging.getLogger(__name__)
 
 
-async def serve_inference(request: Request, downstream: Downstream, plane: DataPlane) -> None:
+async def serve_inference(request: ClientRequest, downstream: Downstream, plane: DataPlane) -> None:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
@@ -137,7 +137,7 @@ class _Forwarding:
 
     def __init__(
         self,
-        request: Request,
+        request: ClientRequest,
         inference_request: InferenceRequest,
         placed: PlacedRequest,
         downstream: Downstream,
@@ -150,7 +150,7 @@ class _Forwarding:
         self.plane = plane
         self._split: SplitLegs | None = None
         """Legs of the split request, once a prefill leg of it was sent."""
-        self._deadline_s = downstream.asked_s + plane.settings.total_timeout_s
+        self._deadline_s = downstream.received_s + plane.settings.total_timeout_s
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
         )
@@ -267,16 +267,16 @@ class _Forwarding:
     ) -> Sending:
         """The client's request, with these edits, to an instance whose answer it gets; ``how`` are further fields."""
         leaves_usage_open = self._inference_request.leaves_usage_open and self.plane.settings.ask_usage
-        asks_usage = leaves_usage_open and self.plane.usage_asks.asks(target.url)
+        requests_usage = leaves_usage_open and self.plane.usage_requests.needed(target.url)
         return Sending(
             target,
-            partial(self.body, *edits, asks_usage=asks_usage),
+            partial(self.body, *edits, requests_usage=requests_usage),
             self.downstream,
             self._fleet_fields,
             self._begin_answer,
             on_first_token or self._placed.first_token,
             leaves_usage_open,
-            asks_usage,
+            requests_usage,
             **how,
         )
 
@@ -309,14 +309,14 @@ class _Forwarding:
     def streams(self) -> bool:
         return self._inference_request.stream
 
-    def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]:
+    def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router requests
         usage or for the response's id."""
         inference_request, body, model = self._inference_request, self.request.body, self.other_model
         edits: list[Edit] = [*more]
         if inference_request.leaves_id_open:
             edits.append(id_edit(body, response_id(self._placed.request_id, self._placed.instance_id)))
-        if asks_usage:
+        if requests_usage:
             edits.append(usage_edit(body))
         if model is not None:
             if inference_request.form:

@@ -23,7 +23,7 @@ class NoClient:
 
     path = ""
     page_fields: Sequence[Header] = ()
-    asked_s = 0.0
+    received_s = 0.0
     http_10 = False
     bodiless = False
     committed = False

@@ -11,7 +11,7 @@ from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http.admission import inference_request_of, json_object, unread_request
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_json import LongJson, scan_json
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
 
@@ -41,12 +41,12 @@ class LongBodies:
         self._max_prompt_parts = max_prompt_parts
         self._turn = asyncio.Lock()
 
-    async def read(self, request: Request, request_id: str) -> InferenceRequest:
+    async def read(self, request: ClientRequest, request_id: str) -> InferenceRequest:
         """The request of a client, read from its complete HTTP request; see ``read_inference_request``."""
         async with self._turn:
             return await in_steps(self._read(request, request_id))
 
-    def _read(self, request: Request, request_id: str) -> Generator[None, None, InferenceRequest]:
+    def _read(self, request: ClientRequest, request_id: str) -> Generator[None, None, InferenceRequest]:
         counted = 0
         try:
             found = yield from scan_json(
@@ -70,7 +70,7 @@ class LongBodies:
             self._bodies.give_back(counted)
 
 
-def _beyond_bounds(request: Request, request_id: str, found: LongJson) -> InferenceRequest:
+def _beyond_bounds(request: ClientRequest, request_id: str, found: LongJson) -> InferenceRequest:
     """A request whose body was not read to its end, with its model if that came early."""
     span, model = found.model_span, ""
     if span is not None:

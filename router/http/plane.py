@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
+from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.observer import NullObserver, Observer
 from dualmap.router.http.port_checks import PortChecks
-from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
-from dualmap.router.http.usage_asks import UsageAsks
+from dualmap.router.http.usage_requests import UsageRequests
 from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContexts
@@ -41,11 +41,11 @@ class DataPlane:
     upstreams: UpstreamPool
     transfers: Transfers
     port_checks: PortChecks
-    sweeper: Sweeper
+    deadlines: DeadlineChecks
     bodies: BodyBudget
     long_bodies: LongBodies
     keys: ApiKeys
-    usage_asks: UsageAsks
+    usage_requests: UsageRequests
     observer: Observer
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
@@ -63,7 +63,7 @@ class DataPlane:
         self.transfers.close()
         self.port_checks.close()
         self.upstreams.close()
-        self.sweeper.close()
+        self.deadlines.close()
 
 
 def build_data_plane(
@@ -83,10 +83,10 @@ def build_data_plane(
         settings.chunk_timeout_s,
         settings.total_timeout_s,
     )
-    sweeper = Sweeper(min(_LONGEST_SWEEP_S, shortest_s / 4))
+    deadlines = DeadlineChecks(min(_LONGEST_SWEEP_S, shortest_s / 4))
     upstream_key = settings.upstream_api_key
     upstreams = UpstreamPool(
-        sweeper,
+        deadlines,
         connect_timeout_s=settings.connect_timeout_s,
         idle_s=UPSTREAM_IDLE_S,
         max_idle=MAX_IDLE_CONNECTIONS,
@@ -99,10 +99,10 @@ def build_data_plane(
         upstreams=upstreams,
         transfers=Transfers(upstreams),
         port_checks=PortChecks(upstreams),
-        sweeper=sweeper,
+        deadlines=deadlines,
         bodies=bodies,
         long_bodies=LongBodies(bodies),
-        usage_asks=UsageAsks(time.monotonic),
+        usage_requests=UsageRequests(time.monotonic),
         keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
         keeps_credentials=upstream_key is None and not settings.api_keys,
         observer=observer or NullObserver(),

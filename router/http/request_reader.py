@@ -30,7 +30,7 @@ DISCARDED_BODY_BYTES = 64 << 10
 
 
 @dataclass(slots=True)
-class Request:
+class ClientRequest:
     """One request of a client. ``path`` is the one that is meant, not unquoted, without the query."""
 
     method: str
@@ -67,7 +67,7 @@ class Request:
         self.body = b""
 
 
-HeadCheck = Callable[[Request], int]
+HeadCheck = Callable[[ClientRequest], int]
 """Looks at a head before the body comes: the body's limit in bytes, or raises RouterError to refuse it."""
 
 
@@ -96,10 +96,10 @@ class RequestReader:
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
         self._fed = b""
-        self._complete: list[Request] = []
+        self._complete: list[ClientRequest] = []
         self._seen = False
         """The present feed made the parser hand over a head, a piece of a body or the end of a request."""
-        self._request: Request | None = None
+        self._request: ClientRequest | None = None
         self._upgrading = False
         self.reading = False
         """A request has begun and is not complete."""
@@ -135,7 +135,7 @@ class RequestReader:
         """Path of the request being read; empty before its head is complete."""
         return self._request.path if self._request is not None else ""
 
-    def feed(self, data: bytes) -> list[Request]:
+    def feed(self, data: bytes) -> list[ClientRequest]:
         """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
         self._complete = []
         self._seen = False
@@ -176,7 +176,7 @@ class RequestReader:
     def _too_long(self, part: str) -> HeadersTooLargeError:
         return HeadersTooLargeError(f"the request {part} is over {self._max_header_bytes} bytes; shorten it")
 
-    def _too_large(self, request: Request) -> BodyTooLargeError:
+    def _too_large(self, request: ClientRequest) -> BodyTooLargeError:
         advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
@@ -331,13 +331,13 @@ class RequestReader:
                 self._refuse(self._too_long(part))
 
     # the head ------------------------------------------------------------------------------------------------
-    def _head(self) -> Request:
+    def _head(self) -> ClientRequest:
         target, method, version = self._target, self._parser.get_method(), self._parser.get_http_version()
         self._check_line(b"%b %b HTTP/%b\r\n" % (method, target, version.encode()), version)
         if not target.startswith(b"/"):
             target = self._origin_form(target)
         raw_path, _, query = target.partition(b"?")
-        return Request(
+        return ClientRequest(
             method=method.decode("ascii"),
             path=meant_path(raw_path.decode("latin-1")),
             query=query.partition(b"#")[0],
@@ -367,7 +367,7 @@ class RequestReader:
             self._refuse(InvalidRequestError("the request target is no valid URL"))
         return (url.path or b"/") + (b"?" + url.query if url.query else b"")
 
-    def _check_framing(self, request: Request) -> None:
+    def _check_framing(self, request: ClientRequest) -> None:
         """Refuse what the parser accepts although two readers could disagree where the body ends."""
         coding = request.get(b"transfer-encoding")
         if coding is not None:
@@ -381,7 +381,7 @@ class RequestReader:
         if hosts > 1 or (hosts == 0 and not request.http_10):
             self._refuse(InvalidRequestError("an HTTP/1.1 request needs exactly one host header"))
 
-    def _can_discard_body(self, request: Request) -> bool:
+    def _can_discard_body(self, request: ClientRequest) -> bool:
         if request.get(b"expect") is not None:
             return False  # the client waits for an answer before it sends the body: the refusal is that answer
         if request.get(b"transfer-encoding") is not None:

@@ -14,7 +14,7 @@ from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.heads import Header, fields_for_instance
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
@@ -65,7 +65,7 @@ class Sender:
 
     def __init__(
         self,
-        request: Request,
+        request: ClientRequest,
         inference_request: InferenceRequest,
         request_id: str,
         plane: DataPlane,
@@ -95,7 +95,7 @@ class Sender:
         try:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
-            self._plane.usage_asks.forget(url)
+            self._plane.usage_requests.forget(url)
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
@@ -126,7 +126,7 @@ class Sender:
         plane, loss_notifier, instance_id = self._plane, self._loss_notifier, sending.target.instance_id
         exchange = self._start(sending, connection)
         try:
-            plane.sweeper.add(exchange)
+            plane.deadlines.add(exchange)
             loss_notifier.watch(instance_id, exchange)
             sending.on_sent()
             result = await exchange.done
@@ -134,7 +134,7 @@ class Sender:
             sending.abandoned(connection, exchange)
             raise
         finally:
-            plane.sweeper.discard(exchange)
+            plane.deadlines.discard(exchange)
             loss_notifier.unwatch(instance_id, exchange)
             sending.downstream.set_source(None)
         plane.upstreams.release(connection)
@@ -143,14 +143,14 @@ class Sender:
 
     def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
         """Learn from a stream whether its instance sends usage unrequested."""
-        asks, url = self._plane.usage_asks, sending.target.url
+        usage, url = self._plane.usage_requests, sending.target.url
         if result.failure is not None:
             if result.failure.kind is FailureKind.CLOSED:
-                asks.forget(url)
-        elif result.sends_usage_unasked:
-            asks.saw(url, sends_unasked=True)
+                usage.forget(url)
+        elif result.sends_usage_unrequested:
+            usage.saw(url, sends_unrequested=True)
         elif sending.leaves_usage_open and not sending.hides_usage and result.shows_whole_stream:
-            asks.saw(url, sends_unasked=result.ending.prompt_tokens is not None)
+            usage.saw(url, sends_unrequested=result.ending.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:
         """Send the request; the exchange that awaits its answer is made afterwards, so that it delays nothing."""

@@ -25,7 +25,7 @@ from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
 from dualmap.router.http.model_field import BodyPart, Edit
 from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
@@ -41,7 +41,7 @@ _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)
 class Forwarding(Protocol):
     """Members of the forwarding that the legs of a split request need."""
 
-    request: Request
+    request: ClientRequest
     downstream: Downstream
     plane: DataPlane
     sender: Sender
@@ -52,7 +52,7 @@ class Forwarding(Protocol):
     @property
     def answer_exchange(self) -> type[Exchange]: ...
 
-    def body(self, *more: Edit, asks_usage: bool = False) -> list[BodyPart]: ...
+    def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]: ...
 
     def to_client(
         self,

@@ -57,7 +57,7 @@ class UsageRemover:
         """The event with the finish reason, while the next one is awaited."""
         self._behind = b""
         """Comments that came after it."""
-        self.sends_unasked = False
+        self.sends_unrequested = False
         """The instance sends usage without being asked for it."""
 
     @property
@@ -80,7 +80,7 @@ class UsageRemover:
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if self._idle and (
             (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
-            or self.sends_unasked
+            or self.sends_unrequested
         ):
             return data
         passed_on = self._editor.feed(data)
@@ -101,15 +101,15 @@ class UsageRemover:
 
     def _edited(self, event: bytes) -> bytes:
         last, behind, waiting = self._last, self._behind, self._release()
-        is_last = not self.sends_unasked and (_STOPPED in event or _SPACED_STOP in event)
+        is_last = not self.sends_unrequested and (_STOPPED in event or _SPACED_STOP in event)
         value = event_object(event) if is_last or _USAGE in event else None
-        if value is None or self.sends_unasked:
+        if value is None or self.sends_unrequested:
             return waiting + event
         choices, has_usage = value.get("choices"), isinstance(value.get("usage"), dict)
         if choices == [] and has_usage:
             return _with_fingerprint(last, value.get("system_fingerprint")) + behind + comments_of(event)
         if choices and has_usage:
-            self.sends_unasked = True
+            self.sends_unrequested = True
         elif is_last:
             self._last = event
             return waiting

@@ -9,7 +9,7 @@ from functools import lru_cache
 from urllib.parse import urlsplit
 
 from dualmap.router.errors import OutOfFilesError
-from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.runtime.open_files import ShortageLog, out_of_files
 from dualmap.runtime.trust import InstanceTrust
@@ -64,14 +64,14 @@ class UpstreamPool:
 
     def __init__(
         self,
-        sweeper: Sweeper,
+        deadlines: DeadlineChecks,
         *,
         connect_timeout_s: float,
         idle_s: float,
         max_idle: int,
         trust: InstanceTrust | None = None,
     ) -> None:
-        self._sweeper = sweeper
+        self._deadlines = deadlines
         self._connect_timeout_s = connect_timeout_s
         self._idle_s = idle_s
         self._max_idle = max_idle
@@ -140,9 +140,9 @@ class UpstreamPool:
         connection.resume_reading()
         connection.idle_since_s = connection.loop.time()
         stack.append(connection)
-        self._sweeper.add(self)
+        self._deadlines.add(self)
 
-    def sweep(self, now_s: float) -> None:
+    def check_deadlines(self, now_s: float) -> None:
         """Close what idled too long or was closed by its instance."""
         for url, stack in list(self._idle.items()):
             kept = []
@@ -156,7 +156,7 @@ class UpstreamPool:
             else:
                 del self._idle[url]
         if not self._idle:
-            self._sweeper.discard(self)
+            self._deadlines.discard(self)
 
     @property
     def idle_connections(self) -> int:

@@ -88,7 +88,7 @@ async def start_router() -> AsyncIterator[StartRouter]:
                 await eventually(lambda: not state.connections and not state.tasks)
                 assert plane.bodies.held_bytes == 0, "a body was not released"
                 plane.close()
-                assert len(plane.sweeper) == 0, "something is still registered for sweeps"
+                assert len(plane.deadlines) == 0, "something is still registered for deadline checks"
 
             stack.push_async_callback(stop)
             return router

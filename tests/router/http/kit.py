@@ -298,9 +298,9 @@ class Client:
         head = f"{method} {path} HTTP/1.1\r\nhost: fleet\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
         self.send(head.encode() + body)
 
-    def chat(self, *, stream: bool = False, asks_usage: bool = False, headers: str = "", model: str = "m") -> None:
+    def chat(self, *, stream: bool = False, requests_usage: bool = False, headers: str = "", model: str = "m") -> None:
         body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
-        if asks_usage:
+        if requests_usage:
             body["stream_options"] = {"include_usage": True}
         self.request(CHAT, body, headers=headers)
 

@@ -23,7 +23,7 @@ from dualmap.router.http.admission import (
 )
 from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import response_id
 from dualmap.router.prompts.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
@@ -34,10 +34,10 @@ from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 CHAT = "/v1/chat/completions"
 
 
-def request(path: str = CHAT, body: object = None, method: str = "POST", **fields: str) -> Request:
+def request(path: str = CHAT, body: object = None, method: str = "POST", **fields: str) -> ClientRequest:
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in fields.items()]
     raw = body if isinstance(body, bytes) else orjson.dumps(body)
-    return Request(method, path, b"", pairs, http_10=False, keep_alive=True, body=raw)
+    return ClientRequest(method, path, b"", pairs, http_10=False, keep_alive=True, body=raw)
 
 
 def chat(**changes: object) -> dict[str, object]:

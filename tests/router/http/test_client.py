@@ -350,7 +350,7 @@ async def test_an_idle_connection_is_closed_without_a_word(fleet: StartFleet) ->
 async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fleet: StartFleet) -> None:
     async def slow(talk: Talk) -> None:
         [connection] = router.state.connections
-        connection.sweep(asyncio.get_running_loop().time() + 3600)
+        connection.check_deadlines(asyncio.get_running_loop().time() + 3600)
         await talk.answer({"ok": 1})
 
     _, _, router = await fleet(slow)
@@ -359,7 +359,7 @@ async def test_an_answer_that_takes_longer_than_a_client_may_idle_is_not_cut(fle
     assert (await client.answer()).json() == {"ok": 1}
     await kit.eventually(lambda: router.state.total_requests == 1)
     [connection] = router.state.connections
-    connection.sweep(asyncio.get_running_loop().time() + 3600)
+    connection.check_deadlines(asyncio.get_running_loop().time() + 3600)
     assert await client.closed(), "idle for as long, it is closed"
 
 

@@ -75,7 +75,7 @@ def serve(start_runtime: Any, start_instance: Any, start_router: Any) -> Any:
         runtime = await start_runtime(instances=tuple(specs), pools=(PoolSettings(connector=connector),))
         router = await start_router(runtime.intake)
         for spec in specs:
-            router.plane.usage_asks.saw(spec.url, sends_unasked=False)
+            router.plane.usage_requests.saw(spec.url, sends_unrequested=False)
         return router
 
     return start
@@ -122,15 +122,17 @@ async def test_a_stream_that_is_given_back_goes_on_without_a_repeated_or_a_missi
     assert told(path, (await client.answer()).body)[0] == "".join(WORDS)
 
 
-@pytest.mark.parametrize("asks_usage", [False, True])
-async def test_usage_stays_hidden_from_a_client_that_did_not_ask(serve: Any, asks_usage: bool) -> None:
+@pytest.mark.parametrize("requests_usage", [False, True])
+async def test_usage_stays_hidden_from_a_client_that_did_not_ask(serve: Any, requests_usage: bool) -> None:
     fleet = Fleet(COMPLETION, [3])
     client = await (await serve(fleet)).connect()
 
-    client.request(COMPLETION, asked(COMPLETION, **({"stream_options": {"include_usage": True}} if asks_usage else {})))
+    client.request(
+        COMPLETION, asked(COMPLETION, **({"stream_options": {"include_usage": True}} if requests_usage else {}))
+    )
     answer = await client.answer()
 
-    assert (b'"usage"' in answer.body) is asks_usage
+    assert (b'"usage"' in answer.body) is requests_usage
     assert told(COMPLETION, answer.body)[0] == "".join(WORDS)
 
 

@@ -64,10 +64,10 @@ def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
 
 
 # what is too long to be held -----------------------------------------------------------------------------------
-@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize("requests_usage", [True, False])
 @pytest.mark.parametrize("cut", [1 << 10, 1 << 20])
 async def test_a_first_event_of_any_length_passes_and_is_the_first_token(
-    fleet: StartFleet, asks_usage: bool, cut: int
+    fleet: StartFleet, requests_usage: bool, cut: int
 ) -> None:
     """vLLM sends such for return_token_ids, and for echo with log probabilities."""
     ids = orjson.dumps([*range(60_000)])
@@ -75,7 +75,7 @@ async def test_a_first_event_of_any_length_passes_and_is_the_first_token(
     assert len(event) > MAX_HELD_BYTES
     stream = event + TOKEN + DONE
     intake, _, client = await fleet(streaming(*(stream[at : at + cut] for at in range(0, len(stream), cut))))
-    client.chat(stream=True, asks_usage=asks_usage)
+    client.chat(stream=True, requests_usage=requests_usage)
     answer = await client.answer()
     assert answer.status == 200 and answer.whole and answer.body == stream
     await kit.eventually(lambda: intake.placed_request.outcome is Outcome.COMPLETED)
@@ -94,7 +94,7 @@ async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet: Start
         await talk.end_stream()
 
     _, _, client = await fleet(script)
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     assert (await client.head()).status == 200
     assert await client.chunk() == long, "it passes before its end has come"
     go.set()
@@ -102,7 +102,7 @@ async def test_the_client_has_a_long_first_event_before_it_is_whole(fleet: Start
 
 async def test_what_is_no_whole_event_at_the_end_of_a_stream_reaches_the_client(fleet: StartFleet) -> None:
     intake, _, client = await fleet(streaming(b'{"choices":[]}\n'))
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     answer = await client.answer()
     assert (answer.status, answer.body) == (200, b'{"choices":[]}\n')
     assert intake.placed_request.failures == []
@@ -159,7 +159,7 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(
         client.chat(stream=True)
         assert (await client.answer()).body == TOKEN + DONE, "what the router asks for is removed as from any other"
     go.clear()
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     assert (await client.head()).status == 200
     received = b""
     while received != TOKEN:
@@ -227,11 +227,11 @@ async def test_a_stream_passes_byte_for_byte_whatever_its_line_ends_and_however_
         await talk.send(b"0\r\n\r\n")
 
     intake, _, client = await fleet(script)
-    for asks_usage in (True, False, False, True):
-        client.chat(stream=True, asks_usage=asks_usage)
+    for requests_usage in (True, False, False, True):
+        client.chat(stream=True, requests_usage=requests_usage)
         answer = await client.answer()
         assert answer.whole
-        assert answer.body == b"\xef\xbb\xbf" + streams[-1][asks_usage]
+        assert answer.body == b"\xef\xbb\xbf" + streams[-1][requests_usage]
     assert [placed.first_tokens for placed in intake.placed_requests] == [1] * 4
     assert all(not placed.failures for placed in intake.placed_requests)
 
@@ -250,7 +250,7 @@ async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_end
         await talk.until_closed()
 
     intake, _, client = await fleet(script)
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     await client.head()
     assert b"assistant" in await client.chunk()
     assert intake.placed_request.first_tokens == 0
@@ -261,9 +261,9 @@ async def test_the_first_token_is_seen_when_its_event_ends_whatever_the_line_end
 
 # comments ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("comment", [b":\n\n", b": ping\n", b": ping\r\n\r\n", b"\xef\xbb\xbf: ping\n\n", b"\n"])
-@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize("requests_usage", [True, False])
 async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_token(
-    fleet: StartFleet, comment: bytes, asks_usage: bool
+    fleet: StartFleet, comment: bytes, requests_usage: bool
 ) -> None:
     go = asyncio.Event()
 
@@ -275,7 +275,7 @@ async def test_a_comment_before_the_first_event_passes_at_once_and_is_no_first_t
         await talk.end_stream()
 
     intake, _, client = await fleet(script)
-    client.chat(stream=True, asks_usage=asks_usage)
+    client.chat(stream=True, requests_usage=requests_usage)
     assert (await client.head()).status == 200
     assert await client.chunk() == comment
     assert intake.placed_request.first_tokens == 0
@@ -292,7 +292,7 @@ async def begin_and_fail(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-@pytest.mark.parametrize("asks_usage", [True, False])
+@pytest.mark.parametrize("requests_usage", [True, False])
 @pytest.mark.parametrize(
     ("script", "kind"),
     [
@@ -303,10 +303,10 @@ async def begin_and_fail(talk: Talk) -> None:
     ],
 )
 async def test_another_instance_answers_in_a_stream_of_which_only_comments_have_come(
-    fleet: StartFleet, script: Script, kind: FailureKind, asks_usage: bool, version: str
+    fleet: StartFleet, script: Script, kind: FailureKind, requests_usage: bool, version: str
 ) -> None:
     intake, _, client = await fleet(script, streaming(COMMENT, ROLE, TOKEN, DONE))
-    options = {"stream_options": {"include_usage": True}} if asks_usage else {}
+    options = {"stream_options": {"include_usage": True}} if requests_usage else {}
     body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **options})
     client.send(
         b"POST %b HTTP/%b\r\nhost: f\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), version.encode(), len(body))

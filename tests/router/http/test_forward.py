@@ -55,7 +55,7 @@ def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFlee
         placed = kit.Intake([instance.url for instance in instances], **intake)
         router = await start_router(placed, **(settings or {}))
         for instance in instances if must_be_asked else ():
-            router.plane.usage_asks.saw(instance.url, sends_unasked=False)
+            router.plane.usage_requests.saw(instance.url, sends_unrequested=False)
         return placed, instances, await router.connect()
 
     return start
@@ -159,7 +159,7 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet:
         await talk.end_stream()
 
     intake, _, client = await fleet(script)
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     assert (await client.head()).headers["transfer-encoding"] == "chunked"
     assert b"assistant" in await client.chunk()
     assert intake.placed_request.first_tokens == 0, "a role is no token"
@@ -174,8 +174,8 @@ async def test_a_stream_passes_as_it_comes_and_its_first_token_is_content(fleet:
     assert intake.placed_request.first_tokens == 1
 
 
-@pytest.mark.parametrize("asks_usage", [True, False])
-async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, asks_usage: bool) -> None:
+@pytest.mark.parametrize("requests_usage", [True, False])
+async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, requests_usage: bool) -> None:
     async def script(talk: Talk) -> None:
         wire = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         for text in ("a", "b"):
@@ -188,7 +188,7 @@ async def test_a_stream_cut_anywhere_passes_unchanged(fleet: StartFleet, asks_us
 
     intake, _, client = await fleet(script)
     for _ in range(2):
-        client.chat(stream=True, asks_usage=asks_usage)
+        client.chat(stream=True, requests_usage=requests_usage)
         answer = await client.answer()
         assert answer.whole
         assert answer.body == b"".join(
@@ -1127,7 +1127,7 @@ async def test_a_stream_that_breaks_inside_of_a_chunk_is_broken_for_the_client_t
         talk.reset()
 
     _, _, client = await fleet(die)
-    client.chat(stream=True, asks_usage=True)
+    client.chat(stream=True, requests_usage=True)
     answer = await client.answer()
     assert not answer.whole and b"error" not in answer.body
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dualmap.router.http.body_budget import BodyBudget
-from dualmap.router.http.request_reader import Request, RequestReader
+from dualmap.router.http.request_reader import ClientRequest, RequestReader
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, StartRouter, Talk
 
@@ -46,7 +46,7 @@ def read(wire: bytes, sizes: list[int]) -> tuple[list[tuple[str, str, bytes]], b
     reader = RequestReader(
         lambda request: 1 << 20, max_header_bytes=1 << 16, max_headers=100, bodies=BodyBudget(1 << 30)
     )
-    got: list[Request] = []
+    got: list[ClientRequest] = []
     for size in [*sizes, len(wire)]:
         piece, wire = wire[:size], wire[size:]
         if piece and not reader.stopped:

@@ -11,7 +11,7 @@ import pytest
 
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies
-from dualmap.router.http.request_reader import Request
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import sent_prompt
 from tests.router.http import kit
@@ -27,8 +27,8 @@ def chat(*messages: Any, **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": content} for content in messages], **more}
 
 
-def request_of(path: str, body: bytes) -> Request:
-    return Request("POST", path, b"", [], http_10=False, keep_alive=True, body=body)
+def request_of(path: str, body: bytes) -> ClientRequest:
+    return ClientRequest("POST", path, b"", [], http_10=False, keep_alive=True, body=body)
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.port_checks import PortChecks
-from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.upstream_pool import UpstreamPool
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance
@@ -16,7 +16,7 @@ from tests.router.http.kit import StartInstance
 
 @pytest.fixture
 def checks() -> Iterator[PortChecks]:
-    checks = PortChecks(UpstreamPool(Sweeper(0.02), connect_timeout_s=2.0, idle_s=60.0, max_idle=2))
+    checks = PortChecks(UpstreamPool(DeadlineChecks(0.02), connect_timeout_s=2.0, idle_s=60.0, max_idle=2))
     yield checks
     checks.close()
 

@@ -13,8 +13,8 @@ from dualmap.router.http.heads import fields_for_instance
 from dualmap.router.http.request_reader import (
     DISCARDED_BODY_BYTES,
     MAX_PIPELINED_REQUESTS,
+    ClientRequest,
     HeadCheck,
-    Request,
     RequestReader,
 )
 
@@ -22,11 +22,11 @@ POST = b"POST /p HTTP/1.1\r\nhost: h\r\n"
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 
 
-def accept(request: Request) -> int:
+def accept(request: ClientRequest) -> int:
     return 1000
 
 
-def refuse(request: Request) -> int:
+def refuse(request: ClientRequest) -> int:
     raise InvalidApiKeyError("no key")
 
 

@@ -42,9 +42,9 @@ def test_comments_pass_at_once_and_those_beside_the_usage_stay() -> None:
 def test_usage_beside_a_choice_was_not_asked_for_and_all_of_it_stays() -> None:
     event = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3}}\n\n'
     remover = UsageRemover()
-    assert not remover.sends_unasked
+    assert not remover.sends_unrequested
     assert remover.feed([event]) == event
-    assert remover.sends_unasked
+    assert remover.sends_unrequested
     assert remover.feed([USAGE, USAGE[:9]]) == USAGE + USAGE[:9]
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from dualmap.router.http import transfers as module
 from dualmap.router.http.attempt import ExchangeTimes
+from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import transfer_params
 from dualmap.router.http.model_field import BodyPart
-from dualmap.router.http.sweeper import Sweeper
 from dualmap.router.http.transfers import Transfers, Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import UpstreamPool
@@ -28,7 +28,7 @@ STAGED = {"choices": [], "kv_transfer_params": {"remote_block_ids": [1, 2]}}
 
 @pytest.fixture
 async def upstreams() -> AsyncIterator[UpstreamPool]:
-    pool = UpstreamPool(Sweeper(0.02), connect_timeout_s=2.0, idle_s=60.0, max_idle=2)
+    pool = UpstreamPool(DeadlineChecks(0.02), connect_timeout_s=2.0, idle_s=60.0, max_idle=2)
     yield pool
     pool.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import OutOfFilesError
-from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
 from dualmap.scheduling.request.outcome import FailureKind
@@ -39,7 +39,9 @@ class Sink:
 @pytest.fixture
 def pool() -> Any:
     def make(**changes: Any) -> Any:
-        return UpstreamPool(Sweeper(0.02), **{"connect_timeout_s": 2.0, "idle_s": 60.0, "max_idle": 2, **changes})
+        return UpstreamPool(
+            DeadlineChecks(0.02), **{"connect_timeout_s": 2.0, "idle_s": 60.0, "max_idle": 2, **changes}
+        )
 
     return make
 

@@ -21,38 +21,38 @@ _MOST: Final = 8192
 
 @dataclass(slots=True)
 class _Known:
-    sends_unasked: bool
+    sends_unrequested: bool
     looked_s: float
-    asked: int = 0
+    requested: int = 0
 
 
-class UsageAsks:
+class UsageRequests:
     """Findings from the streams of this replica, by the URL of the instance."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._known: dict[str, _Known] = {}
 
-    def asks(self, url: str) -> bool:
+    def needed(self, url: str) -> bool:
         """Whether the next stream to the instance is to be asked for its usage, which is then hidden."""
         known = self._known.get(url)
-        if known is None or known.sends_unasked:
+        if known is None or known.sends_unrequested:
             return False
         now_s = self._now_s()
-        if known.asked >= LOOK_AGAIN_STREAMS and now_s - known.looked_s >= LOOK_AGAIN_S:
-            known.asked, known.looked_s = 0, now_s
+        if known.requested >= LOOK_AGAIN_STREAMS and now_s - known.looked_s >= LOOK_AGAIN_S:
+            known.requested, known.looked_s = 0, now_s
             return False
-        known.asked += 1
+        known.requested += 1
         return True
 
-    def saw(self, url: str, *, sends_unasked: bool) -> None:
+    def saw(self, url: str, *, sends_unrequested: bool) -> None:
         """A whole stream showed whether the instance sends its usage unasked."""
         known = self._known.get(url)
-        if known is not None and known.sends_unasked == sends_unasked:
+        if known is not None and known.sends_unrequested == sends_unrequested:
             return
         if known is None and len(self._known) >= _MOST:
             del self._known[next(iter(self._known))]
-        self._known[url] = _Known(sends_unasked, self._now_s())
+        self._known[url] = _Known(sends_unrequested, self._now_s())
 
     def forget(self, url: str) -> None:
         """The instance may have been restarted."""

@@ -9,28 +9,28 @@ from typing import Protocol
 _log = logging.getLogger(__name__)
 
 
-class Sweepable(Protocol):
-    def sweep(self, now_s: float) -> None:
+class HasDeadlines(Protocol):
+    def check_deadlines(self, now_s: float) -> None:
         """Compare one's deadlines with the loop's time and act; must not wait."""
 
 
-class Sweeper:
-    """Calls ``sweep`` of everything registered every ``interval_s``; idle (no timer at all) while nothing is.
+class DeadlineChecks:
+    """Calls ``check_deadlines`` of everything registered every ``interval_s``; idle (no timer at all) while nothing is.
 
     A deadline is therefore kept within one interval, which is precise enough for timeouts of seconds.
     """
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
-        self._open: set[Sweepable] = set()
+        self._open: set[HasDeadlines] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, item: Sweepable) -> None:
+    def add(self, item: HasDeadlines) -> None:
         self._open.add(item)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._sweep)
+            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._check_all)
 
-    def discard(self, item: Sweepable) -> None:
+    def discard(self, item: HasDeadlines) -> None:
         self._open.discard(item)
 
     def __len__(self) -> int:
@@ -43,15 +43,15 @@ class Sweeper:
             self._timer.cancel()
             self._timer = None
 
-    def _sweep(self) -> None:
+    def _check_all(self) -> None:
         if not self._open:
             self._timer = None
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self.interval_s, self._sweep)
+        self._timer = loop.call_later(self.interval_s, self._check_all)
         now_s = loop.time()
         for item in tuple(self._open):
             try:
-                item.sweep(now_s)
+                item.check_deadlines(now_s)
             except Exception:  # one broken connection must not stop the deadlines of all others
                 _log.exception("sweep of %r failed", item)

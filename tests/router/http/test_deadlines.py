@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.router.http.sweeper import Sweeper
+from dualmap.router.http.deadlines import DeadlineChecks
 from tests.router.http import kit
 
 
@@ -11,31 +11,31 @@ class Counting:
         self.swept = 0
         self.error = error
 
-    def sweep(self, now_s: float) -> None:
+    def check_deadlines(self, now_s: float) -> None:
         self.swept += 1
         if self.error is not None:
             raise self.error
 
 
 async def test_everything_registered_is_swept_and_one_error_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    sweeper, items = Sweeper(0.01), [Counting(RuntimeError("broken")), Counting()]
+    deadlines, items = DeadlineChecks(0.01), [Counting(RuntimeError("broken")), Counting()]
     for item in items:
-        sweeper.add(item)
+        deadlines.add(item)
     await kit.eventually(lambda: all(item.swept > 2 for item in items))
     assert "broken" in caplog.text
-    sweeper.close()
+    deadlines.close()
 
 
 async def test_what_is_discarded_is_left_alone_and_an_empty_sweeper_sets_no_timer() -> None:
-    sweeper, item = Sweeper(0.01), Counting()
-    sweeper.add(item)
+    deadlines, item = DeadlineChecks(0.01), Counting()
+    deadlines.add(item)
     await kit.eventually(lambda: item.swept > 0)
-    sweeper.discard(item)
-    await kit.eventually(lambda: sweeper._timer is None)
+    deadlines.discard(item)
+    await kit.eventually(lambda: deadlines._timer is None)
     swept = item.swept
-    sweeper.add(item)
+    deadlines.add(item)
     await kit.eventually(lambda: item.swept > swept)
-    timer = sweeper._timer
+    timer = deadlines._timer
     assert timer is not None
-    sweeper.close()
-    assert timer.cancelled() and sweeper._timer is None and not len(sweeper)
+    deadlines.close()
+    assert timer.cancelled() and deadlines._timer is None and not len(deadlines)
