@@ -74,17 +74,17 @@ class Engine:
 
     def receive(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg is there; False if nothing waits for it (any more)."""
-        return self._told(self._scheduler.receive, request_id, now_s)
+        return self._apply(self._scheduler.receive, request_id, now_s)
 
     def lose_kv(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg will not come: it is prefilled here; False if nothing waits for it (any more)."""
-        return self._told(self._scheduler.lose_kv, request_id, now_s)
+        return self._apply(self._scheduler.lose_kv, request_id, now_s)
 
     def release_staged(self, request_id: str, now_s: float) -> bool:
         """Free the staged KV of a prefill leg, which was pulled or is not wanted; False if there is none (any more)."""
-        return self._told(self._scheduler.release_staged, request_id, now_s)
+        return self._apply(self._scheduler.release_staged, request_id, now_s)
 
-    def _told(self, change: Callable[[str], bool], request_id: str, now_s: float) -> bool:
+    def _apply(self, change: Callable[[str], bool], request_id: str, now_s: float) -> bool:
         """Something that happened elsewhere to KV of this request; False if it changes nothing."""
         self._run_until(now_s, start_now=False)
         changed = change(request_id)

@@ -19,7 +19,7 @@ import orjson
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.traces import Trace, TraceRequest
 
-_TOLD_BYTES = 1 << 20
+_REPORT_BYTES = 1 << 20
 
 
 class RecordedRequest(NamedTuple):
@@ -85,7 +85,7 @@ def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]
 
 def _read(path: Path, read: Callable[[int], None]) -> Iterator[tuple[int, RecordedRequest]]:
     """Requests with the numbers of their lines."""
-    untold = 0
+    unreported = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -93,12 +93,12 @@ def _read(path: Path, read: Callable[[int], None]) -> Iterator[tuple[int, Record
                     request = _recorded_request(line)
                 except (ValueError, KeyError, TypeError) as error:
                     raise TraceError(path, number, f"no line of a recording: {error!r}") from error
-                untold += len(line)
-                if untold >= _TOLD_BYTES:
-                    read(untold)
-                    untold = 0
+                unreported += len(line)
+                if unreported >= _REPORT_BYTES:
+                    read(unreported)
+                    unreported = 0
                 yield number, request
-        read(untold)
+        read(unreported)
     except OSError as error:
         raise TraceError(path, None, f"cannot be read: {error.strerror or error}") from error
 

@@ -201,8 +201,8 @@ def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles |
 
 
 def _hit_rate(requests: Sequence[ReplayedRequest]) -> float | None:
-    told = [request.cached_tokens for request in requests if request.cached_tokens is not None]
-    return sum(told) / max(1, sum(request.prompt_tokens for request in requests)) if told else None
+    reported = [request.cached_tokens for request in requests if request.cached_tokens is not None]
+    return sum(reported) / max(1, sum(request.prompt_tokens for request in requests)) if reported else None
 
 
 def _cached_error(requests: Sequence[ReplayedRequest]) -> CachedError | None:

@@ -71,9 +71,9 @@ class SimulatedFleet:
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         seen = await self.pool.store.observe(instance_ids, chain)
-        return replace(seen, loads={name: self._as_engines_tell(load) for name, load in seen.loads.items()})
+        return replace(seen, loads={name: self._as_reported(load) for name, load in seen.loads.items()})
 
-    def _as_engines_tell(self, load: InstanceLoad) -> InstanceLoad:
+    def _as_reported(self, load: InstanceLoad) -> InstanceLoad:
         """The engine's own queue, where there is none in the fleet, and its KV use."""
         used_tokens = None if self._kv_used_tokens is None else self._kv_used_tokens(load.instance_id)
         if self._engine_queues is None:

@@ -135,10 +135,10 @@ class Engine:
         self._client.close()
 
     async def measure(
-        self, plan: Plan, told: Callable[[str], None] = lambda line: None
+        self, plan: Plan, say: Callable[[str], None] = lambda line: None
     ) -> tuple[list[PrefillTime], list[DecodeTime]]:
         """All of the plan, in rounds, so that what disturbs the machine for a while disturbs no length or batch more
-        than others; then the medians. What fails is tried again, and left out if it goes on failing. ``told`` is called
+        than others; then the medians. What fails is tried again, and left out if it goes on failing. ``say`` is called
         with a line for each round, result and failure.
 
         Raises:
@@ -150,11 +150,11 @@ class Engine:
         steps: dict[tuple[int, int], list[DecodeTime]] = {batch: [] for batch in plan.batches}
         lengths, batches = list(ttfts_s), list(steps)
         for repetition in range(plan.repetitions):
-            lengths = await _round(lengths, self._ttft_s, ttfts_s, told)
+            lengths = await _round(lengths, self._ttft_s, ttfts_s, say)
             if repetition % 2 == 0:
-                batches = await _round(batches, lambda batch: self._step(*batch, plan), steps, told)
-            told(f"round {repetition + 1} of {plan.repetitions} is done")
-        return medians_of(ttfts_s, steps, told)
+                batches = await _round(batches, lambda batch: self._step(*batch, plan), steps, say)
+            say(f"round {repetition + 1} of {plan.repetitions} is done")
+        return medians_of(ttfts_s, steps, say)
 
     async def _ttft_s(self, prompt_tokens: int) -> float:
         started_s = time.perf_counter()
@@ -209,7 +209,7 @@ async def _round(
     cells: Sequence[_Cell],
     measure: Callable[[_Cell], Awaitable[_Measured]],
     found: Mapping[_Cell, list[_Measured]],
-    told: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> list[_Cell]:
     """Measure each once; returns those to go on with. Raises CalibrationError where another attempt is of no use."""
     kept = []
@@ -219,7 +219,7 @@ async def _round(
                 found[cell].append(await measure(cell))
             except DisturbedError as error:
                 if attempt == _ATTEMPTS:
-                    told(f"{_named(cell)}: measured no more after {_ATTEMPTS} failures: {error}")
+                    say(f"{_named(cell)}: measured no more after {_ATTEMPTS} failures: {error}")
                 else:
                     await asyncio.sleep(_PAUSE_S)
             else:
@@ -246,14 +246,14 @@ async def _all_of(answers: Sequence[Awaitable[_Stream]]) -> list[_Stream]:
 def medians_of(
     ttfts_s: Mapping[int, Sequence[float]],
     steps: Mapping[tuple[int, int], Sequence[DecodeTime]],
-    told: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> tuple[list[PrefillTime], list[DecodeTime]]:
     """The medians of the times, without measurements that failed."""
     prefills = [PrefillTime(length, statistics.median(times_s)) for length, times_s in ttfts_s.items() if times_s]
     decodes = [sorted(found, key=lambda each: each.step_s)[len(found) // 2] for found in steps.values() if found]
     for prefill in prefills:
-        told(f"prompt of {prefill.prompt_tokens} tokens: first token after {1000 * prefill.ttft_s:.1f} ms")
+        say(f"prompt of {prefill.prompt_tokens} tokens: first token after {1000 * prefill.ttft_s:.1f} ms")
     for step in decodes:
         about = f"batch of {step.sequences}, {step.context_tokens} tokens of context"
-        told(f"{about}: {1000 * step.step_s:.2f} ms a step")
+        say(f"{about}: {1000 * step.step_s:.2f} ms a step")
     return prefills, decodes

@@ -67,11 +67,11 @@ async def _measured(
         with progress_bars() as progress:
             task = progress.add_task("measurements", total=len(plan.prompt_lengths) + len(plan.batches))
 
-            def told(line: str) -> None:
+            def say(line: str) -> None:
                 progress.advance(task)
                 console.print(line)
 
-            prefills, decodes = await engine.measure(plan, told)
+            prefills, decodes = await engine.measure(plan, say)
     finally:
         engine.close()
     return fit_costs(prefills, decodes, limits.max_num_batched_tokens)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from dualmap.simulation.emulator.asks import Ask, Choice
 from dualmap.simulation.emulator.connection import Responder
+from dualmap.simulation.emulator.generation_request import Choice, GenerationRequest
 from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 
 
@@ -14,7 +14,7 @@ from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply, Usage
 class Call:
     """One request under way: one or more answers, one response."""
 
-    ask: Ask
+    gen_request: GenerationRequest
     reply: Reply
     stream: StreamReply | None
     """The reply as a stream, where its pieces are sent as they come."""
@@ -32,11 +32,11 @@ class Call:
 
     def all_ends(self) -> list[Ended]:
         """The ends of a complete request, in the order of its choices."""
-        return [self.ends[number] for number in range(len(self.ask.choices))]
+        return [self.ends[number] for number in range(len(self.gen_request.choices))]
 
     def usage(self) -> Usage:
         completion_tokens = sum(ended.tokens for ended in self.ends.values())
-        return Usage(self.ask.prompt_tokens, completion_tokens, self.cached_tokens)
+        return Usage(self.gen_request.prompt_tokens, completion_tokens, self.cached_tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,4 +52,4 @@ class Generation:
 
     @property
     def choice(self) -> Choice:
-        return self.call.ask.choices[self.number]
+        return self.call.gen_request.choices[self.number]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dualmap.simulation.emulator.asks import Limits
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import ApiError
 from dualmap.simulation.emulator.faults import Faults
+from dualmap.simulation.emulator.generation_request import Limits
 from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.inference import Inference
 from dualmap.simulation.emulator.routes import Route, Routes

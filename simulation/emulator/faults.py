@@ -9,7 +9,7 @@ from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
 from dualmap.simulation.emulator.fields import read_json, whole_number
 from dualmap.simulation.emulator.generator import Generator
-from dualmap.simulation.emulator.lies import Lie, LyingResponder, tell_at_once
+from dualmap.simulation.emulator.lies import Lie, LyingResponder, lie_at_once
 from dualmap.simulation.emulator.routes import Route, Routes, send
 
 
@@ -87,7 +87,7 @@ class Faults:
         self._asked += 1
         if self._asked % self._lies_every:
             return responder
-        if tell_at_once(lie, responder, retry_after=self._retry_after):
+        if lie_at_once(lie, responder, retry_after=self._retry_after):
             return None
         return LyingResponder(responder, lie)
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from dualmap.simulation.emulator.asks import Ask
 from dualmap.simulation.emulator.calls import Call, Generation
 from dualmap.simulation.emulator.clock import EngineClock
 from dualmap.simulation.emulator.connection import Responder
 from dualmap.simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
+from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.kv_events import KvEventLog
 from dualmap.simulation.emulator.kv_legs import KvLegs
 from dualmap.simulation.emulator.metrics import InstanceMetrics
@@ -71,7 +71,9 @@ class Generator:
         """The engine, for reading; only the generator drives it."""
         return self._engine
 
-    def start(self, ask: Ask, reply: Reply, responder: Responder, stream: StreamReply | None = None) -> None:
+    def start(
+        self, gen_request: GenerationRequest, reply: Reply, responder: Responder, stream: StreamReply | None = None
+    ) -> None:
         """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes.
 
         Raises:
@@ -83,11 +85,11 @@ class Generator:
         limit = self._settings.max_queued_requests
         if limit is not None and self._engine.statistics().waiting >= limit:
             raise queue_full(limit)
-        call = Call(ask, reply, stream, responder, arrived_s=now_s)
-        self._calls[call] = [str(next(self._ids)) for _ in ask.choices]
-        for number, (engine_id, choice) in enumerate(zip(self._calls[call], ask.choices, strict=True)):
-            prompt, kv = choice.prompt, ask.kv
-            stages = kv is not None and kv.stages and kv.source is None and ask.ends_at_once
+        call = Call(gen_request, reply, stream, responder, arrived_s=now_s)
+        self._calls[call] = [str(next(self._ids)) for _ in gen_request.choices]
+        for number, (engine_id, choice) in enumerate(zip(self._calls[call], gen_request.choices, strict=True)):
+            prompt, kv = choice.prompt, gen_request.kv
+            stages = kv is not None and kv.stages and kv.source is None and gen_request.ends_at_once
             awaits = kv is not None and kv.awaits
             self._engine.submit(
                 EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes, stages, awaits),
@@ -235,8 +237,8 @@ class Generator:
         elif event.kind is EventKind.FIRST_TOKEN:
             self._first_token(event, generation)
         elif event.kind is EventKind.PULLING:
-            assert generation.call.ask.kv is not None
-            self.kv_legs.pull(event.request_id, generation.call.ask.kv, event.tokens)
+            assert generation.call.gen_request.kv is not None
+            self.kv_legs.pull(event.request_id, generation.call.gen_request.kv, event.tokens)
         elif event.kind is EventKind.FINISHED:
             self._count_tokens(generation, event.tokens - max(1, generation.sent_tokens), event.time_s)
             if generation.choice.script.is_given_back:  # its end has no token
@@ -261,13 +263,13 @@ class Generator:
 
     def _stage(self, engine_id: str, generation: Generation) -> None:
         """The answer of a prefill leg says where its KV is."""
-        ask, tokens = generation.call.ask, generation.choice.prompt.tokens
-        if ask.kv is None or not ask.kv.stages or not ask.ends_at_once:
+        gen_request, tokens = generation.call.gen_request, generation.choice.prompt.tokens
+        if gen_request.kv is None or not gen_request.kv.stages or not gen_request.ends_at_once:
             return
-        if ask.kv.source is not None:
-            self.kv_legs.send(ask.kv.source, tokens)
+        if gen_request.kv.source is not None:
+            self.kv_legs.send(gen_request.kv.source, tokens)
         else:
-            ask.kv.returned = self.kv_legs.staged(engine_id, tokens, self.config.block_tokens)
+            gen_request.kv.returned = self.kv_legs.staged(engine_id, tokens, self.config.block_tokens)
 
     # KV of other servers ------------------------------------------------------------------------------------
     def has_staged(self, engine_id: str) -> bool:
@@ -303,7 +305,7 @@ class Generator:
         self._forget(engine_id)
         self.metrics.finished[ended.finish_reason] += 1
         call.ends[generation.number] = ended
-        last = len(call.ends) == len(call.ask.choices)
+        last = len(call.ends) == len(call.gen_request.choices)
         if last:
             self._remove(call)
         if call.stream is not None:
@@ -324,7 +326,7 @@ class Generator:
     def _abort(self, call: Call) -> None:
         """The client has left."""
         if call in self._calls:
-            self.metrics.finished["abort"] += len(call.ask.choices) - len(call.ends)
+            self.metrics.finished["abort"] += len(call.gen_request.choices) - len(call.ends)
             self._drop(call)
             self._arm()
 

@@ -9,13 +9,13 @@ from itertools import count
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from dualmap.simulation.emulator.asks import Ask, Limits
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import ApiError
 from dualmap.simulation.emulator.faults import Faults, GivenBackError
 from dualmap.simulation.emulator.fields import Body, flag, read_json
+from dualmap.simulation.emulator.generation_request import GenerationRequest, Limits
 from dualmap.simulation.emulator.generator import Generator
-from dualmap.simulation.emulator.kv_ask import read_kv_ask
+from dualmap.simulation.emulator.kv_transfer_params import read_kv_transfer_params
 from dualmap.simulation.emulator.messages_api import read_count, read_message
 from dualmap.simulation.emulator.openai_api import read_chat, read_completion
 from dualmap.simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
@@ -25,7 +25,7 @@ from dualmap.simulation.emulator.routes import Route, Routes, send
 from dualmap.simulation.tokenizer import count_tokens
 
 R = TypeVar("R", bound=Reply)
-Read = Callable[[Body, Limits, Stamp], tuple[Ask, R]]
+Read = Callable[[Body, Limits, Stamp], tuple[GenerationRequest, R]]
 
 
 class Inference:
@@ -70,11 +70,11 @@ class Inference:
         else:
             send(responder, self._stored.read(response_id))
 
-    def _read_response(self, payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
+    def _read_response(self, payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, ResponseReply]:
         payload = self._stored.continued(payload)
-        ask, reply = read_response(payload, limits, stamp)
+        gen_request, reply = read_response(payload, limits, stamp)
         reply.keep = self._stored.keep_of(payload)
-        return ask, reply
+        return gen_request, reply
 
     def _generated(
         self,
@@ -91,9 +91,9 @@ class Inference:
             limits, after_tokens = self._limits, self._faults.gives_back_after()
             if after_tokens is not None:
                 limits = replace(limits, gives_back_after=after_tokens)
-            ask, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
+            gen_request, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
             if (to := self._faults.lie_to(responder)) is not None:
-                self._generator.start(ask, reply, to, reply if flag(payload, "stream") else None)
+                self._generator.start(gen_request, reply, to, reply if flag(payload, "stream") else None)
 
         return Route(handle, error_body)
 
@@ -101,16 +101,16 @@ class Inference:
         try:
             self._faults.fail_if_ordered()
         except GivenBackError:
-            self._generator.kv_legs.take(read_kv_ask(payload, ""))  # such a decoder had the KV
+            self._generator.kv_legs.take(read_kv_transfer_params(payload, ""))  # such a decoder had the KV
             raise
 
     def _pooled(self, read: Read[Reply]) -> Route:
         def handle(request: HttpRequest, responder: Responder) -> None:
             self._faults.fail_if_ordered()
             payload = read_json(request.body)
-            ask, reply = read(payload, self._limits, self._stamp(request, payload))
+            gen_request, reply = read(payload, self._limits, self._stamp(request, payload))
             if (to := self._faults.lie_to(responder)) is not None:
-                self._generator.start(ask, reply, to)
+                self._generator.start(gen_request, reply, to)
 
         return Route(handle)
 

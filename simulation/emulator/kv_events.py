@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from dualmap.simulation.emulator.asks import Prompt
+from dualmap.simulation.emulator.generation_request import Prompt
 from dualmap.simulation.kv_pool import CacheChange, Journal
 from dualmap.simulation.tokenizer import TOKEN_BYTES
 

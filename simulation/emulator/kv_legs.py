@@ -18,7 +18,7 @@ import orjson
 
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.fields import read_json, whole_number
-from dualmap.simulation.emulator.kv_ask import KvAsk
+from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.routes import Route, Routes, send
 from dualmap.simulation.http_client import HttpClient, HttpClientError
 from dualmap.simulation.kv_transfer import KvTransfer
@@ -103,35 +103,35 @@ class KvLegs:
         await self._call(source, "received")
 
     # decode legs --------------------------------------------------------------------------------------------
-    def enter(self, engine_id: str, ask: KvAsk) -> None:
-        if ask.source is not None:
-            self._sources[engine_id] = ask.source
+    def enter(self, engine_id: str, transfer: KvTransferParams) -> None:
+        if transfer.source is not None:
+            self._sources[engine_id] = transfer.source
 
-    def pull(self, engine_id: str, ask: KvAsk, tokens: int) -> None:
+    def pull(self, engine_id: str, transfer: KvTransferParams, tokens: int) -> None:
         """A decode leg has its blocks, and KV of so many tokens is to come."""
-        task = asyncio.get_running_loop().create_task(self._pull(engine_id, ask, tokens))
+        task = asyncio.get_running_loop().create_task(self._pull(engine_id, transfer, tokens))
         self._tasks[engine_id] = task
 
-    async def _pull(self, engine_id: str, ask: KvAsk, tokens: int) -> None:
+    async def _pull(self, engine_id: str, transfer: KvTransferParams, tokens: int) -> None:
         if self._stalls():
             return
-        if ask.source is None:
-            await self._announce(engine_id, ask)
-        elif not await self._call(ask.source, "look"):
+        if transfer.source is None:
+            await self._announce(engine_id, transfer)
+        elif not await self._call(transfer.source, "look"):
             self._lose(engine_id, "the KV is not staged any more")
         else:
             await asyncio.sleep(self._wall_s(self._transfer.alone_s(tokens)))
-            if await self._call(ask.source, "release"):
+            if await self._call(transfer.source, "release"):
                 self._sources.pop(engine_id, None)
                 self._engine.receive(engine_id)
             else:
                 self._lose(engine_id, "the KV was lost during its transfer")
 
-    async def _announce(self, engine_id: str, ask: KvAsk) -> None:
-        assert ask.metaserver is not None
-        self._awaited[ask.request_id] = engine_id
-        params = self.staged(ask.request_id, 1, 1) | {"do_remote_prefill": False, "do_remote_decode": True}
-        if not await _post(ask.metaserver, {**params, "request_id": ask.request_id}):
+    async def _announce(self, engine_id: str, transfer: KvTransferParams) -> None:
+        assert transfer.metaserver is not None
+        self._awaited[transfer.request_id] = engine_id
+        params = self.staged(transfer.request_id, 1, 1) | {"do_remote_prefill": False, "do_remote_decode": True}
+        if not await _post(transfer.metaserver, {**params, "request_id": transfer.request_id}):
             self._lose(engine_id, "the metaserver found no prefill instance")
 
     def _lose(self, engine_id: str, why: str) -> None:
@@ -139,10 +139,10 @@ class KvLegs:
         self._tasks.pop(engine_id, None)  # it is this task that runs
         self._engine.lose(engine_id, why)
 
-    def take(self, ask: KvAsk | None) -> None:
+    def take(self, transfer: KvTransferParams | None) -> None:
         """Take the KV of a decode leg over at once, and compute nothing."""
-        if ask is not None and ask.source is not None:
-            release = asyncio.get_running_loop().create_task(self._let_go(ask.source))
+        if transfer is not None and transfer.source is not None:
+            release = asyncio.get_running_loop().create_task(self._let_go(transfer.source))
             self._releasing.add(release)
             release.add_done_callback(self._releasing.discard)
 

@@ -43,7 +43,7 @@ _ABORTED: Final = orjson.dumps({"choices": [{"index": 0, "delta": {}, "finish_re
 _HONEST_WRITES: Final = 2
 
 
-def tell_at_once(lie: Lie, responder: Responder, *, retry_after: str | None = None) -> bool:
+def lie_at_once(lie: Lie, responder: Responder, *, retry_after: str | None = None) -> bool:
     """Answer with the lie, if it needs no engine; ``retry_after`` is the field's value."""
     fields = _FIELDS.get(lie, "") if retry_after is None else f"retry-after: {retry_after}\r\n"
     if lie in _STATUS:
@@ -66,7 +66,7 @@ class LyingResponder(Responder):
         self._honest = honest
         self._lie = lie
         self._writes = 0
-        self._told = False
+        self._spoiled = False
 
     @property
     def on_disconnect(self) -> Callable[[], None] | None:
@@ -106,18 +106,18 @@ class LyingResponder(Responder):
         if self._writes <= _HONEST_WRITES:
             self._honest.write(data)
         else:
-            self._tell()
+            self._spoil()
 
     def end_stream(self, data: bytes) -> None:
-        self._tell()
+        self._spoil()
 
     def cut(self) -> None:
         self._honest.cut()
 
-    def _tell(self) -> None:
-        if self._told:
+    def _spoil(self) -> None:
+        if self._spoiled:
             return
-        self._told = True
+        self._spoiled = True
         left = self.on_disconnect
         if self._lie is Lie.BROKEN:
             self._honest.cut()

@@ -10,9 +10,16 @@ import xxhash
 
 from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.messages_api import chat_of_message
-from dualmap.simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens, read_stop
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing
 from dualmap.simulation.emulator.fields import Body, mapping, objects, required, text, word
+from dualmap.simulation.emulator.generation_request import (
+    GenerationRequest,
+    Limits,
+    Sampling,
+    generation,
+    read_max_tokens,
+    read_stop,
+)
 from dualmap.simulation.emulator.openai_api import cache_salt, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
@@ -21,7 +28,7 @@ from dualmap.simulation.tokenizer import render_chat
 _ROLES = ("user", "assistant", "system")
 
 
-def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, MessageReply]:
+def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, MessageReply]:
     """A request for a message. Raises ApiError."""
     _require_model(payload)
     max_tokens = required(payload, "max_tokens")
@@ -35,8 +42,8 @@ def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Mess
         stop=read_stop(payload, "stop_sequences"),
         given=call.tool.arguments if call is not None else _read_format(payload),
     )
-    ask = generation([prompt], sampling, limits, cache_salt(payload, limits))
-    return ask, MessageReply(ask, stamp, call)
+    gen_request = generation([prompt], sampling, limits, cache_salt(payload, limits))
+    return gen_request, MessageReply(gen_request, stamp, call)
 
 
 def read_count(payload: Body, limits: Limits) -> bytes:
@@ -66,10 +73,10 @@ def message_prompt(payload: Body) -> bytes:
 class MessageReply:
     """One message: a text, or the use of a tool."""
 
-    def __init__(self, ask: Ask, stamp: Stamp, call: ToolCall | None) -> None:
+    def __init__(self, gen_request: GenerationRequest, stamp: Stamp, call: ToolCall | None) -> None:
         self.answer_id = f"chatcmpl-{stamp.request_id}"
-        self._prompt_tokens = ask.prompt_tokens
-        self._script = ask.choices[0].script
+        self._prompt_tokens = gen_request.prompt_tokens
+        self._script = gen_request.choices[0].script
         self._stamp = stamp
         self._call = call
 

@@ -6,10 +6,16 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dualmap.simulation.emulator.asks import Ask, Limits, generation, read_max_tokens, read_sampling
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated
 from dualmap.simulation.emulator.fields import Body, flag, mapping, required, text
-from dualmap.simulation.emulator.kv_ask import read_kv_ask
+from dualmap.simulation.emulator.generation_request import (
+    GenerationRequest,
+    Limits,
+    generation,
+    read_max_tokens,
+    read_sampling,
+)
+from dualmap.simulation.emulator.kv_transfer_params import read_kv_transfer_params
 from dualmap.simulation.emulator.logprobs import read_chat_logprobs, read_completion_logprobs
 from dualmap.simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
 from dualmap.simulation.emulator.replies import Stamp
@@ -26,7 +32,7 @@ def check_model(payload: Body, limits: Limits) -> None:
     limits.names.check(payload)
 
 
-def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ChatReply]:
+def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, ChatReply]:
     """A chat completion request. Raises ApiError."""
     check_model(payload, limits)
     _refuse(payload, ("prompt_logprobs", "use_beam_search", "echo"))
@@ -35,12 +41,12 @@ def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ChatRep
     sampling = read_sampling(payload, read_max_tokens(payload, ("max_completion_tokens", "max_tokens"), limits))
     given = call.tool.arguments if call is not None else read_output_format(payload)
     options, logprobs = _read_stream_options(payload), read_chat_logprobs(payload)
-    ask = generation([prompt], replace(sampling, given=given), limits, cache_salt(payload, limits))
-    ask = replace(ask, kv=read_kv_ask(payload, stamp.request_id))
-    return ask, ChatReply(ask, stamp, options, logprobs, call)
+    gen_request = generation([prompt], replace(sampling, given=given), limits, cache_salt(payload, limits))
+    gen_request = replace(gen_request, kv=read_kv_transfer_params(payload, stamp.request_id))
+    return gen_request, ChatReply(gen_request, stamp, options, logprobs, call)
 
 
-def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, CompletionReply]:
+def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, CompletionReply]:
     """A text completion request. Raises ApiError."""
     check_model(payload, limits)
     _refuse(payload, ("prompt_logprobs", "use_beam_search", "prompt_embeds"))
@@ -54,11 +60,12 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, C
     sampling = read_sampling(payload, DEFAULT_COMPLETION_TOKENS if wanted is None else wanted)
     options, logprobs = _read_stream_options(payload), read_completion_logprobs(payload)
     sampling = replace(sampling, given=read_output_format(payload))
-    ask = replace(
-        generation(prompts, sampling, limits, cache_salt(payload, limits)), kv=read_kv_ask(payload, stamp.request_id)
+    gen_request = replace(
+        generation(prompts, sampling, limits, cache_salt(payload, limits)),
+        kv=read_kv_transfer_params(payload, stamp.request_id),
     )
     echoes = [token_texts(prompt) if echo else [] for prompt in prompts for _ in range(sampling.answers)]
-    return ask, CompletionReply(ask, stamp, options, logprobs, echoes)
+    return gen_request, CompletionReply(gen_request, stamp, options, logprobs, echoes)
 
 
 def chat_prompt(payload: Body) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import xxhash
 
-from dualmap.simulation.emulator.asks import Ask
 from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.logprobs import chat_logprobs, completion_logprobs
 from dualmap.simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
 from dualmap.simulation.emulator.structured import ToolCall
@@ -33,15 +33,17 @@ class OpenAiReply:
         logprobs: alternatives to each token; None: no log-probabilities.
     """
 
-    def __init__(self, ask: Ask, stamp: Stamp, options: StreamOptions, logprobs: int | None) -> None:
+    def __init__(
+        self, gen_request: GenerationRequest, stamp: Stamp, options: StreamOptions, logprobs: int | None
+    ) -> None:
         self.answer_id = f"{self._id_prefix}-{stamp.request_id}"
-        self._ask = ask
+        self._gen_request = gen_request
         self._stamp = stamp
         self._options = options
         self._logprobs = logprobs
         self._frame: tuple[bytes, bytes] | None = None
         """The frame around the text of an answer, where only the text changes from chunk to chunk."""
-        if len(ask.choices) == 1 and logprobs is None and not options.continuous_usage:
+        if len(gen_request.choices) == 1 and logprobs is None and not options.continuous_usage:
             head, _mark, tail = event(self._chunk([self._chunk_choice(0, _MARK)])).partition(f'"{_MARK}"'.encode())
             self._frame = head, tail
 
@@ -111,7 +113,7 @@ class OpenAiReply:
                 "service_tier": None,
                 "system_fingerprint": self._stamp.fingerprint,
                 "usage": _usage(usage),
-                "kv_transfer_params": None if self._ask.kv is None else self._ask.kv.returned,
+                "kv_transfer_params": None if self._gen_request.kv is None else self._gen_request.kv.returned,
             }
         )
 
@@ -119,10 +121,10 @@ class OpenAiReply:
         return error.body()
 
     def _text(self, choice: int, start: int, count: int) -> str:
-        return self._ask.choices[choice].script.text(start, count)
+        return self._gen_request.choices[choice].script.text(start, count)
 
     def _stop_reason(self, choice: int, ended: Ended) -> str | None:
-        return self._ask.choices[choice].script.stop_reason if ended.finish_reason == "stop" else None
+        return self._gen_request.choices[choice].script.stop_reason if ended.finish_reason == "stop" else None
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self.answer_id, "object": kind, "created": self._stamp.created, "model": self._stamp.model}
@@ -132,7 +134,7 @@ class OpenAiReply:
 
     def _with_usage(self, chunk: dict[str, Any], choice: int, tokens: int) -> dict[str, Any]:
         if self._options.continuous_usage:
-            prompt_tokens = self._ask.choices[choice].prompt.tokens
+            prompt_tokens = self._gen_request.choices[choice].prompt.tokens
             chunk["usage"] = {
                 "prompt_tokens": prompt_tokens,
                 "total_tokens": prompt_tokens + tokens,
@@ -149,20 +151,25 @@ class ChatReply(OpenAiReply):
     _chunk_kind = "chat.completion.chunk"
 
     def __init__(
-        self, ask: Ask, stamp: Stamp, options: StreamOptions, logprobs: int | None, call: ToolCall | None
+        self,
+        gen_request: GenerationRequest,
+        stamp: Stamp,
+        options: StreamOptions,
+        logprobs: int | None,
+        call: ToolCall | None,
     ) -> None:
         self._call = call
-        super().__init__(ask, stamp, options, logprobs)
+        super().__init__(gen_request, stamp, options, logprobs)
 
     def begin(self) -> bytes:
         """A chat's stream names the role, and the function that is called."""
         pieces: list[bytes] = []
-        for number in range(len(self._ask.choices)):
+        for number in range(len(self._gen_request.choices)):
             delta: dict[str, Any] = {"role": "assistant", "content": ""}
             role = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
             pieces.append(event(self._with_usage(self._chunk([role]), number, 0)))
         if self._call is not None:
-            for number in range(len(self._ask.choices)):
+            for number in range(len(self._gen_request.choices)):
                 delta = {"content": None, "tool_calls": [{**self._call_head(number, self._call), "index": 0}]}
                 pieces.append(event(self._chunk([self._with_delta(number, delta)])))
         return b"".join(pieces)
@@ -205,7 +212,7 @@ class ChatReply(OpenAiReply):
     def _logprobs_of(self, choice: int, start: int, count: int) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        return chat_logprobs(self._ask.choices[choice].script.token_texts(start, count), self._logprobs)
+        return chat_logprobs(self._gen_request.choices[choice].script.token_texts(start, count), self._logprobs)
 
     def _finish_reason(self, ended: Ended) -> str:
         return self._call.finish_reason if self._call and ended.finish_reason == "stop" else ended.finish_reason
@@ -235,14 +242,14 @@ class CompletionReply(OpenAiReply):
 
     def __init__(
         self,
-        ask: Ask,
+        gen_request: GenerationRequest,
         stamp: Stamp,
         options: StreamOptions,
         logprobs: int | None,
         echoes: Sequence[Sequence[str]],
     ) -> None:
         self._echoes = echoes
-        super().__init__(ask, stamp, options, logprobs)
+        super().__init__(gen_request, stamp, options, logprobs)
 
     def begin(self) -> bytes:
         return b""
@@ -273,7 +280,7 @@ class CompletionReply(OpenAiReply):
     def _logprobs_of(self, choice: int, start: int, count: int) -> dict[str, Any] | None:
         if self._logprobs is None:
             return None
-        script, echo = self._ask.choices[choice].script, self._echoes[choice]
+        script, echo = self._gen_request.choices[choice].script, self._echoes[choice]
         tokens = [] if script.visible_chars == 0 else script.token_texts(start, count)
         if start == 0:
             return completion_logprobs([*echo, *tokens], self._logprobs, 0, has_start=bool(echo))

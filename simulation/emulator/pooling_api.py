@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import xxhash
 
-from dualmap.simulation.emulator.asks import Ask, Choice, Limits, read_prompt
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing
 from dualmap.simulation.emulator.fields import Body, integer, text, word
+from dualmap.simulation.emulator.generation_request import Choice, GenerationRequest, Limits, read_prompt
 from dualmap.simulation.emulator.openai_api import chat_prompt, check_model, texts_or_ids
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage
 from dualmap.simulation.emulator.scripts import GivenText, Script
@@ -24,7 +24,7 @@ _SCORED = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"),
 """Names of the two inputs of a score; the first pair is the usual one."""
 
 
-def read_embedding(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, PoolingReply]:
+def read_embedding(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, PoolingReply]:
     """A request for embeddings. Raises ApiError."""
     check_model(payload, limits)
     prompts = [chat_prompt(payload)] if "messages" in payload else _texts(payload, "input")
@@ -40,10 +40,10 @@ def read_embedding(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Po
         {"index": index, "object": "embedding", "embedding": _encoded(vector) if as_base64 else list(vector)}
         for index, vector in enumerate(vectors)
     ]
-    return _ask(prompts, limits), PoolingReply(_listed(f"embd-{stamp.request_id}", stamp, data))
+    return _gen_request(prompts, limits), PoolingReply(_listed(f"embd-{stamp.request_id}", stamp, data))
 
 
-def read_score(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, PoolingReply]:
+def read_score(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, PoolingReply]:
     """A request for the scores of pairs: one and one, one and many, or as many as there are. Raises ApiError."""
     check_model(payload, limits)
     names = next((pair for pair in _SCORED if all(name in payload for name in pair)), None)
@@ -60,10 +60,10 @@ def read_score(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Poolin
         {"index": index, "object": "score", "score": similarity(*pair)}
         for index, pair in enumerate(zip(left, right, strict=True))
     ]
-    return _ask(prompts, limits), PoolingReply(_listed(f"score-{stamp.request_id}", stamp, data))
+    return _gen_request(prompts, limits), PoolingReply(_listed(f"score-{stamp.request_id}", stamp, data))
 
 
-def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, PoolingReply]:
+def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, PoolingReply]:
     """A request for documents in the order of their closeness to a query. Raises ApiError."""
     check_model(payload, limits)
     query = text(payload, "query")
@@ -88,7 +88,7 @@ def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Pooli
         for score, index in scores[: top or len(scores)]
     ]
     answer = {"id": f"score-{stamp.request_id}", "model": stamp.model, "usage": {}, "results": results}
-    return _ask([asked, *documents], limits), PoolingReply(answer)
+    return _gen_request([asked, *documents], limits), PoolingReply(answer)
 
 
 class PoolingReply:
@@ -126,10 +126,10 @@ def similarity(left: bytes, right: bytes) -> float:
     return sum(one * other for one, other in zip(embedding(left), embedding(right), strict=True))
 
 
-def _ask(prompts: Sequence[bytes], limits: Limits) -> Ask:
+def _gen_request(prompts: Sequence[bytes], limits: Limits) -> GenerationRequest:
     """Prompts to be computed; the one token of output that the engine model needs represents the pooling."""
     pooled = Script(GivenText(""), 1, "stop")
-    return Ask(tuple(Choice(read_prompt(prompt, limits, spare_tokens=1), pooled) for prompt in prompts))
+    return GenerationRequest(tuple(Choice(read_prompt(prompt, limits, spare_tokens=1), pooled) for prompt in prompts))
 
 
 def _listed(answer_id: str, stamp: Stamp, data: list[dict[str, Any]]) -> dict[str, Any]:

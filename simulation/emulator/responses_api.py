@@ -12,9 +12,15 @@ import xxhash
 
 from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.responses_api import chat_of_response
-from dualmap.simulation.emulator.asks import Ask, Limits, Sampling, generation, read_max_tokens
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
 from dualmap.simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word
+from dualmap.simulation.emulator.generation_request import (
+    GenerationRequest,
+    Limits,
+    Sampling,
+    generation,
+    read_max_tokens,
+)
 from dualmap.simulation.emulator.openai_api import cache_salt, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
@@ -90,7 +96,7 @@ class Wanted:
     previous_response_id: str | None
 
 
-def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, ResponseReply]:
+def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, ResponseReply]:
     """A request for a response, with the whole conversation. Raises ApiError."""
     check_model(payload, limits)
     if flag(payload, "background"):
@@ -113,19 +119,21 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Ask, Res
     )
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
     sampling = Sampling(max_tokens, given=given)
-    ask = generation([_prompt(payload)], sampling, limits, cache_salt(payload, limits))
-    return ask, ResponseReply(ask, stamp, wanted, text(payload, "request_id"))
+    gen_request = generation([_prompt(payload)], sampling, limits, cache_salt(payload, limits))
+    return gen_request, ResponseReply(gen_request, stamp, wanted, text(payload, "request_id"))
 
 
 class ResponseReply:
     """One response: a message, or a call of a function."""
 
-    def __init__(self, ask: Ask, stamp: Stamp, wanted: Wanted, answer_id: str | None = None) -> None:
+    def __init__(
+        self, gen_request: GenerationRequest, stamp: Stamp, wanted: Wanted, answer_id: str | None = None
+    ) -> None:
         self.answer_id = answer_id or f"resp_{stamp.request_id}"
         mark = xxhash.xxh3_64_hexdigest(self.answer_id.encode())
         self._item_id = f"fc_{mark}" if wanted.call else f"msg_{mark}"
         self._call_id = f"chatcmpl-tool-{mark}"
-        self._script = ask.choices[0].script
+        self._script = gen_request.choices[0].script
         self._stamp = stamp
         self._wanted = wanted
         self.keep: Callable[[dict[str, Any]], None] | None = None

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from dualmap.simulation.emulator.asks import Limits
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import invalid
 from dualmap.simulation.emulator.fields import flag, read_json, required
+from dualmap.simulation.emulator.generation_request import Limits
 from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.metrics import render
 from dualmap.simulation.emulator.openai_api import (

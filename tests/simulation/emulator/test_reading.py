@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualmap.simulation.emulator.asks import Ask, Limits
 from dualmap.simulation.emulator.errors import ApiError
+from dualmap.simulation.emulator.generation_request import GenerationRequest, Limits
 from dualmap.simulation.emulator.messages_api import read_message
 from dualmap.simulation.emulator.openai_api import read_chat, read_completion
 from dualmap.simulation.emulator.pooling_api import PoolingReply, read_embedding, read_rerank, read_score
@@ -33,7 +33,7 @@ SCHEMA = {
     "required": ["a"],
 }
 FUNCTION = {"name": "f", "parameters": SCHEMA}
-BODIES: list[tuple[Callable[..., tuple[Ask, Reply]], dict[str, Any]]] = [
+BODIES: list[tuple[Callable[..., tuple[GenerationRequest, Reply]], dict[str, Any]]] = [
     (
         read_chat,
         {
@@ -113,7 +113,7 @@ def replaced(value: Any, path: tuple[Any, ...], by: Any) -> Any:
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_body_with_something_odd_in_it_is_read_or_refused(
-    read: Callable[..., tuple[Ask, Reply]], body: dict[str, Any], data: st.DataObject
+    read: Callable[..., tuple[GenerationRequest, Reply]], body: dict[str, Any], data: st.DataObject
 ) -> None:
     path = data.draw(st.sampled_from(paths_in(body)[1:]))
     with contextlib.suppress(ApiError):

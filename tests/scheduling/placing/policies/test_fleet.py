@@ -12,7 +12,7 @@ from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQ
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.view import ClusterView
 
-Ask = Callable[..., RouteQuery]
+GenerationRequest = Callable[..., RouteQuery]
 Build = Callable[..., Policy]
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]
@@ -25,7 +25,7 @@ every = pytest.mark.parametrize("name", FLEET_POLICIES)
 
 @every
 def test_all_ready_instances_are_candidates_except_those_that_failed(
-    name: str, policy: Build, query: Ask, view: View
+    name: str, policy: Build, query: GenerationRequest, view: View
 ) -> None:
     cluster = view(["a", "b", "c"])
 
@@ -35,7 +35,7 @@ def test_all_ready_instances_are_candidates_except_those_that_failed(
 
 @every
 def test_a_missing_draining_or_excluded_instance_is_never_chosen(
-    name: str, choose: Choose, load: Load, query: Ask
+    name: str, choose: Choose, load: Load, query: GenerationRequest
 ) -> None:
     loads = load("gone", state=InstanceState.DRAINING, hit_blocks=10), load("bad", hit_blocks=10), load("good")
 
@@ -45,7 +45,7 @@ def test_a_missing_draining_or_excluded_instance_is_never_chosen(
 
 
 @every
-def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: Ask, view: View) -> None:
+def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: GenerationRequest, view: View) -> None:
     with pytest.raises(NoInstanceError, match="no instance is ready"):
         policy(name).candidates(query(), view([]))
     with pytest.raises(NoInstanceError, match="every ready instance is excluded"):
@@ -55,7 +55,9 @@ def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: A
 
 
 @every
-def test_equals_take_turns_and_name_another_as_alternative(name: str, choose: Choose, load: Load, query: Ask) -> None:
+def test_equals_take_turns_and_name_another_as_alternative(
+    name: str, choose: Choose, load: Load, query: GenerationRequest
+) -> None:
     loads = [load(f"i{number}") for number in range(4)]
 
     decisions = [choose(name, *loads, ask=query(sequence=number)) for number in range(8)]
@@ -65,7 +67,7 @@ def test_equals_take_turns_and_name_another_as_alternative(name: str, choose: Ch
 
 
 @every
-def test_the_decision_says_what_it_expects(name: str, choose: Choose, load: Load, query: Ask) -> None:
+def test_the_decision_says_what_it_expects(name: str, choose: Choose, load: Load, query: GenerationRequest) -> None:
     loads = [load(f"i{number}", hit_blocks=number, pending_tokens=100) for number in range(3)]
 
     decision = choose(name, *loads, ask=query(sequence=1))

@@ -11,7 +11,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.view import ClusterView
 
-Ask = Callable[..., RouteQuery]
+GenerationRequest = Callable[..., RouteQuery]
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]
 Build = Callable[..., Policy]
@@ -30,7 +30,7 @@ IDS = [f"i{number}" for number in range(8)]
 
 @pytest.mark.parametrize("name", PAIR_POLICIES)
 def test_requests_that_share_a_hash_key_see_the_same_two_instances(
-    name: str, policy: Build, query: Ask, view: View
+    name: str, policy: Build, query: GenerationRequest, view: View
 ) -> None:
     cluster = view(IDS)
 
@@ -69,7 +69,7 @@ def test_the_longest_key_bounds_the_spreading(policy: Build, view: View) -> None
 
 
 def test_a_failed_candidate_leaves_the_other_one(
-    policy: Build, query: Ask, view: View, load: Load, choose: Choose
+    policy: Build, query: GenerationRequest, view: View, load: Load, choose: Choose
 ) -> None:
     cluster, dualmap = view(IDS), policy("dualmap")
     first, second = dualmap.candidates(query(), cluster)
@@ -82,7 +82,7 @@ def test_a_failed_candidate_leaves_the_other_one(
 
 
 def test_a_request_that_failed_on_its_whole_pair_goes_beyond_it(
-    policy: Build, query: Ask, view: View, load: Load, choose: Choose
+    policy: Build, query: GenerationRequest, view: View, load: Load, choose: Choose
 ) -> None:
     cluster, dualmap = view(IDS), policy("dualmap")
     pair = dualmap.candidates(query(), cluster)
@@ -97,14 +97,16 @@ def test_a_request_that_failed_on_its_whole_pair_goes_beyond_it(
     assert {decision.instance_id, decision.alternative_id} == set(beyond)
 
 
-def test_a_request_that_failed_elsewhere_twice_is_still_within_its_pair(choose: Choose, query: Ask, load: Load) -> None:
+def test_a_request_that_failed_elsewhere_twice_is_still_within_its_pair(
+    choose: Choose, query: GenerationRequest, load: Load
+) -> None:
     retry = query(excluded=frozenset({"c", "d"}), pair=("a", "b"))
 
     assert choose("dualmap", load("a"), load("b", pending_tokens=9), ask=retry).reason is Reason.BALANCE
 
 
 @pytest.mark.parametrize("name", PAIR_POLICIES)
-def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: Ask, view: View) -> None:
+def test_nobody_left_is_an_error_that_says_so(name: str, policy: Build, query: GenerationRequest, view: View) -> None:
     with pytest.raises(NoInstanceError, match="no instance is ready"):
         policy(name).candidates(query(), view([]))
     with pytest.raises(NoInstanceError, match="every ready instance is excluded"):

@@ -10,12 +10,14 @@ import pytest
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.state.instance import InstanceLoad
 
-Ask = Callable[..., RouteQuery]
+GenerationRequest = Callable[..., RouteQuery]
 Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]
 
 
-def test_round_robin_visits_everybody_in_turn_whatever_the_load(choose: Choose, load: Load, query: Ask) -> None:
+def test_round_robin_visits_everybody_in_turn_whatever_the_load(
+    choose: Choose, load: Load, query: GenerationRequest
+) -> None:
     loads = load("a", pending_tokens=10**6), load("b", hit_blocks=9), load("c")
 
     decisions = [choose("round-robin", *loads, ask=query(sequence=number)) for number in range(6)]
@@ -159,7 +161,9 @@ def test_llm_d_latency_stays_with_a_long_match_until_it_costs_too_much(choose: C
     assert choose("llm-d-latency", replace(cached, hit_blocks=7), idle).instance_id == "idle", "no long match"
 
 
-def test_llm_d_latency_explores_beside_the_match_now_and_then(choose: Choose, load: Load, query: Ask) -> None:
+def test_llm_d_latency_explores_beside_the_match_now_and_then(
+    choose: Choose, load: Load, query: GenerationRequest
+) -> None:
     cached, idle = load("cached", hit_blocks=9, pending_tokens=4000), load("idle")
 
     chosen = [choose("llm-d-latency", cached, idle, ask=query(sequence=turn)).instance_id for turn in range(100)]

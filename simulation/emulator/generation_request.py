@@ -10,7 +10,7 @@ import xxhash
 
 from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
-from dualmap.simulation.emulator.kv_ask import KvAsk
+from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script
 from dualmap.simulation.emulator.served_names import ServedNames
 from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
@@ -60,11 +60,11 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerationRequest:
     """One request."""
 
     choices: tuple[Choice, ...]
-    kv: KvAsk | None = None
+    kv: KvTransferParams | None = None
     """None: its KV stays where it is."""
 
     @property
@@ -164,7 +164,7 @@ def read_prompt(text: bytes, limits: Limits, salt: str = "", spare_tokens: int =
     )
 
 
-def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, salt: str = "") -> Ask:
+def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, salt: str = "") -> GenerationRequest:
     """Answers to some prompts, all to the first one first. Raises ApiError."""
     choices: list[Choice] = []
     for text in prompts:
@@ -174,7 +174,7 @@ def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, sal
             script = _script(prompt, sampling, limits, seed)
             choices.append(Choice(prompt, script, first_of_prompt=index == 0))
             seed = _next_seed(seed)
-    return Ask(tuple(choices))
+    return GenerationRequest(tuple(choices))
 
 
 def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Script:

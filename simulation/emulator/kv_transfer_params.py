@@ -12,7 +12,7 @@ _FIELDS = ("remote_engine_id", "remote_host", "remote_port", "remote_request_id"
 
 
 @dataclass(slots=True)
-class KvAsk:
+class KvTransferParams:
     """A request's instructions for its KV."""
 
     request_id: str
@@ -29,7 +29,7 @@ class KvAsk:
     """``kv_transfer_params`` of the answer."""
 
 
-def read_kv_ask(payload: Body, request_id: str) -> KvAsk | None:
+def read_kv_transfer_params(payload: Body, request_id: str) -> KvTransferParams | None:
     """Read ``kv_transfer_params``; None where the KV stays. Raises ApiError."""
     params = mapping(payload, "kv_transfer_params")
     if params is None:
@@ -40,8 +40,10 @@ def read_kv_ask(payload: Body, request_id: str) -> KvAsk | None:
     complete = all(params.get(name) is not None for name in _FIELDS)
     source = {name: params[name] for name in _FIELDS} if complete else None
     if stages:
-        return KvAsk(request_id, stages=True, source=source)
+        return KvTransferParams(request_id, stages=True, source=source)
     metaserver = params.get("metaserver")
     if awaits and (source is not None or isinstance(metaserver, str)):
-        return KvAsk(request_id, awaits=True, source=source, metaserver=metaserver if source is None else None)
+        return KvTransferParams(
+            request_id, awaits=True, source=source, metaserver=metaserver if source is None else None
+        )
     return None  # vLLM warns of an incomplete source, and computes
