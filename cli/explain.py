@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         shown: RenderableType = listed(found)
     else:
         found = api.call("GET", f"/explain/{quote(arguments.request, safe='')}")
-        shown = tell(found)
+        shown = rendered(found)
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
@@ -51,9 +51,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     return 0
 
 
-def listed(stories: Sequence[dict[str, Any]]) -> RenderableType:
+def listed(explanations: Sequence[dict[str, Any]]) -> RenderableType:
     """The last requests as a table; their ids are what ``dualmap explain`` takes."""
-    if not stories:
+    if not explanations:
         return "No replica remembers a request: none was sent yet, or none within reach of the replicas' memory."
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("received (UTC)", "request", "instance", "why"):
@@ -61,41 +61,41 @@ def listed(stories: Sequence[dict[str, Any]]) -> RenderableType:
     for heading in ("prompt", "cached", "held", "first token", "done"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("outcome", no_wrap=True)
-    for story in stories:
-        last = story["rounds"][-1] if story["rounds"] else None
+    for found in explanations:
+        last = found["rounds"][-1] if found["rounds"] else None
         table.add_row(
-            datetime.fromtimestamp(story["received_unix_s"], UTC).strftime("%H:%M:%S"),
-            story["request_id"],
-            story["instance_id"] or "–",
+            datetime.fromtimestamp(found["received_unix_s"], UTC).strftime("%H:%M:%S"),
+            found["request_id"],
+            found["instance_id"] or "–",
             last["decision"]["reason"] if last else "–",
-            f"{story['prompt_tokens']:,}",
-            f"{story['expected_cached_tokens']:,}",
-            *(_seconds(story, name) for name in ("held_s", "first_token_s", "done_s")),
-            story["outcome"] or "under way",
+            f"{found['prompt_tokens']:,}",
+            f"{found['expected_cached_tokens']:,}",
+            *(_seconds(found, name) for name in ("held_s", "first_token_s", "done_s")),
+            found["outcome"] or "under way",
         )
     return table
 
 
-def tell(story: dict[str, Any]) -> RenderableType:
+def rendered(found: dict[str, Any]) -> RenderableType:
     """The explanation of a request, for people; for a live request that no replica explains, its record."""
-    if "rounds" not in story:
-        facts = "\n".join(f"  {name}: {value}" for name, value in story["record"].items())
-        return f"Request {story['request_id']} is live, but {story['note']}.\n{facts}"
+    if "rounds" not in found:
+        facts = "\n".join(f"  {name}: {value}" for name, value in found["record"].items())
+        return f"Request {found['request_id']} is live, but {found['note']}.\n{facts}"
     head = (
-        f"Request {story['request_id']} for {story['model']} on pool {story['pool']}, placed by {story['replica_id']}\n"
-        f"  {story['prompt_tokens']:,} prompt tokens in {story['chain_blocks']} blocks; hash key "
-        f"{story['hash_key']} ({story['key_blocks']} blocks), policy {story['policy']}, SLO {story['slo_s']:g} s"
+        f"Request {found['request_id']} for {found['model']} on pool {found['pool']}, placed by {found['replica_id']}\n"
+        f"  {found['prompt_tokens']:,} prompt tokens in {found['chain_blocks']} blocks; hash key "
+        f"{found['hash_key']} ({found['key_blocks']} blocks), policy {found['policy']}, SLO {found['slo_s']:g} s"
     )
     parts: list[RenderableType] = [head]
-    for number, each in enumerate(story["rounds"], 1):
+    for number, each in enumerate(found["rounds"], 1):
         parts += ["", *_round(number, each)]
-    decode = story.get("decode")
+    decode = found.get("decode")
     if decode is not None:
         for number, each in enumerate(decode["rounds"], 1):
             parts += ["", "Decode leg:", *_round(number, each)[1:]]
-    for failure in story["failures"]:
+    for failure in found["failures"]:
         parts.append(f"failed: {failure}")
-    return Group(*parts, "", _ending(story))
+    return Group(*parts, "", _ending(found))
 
 
 def _round(number: int, each: dict[str, Any]) -> tuple[RenderableType, ...]:
@@ -139,26 +139,26 @@ def _load_cells(load: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _seconds(story: Mapping[str, Any], name: str) -> str:
-    value = story.get(name)  # a replica of another version may not know it
+def _seconds(found: Mapping[str, Any], name: str) -> str:
+    value = found.get(name)  # a replica of another version may not know it
     return "–" if value is None else f"{value:.3f} s"
 
 
-def _ending(story: dict[str, Any]) -> str:
-    expected, reported = story["expected_cached_tokens"], story["reported_cached_tokens"]
-    decode = story.get("decode")
+def _ending(found: dict[str, Any]) -> str:
+    expected, reported = found["expected_cached_tokens"], found["reported_cached_tokens"]
+    decode = found.get("decode")
     legs = (
         ""
         if decode is None
         else (
-            f"Split: prefilled by {story['instance_id']} until {_seconds(story, 'prefilled_s')}, answered by"
+            f"Split: prefilled by {found['instance_id']} until {_seconds(found, 'prefilled_s')}, answered by"
             f" {decode['instance_id']}, {decode['transferred_tokens']:,} tokens to transfer\n"
         )
     )
     return legs + (
-        f"Went to {story['instance_id'] or 'no instance'}: held {_seconds(story, 'held_s')}, "
-        f"first token {_seconds(story, 'first_token_s')} (expected {_seconds(story, 'expected_ttft_s')}), "
-        f"done {_seconds(story, 'done_s')}, outcome {story['outcome'] or 'still open'}\n"
+        f"Went to {found['instance_id'] or 'no instance'}: held {_seconds(found, 'held_s')}, "
+        f"first token {_seconds(found, 'first_token_s')} (expected {_seconds(found, 'expected_ttft_s')}), "
+        f"done {_seconds(found, 'done_s')}, outcome {found['outcome'] or 'still open'}\n"
         f"Cached tokens: expected {expected:,}, "
         f"reported {'nothing' if reported is None else f'{reported:,}'}"
         f"{'' if reported is None else f' (off by {abs(reported - expected):,})'}"

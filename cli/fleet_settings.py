@@ -82,8 +82,8 @@ def _history(changes: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for change in changes:
         at = datetime.fromtimestamp(change["at_ms"] / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
-        told = ", ".join(
+        changed = ", ".join(
             f"{name} reset" if given is None else f"{name}={given}" for name, given in change["changes"].items()
         )
-        table.add_row(at, change["by"] or "–", told)
+        table.add_row(at, change["by"] or "–", changed)
     return table

@@ -177,8 +177,8 @@ def scaling(record: ScaleRecord, log: Sequence[ScaleEntry]) -> RenderableType:
     for entry in log:
         lines.add_row(_utc(entry.at_ms), str(entry.decision_id), entry.event, entry.text)
     last = f"decision {record.decision_id} by {record.by} within {record.bounds}: {record.size} -> {record.wanted},"
-    told = [f"{last} {record.status}", f"reason: {record.reason}", f"outcome: {record.outcome or 'none yet'}"]
-    return Group(*told, f"spares: {', '.join(record.spares) or 'none'}", "", lines)
+    heading = [f"{last} {record.status}", f"reason: {record.reason}", f"outcome: {record.outcome or 'none yet'}"]
+    return Group(*heading, f"spares: {', '.join(record.spares) or 'none'}", "", lines)
 
 
 def _utc(at_ms: int) -> str:

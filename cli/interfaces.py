@@ -70,9 +70,9 @@ def _words(action: argparse.Action) -> str:
 
 
 def _meaning(action: argparse.Action) -> str:
-    told = (action.help or "").replace("%%", "%").replace("|", "\\|")
+    description = (action.help or "").replace("%%", "%").replace("|", "\\|")
     known = action.default not in (None, False, argparse.SUPPRESS, ()) and action.option_strings and action.nargs != 0
-    return f"{told} (default: `{action.default}`)" if known and "%(default)" not in told else told
+    return f"{description} (default: `{action.default}`)" if known and "%(default)" not in description else description
 
 
 def operator_api() -> str:
@@ -82,8 +82,8 @@ def operator_api() -> str:
         for method, operation in methods.items():
             query = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
             asked = f"?{'&'.join(f'{name}=' for name in query)}" if query else ""
-            told = operation.get("description", operation["summary"]).split("\n\n")[0]
-            rows.append(f"| `{method.upper()} {path}{asked}` | {' '.join(told.split())} |\n")
+            description = operation.get("description", operation["summary"]).split("\n\n")[0]
+            rows.append(f"| `{method.upper()} {path}{asked}` | {' '.join(description.split())} |\n")
     return "".join(rows)
 
 

@@ -25,7 +25,7 @@ _ASK_TIMEOUT_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Pace:
     poll_s: float = 0.1
-    tell_every_s: float = 5.0
+    report_every_s: float = 5.0
     """Servers are checked this often; an answer is shown if it is new."""
     others_within_s: float = 5.0
     """Time for the other servers once one is ready."""
@@ -68,8 +68,8 @@ class Readiness:
             CommandError: it takes longer.
         """
         limit_s = within_s or (self._pace.own_within_s if self._plan.emulated else math.inf)
-        started_s = told_s = whole_s = time.monotonic()
-        some_ready_s, told = math.inf, ""
+        started_s = said_s = whole_s = time.monotonic()
+        some_ready_s, said = math.inf, ""
         while not stopping.is_set():
             check()
             lack, now_s = await self._lack(), time.monotonic()
@@ -84,11 +84,11 @@ class Readiness:
                     return True
             if now_s >= min(whole_s + self._pace.own_within_s, started_s + limit_s):
                 raise CommandError(f"not ready after {now_s - started_s:.0f} s: {await self._said_of(lack)}")
-            if now_s >= told_s + self._pace.tell_every_s:
-                news, told_s = await self._said_of(lack), now_s
-                if news != told:
+            if now_s >= said_s + self._pace.report_every_s:
+                news, said_s = await self._said_of(lack), now_s
+                if news != said:
                     self._say(f"waiting for {news}")
-                    told = news
+                    said = news
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pace.poll_s):
                     await stopping.wait()

@@ -32,24 +32,24 @@ class ServiceManager:
     @contextlib.asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
         """Notify that the event loop runs, for the time of the context, if the manager has a watchdog."""
-        telling = asyncio.create_task(self._tell_alive(), name="watchdog") if self._watch_s > 0 else None
+        notifying = asyncio.create_task(self._notify_alive(), name="watchdog") if self._watch_s > 0 else None
         try:
             yield
         finally:
-            if telling is not None:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+            if notifying is not None:
+                notifying.cancel()
+                await asyncio.gather(notifying, return_exceptions=True)
 
     def ready(self) -> None:
         """Notify that this process serves."""
-        self._tell(_READY)
+        self._notify(_READY)
 
-    async def _tell_alive(self) -> None:
+    async def _notify_alive(self) -> None:
         while True:
-            self._tell(_ALIVE)
+            self._notify(_ALIVE)
             await asyncio.sleep(self._watch_s / _TELLS_PER_WATCH)
 
-    def _tell(self, state: bytes) -> None:
+    def _notify(self, state: bytes) -> None:
         if not self._address:
             return
         try:

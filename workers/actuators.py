@@ -43,7 +43,7 @@ def decision_key(pool: str, record: ScaleRecord) -> str:
 
 def order(pool: str, record: ScaleRecord) -> bytes:
     """The decision as JSON."""
-    told = {
+    payload = {
         "decision": decision_key(pool, record),
         "pool": pool,
         "size": record.size,
@@ -53,7 +53,7 @@ def order(pool: str, record: ScaleRecord) -> bytes:
         "reason": record.reason,
         "attempt": record.asked + 1,
     }
-    return orjson.dumps(told)
+    return orjson.dumps(payload)
 
 
 class Webhook:
@@ -109,8 +109,8 @@ class Command:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
-        told = output.decode("utf-8", "replace").strip()[-_TEXT_CHARACTERS:]
-        return ActuatorReply(child.returncode == 0, f"exit {child.returncode} {told}".strip())
+        text = output.decode("utf-8", "replace").strip()[-_TEXT_CHARACTERS:]
+        return ActuatorReply(child.returncode == 0, f"exit {child.returncode} {text}".strip())
 
 
 def actuator_of(settings: AutoscaleSettings) -> Actuator | None:

@@ -212,7 +212,7 @@ class HealthChecker:
         self._metrics.health_checks.labels(self._pool.name, result.value).inc()
         record = replace(record.after(result, self._due_s(pause_s)), waiting=waiting, suspicion=suspicion)
         self._records[spec.instance_id] = record
-        self._tell(spec, record, health.complaint, former)
+        self._report(spec, record, health.complaint, former)
         if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
             record = await self._read_models(spec, record, pause_s)
         if result is not CheckResult.OK or spec.state is not InstanceState.DOWN:  # then it has to prove itself
@@ -230,7 +230,7 @@ class HealthChecker:
         found = await self._prober.models(spec.url)
         models = found.after(spec.models)
         if models != spec.models:
-            self._tell_models(spec, models)
+            self._report_models(spec, models)
             await self._pool.members.update_instance(spec.instance_id, {"models": models}, fence=self._fence)
         checks = MODELS_INTERVAL_S / self._settings.health_interval_s
         due_s = self._due_s(max(MODELS_INTERVAL_S, checks * pause_s))
@@ -248,7 +248,7 @@ class HealthChecker:
             " set the pool's model, or the server's --served-model-name"
         )
 
-    def _tell_models(self, spec: InstanceSpec, models: Mapping[str, str] | None) -> None:
+    def _report_models(self, spec: InstanceSpec, models: Mapping[str, str] | None) -> None:
         former, known = spec.models or {}, models or {}
         log.info(
             "instance lists other models pool=%s instance=%s new=%s gone=%s",
@@ -364,7 +364,7 @@ class HealthChecker:
     def _due_s(self, pause_s: float) -> float:
         return self._clock.monotonic_s() + pause_s * self._jitter.uniform(1 - JITTER, 1 + JITTER)
 
-    def _tell(self, spec: InstanceSpec, record: HealthRecord, complaint: str | None, former: HealthRecord) -> None:
+    def _report(self, spec: InstanceSpec, record: HealthRecord, complaint: str | None, former: HealthRecord) -> None:
         if record.failures and worth_logging(record.failures):
             log.warning(
                 "check failed pool=%s instance=%s state=%s failures=%d error=%s",

@@ -71,7 +71,7 @@ class HotnessJob:
         ready = scheduled_ready(membership.instances)
         tree = await drive(self._keeper.tick(membership.tree, ready), LedPool(self._pool, self._fence))
         if tree is not membership.tree:
-            self._tell(tree, await self._publish(tree))
+            self._report(tree, await self._publish(tree))
         elif self._clock.monotonic_s() - self._published_s >= _COUNTS_EVERY_S:
             await self._renew_counts(tree)
         self._metrics.hot_prefixes.labels(self._pool.name).set(len(tree.hot))
@@ -87,7 +87,7 @@ class HotnessJob:
         if self._keeper.counts(tree) != self._published:
             await self._publish(tree)
 
-    def _tell(self, tree: HotnessTree, version: int) -> None:
+    def _report(self, tree: HotnessTree, version: int) -> None:
         self._metrics.trees_published.labels(self._pool.name).inc()
         log.info(
             "hotness tree published pool=%s version=%d hot_prefixes=%d deepest=%d window_requests=%d",

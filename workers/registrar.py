@@ -124,8 +124,8 @@ class Registrar:
         now = await self._pool.membership()
         starting = self._known is None
         if starting:
-            self._tell_kept_capacities(now)
-            self._tell_served_elsewhere(now)
+            self._log_kept_capacities(now)
+            self._log_served_elsewhere(now)
             for url, ids in shared_urls(self._configured).items():
                 log.warning("one server counts for several pool=%s url=%s instances=%s", self._pool.name, url, ids)
         missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
@@ -149,7 +149,7 @@ class Registrar:
             now = await self._pool.membership()
             self._known = Known(now.epoch, now.instances, now.names, now.overrides)
 
-    def _tell_kept_capacities(self, now: Membership) -> None:
+    def _log_kept_capacities(self, now: Membership) -> None:
         for instance, kept_tokens in kept_capacities(self._configured, now.instances):
             log.info(
                 "capacity kept pool=%s instance=%s configured_tokens=%d kept_tokens=%d",
@@ -159,7 +159,7 @@ class Registrar:
                 kept_tokens,
             )
 
-    def _tell_served_elsewhere(self, now: Membership) -> None:
+    def _log_served_elsewhere(self, now: Membership) -> None:
         for instance_id, spec in served_elsewhere(self._configured, now.instances).items():
             log.warning(
                 "configured instance left out pool=%s instance=%s url=%s: the fleet lists this server as %s, which was"

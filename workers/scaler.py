@@ -56,14 +56,14 @@ class Scaler:
             arrived=arrived,
             time_scale=time_scale,
         )
-        self._told: tuple[int, DecisionStatus] | None = None
+        self._reported: tuple[int, DecisionStatus] | None = None
         self._hands_off: str | None = None
 
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         record = await drive(self._keeper.tick(), self._scaling)
         self._metrics.wanted_instances.labels(self._pool.name).set(self._keeper.plan.wanted)
-        self._tell(record)
+        self._report(record)
 
     async def close(self) -> None:
         """End the call of an actuator; the next leader repeats it with the same key."""
@@ -73,15 +73,15 @@ class Scaler:
         loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
         return FleetNow(await self._pool.now_ms(), loads, instances)
 
-    def _tell(self, record: ScaleRecord) -> None:
+    def _report(self, record: ScaleRecord) -> None:
         if self._keeper.hands_off != self._hands_off:
             self._hands_off = self._keeper.hands_off
             if self._hands_off:
                 log.warning("scaling left alone pool=%s: %s", self._pool.name, self._hands_off)
         now = record.decision_id, record.status
-        if now == self._told:
+        if now == self._reported:
             return
-        if self._told is not None or record.is_open:
+        if self._reported is not None or record.is_open:
             log.info(
                 "scaling pool=%s decision=%d from=%d to=%d status=%s reason=%s outcome=%s",
                 self._pool.name,
@@ -93,4 +93,4 @@ class Scaler:
                 record.outcome or "none yet",
             )
             self._metrics.scale_decisions.labels(self._pool.name, record.status.value).inc()
-        self._told = now
+        self._reported = now

@@ -104,18 +104,18 @@ def plan_roles(
     now_ms: int,
 ) -> tuple[RoleState, RoleChange | None]:
     """The change of now, if one is due. Nothing changes in a pool without both roles, and no role loses its last."""
-    sides = {
+    by_role = {
         role: [loads[name] for name in sorted(takers(instances, leg)) if name in loads]
         for role, leg in ((Role.PREFILL, Leg.PREFILL), (Role.DECODE, Leg.DECODE))
     }
     state = state.seen(
-        prefill_pressure(sides[Role.PREFILL], targets.slo_ttft_s), decode_pressure(sides[Role.DECODE]), now_ms
+        prefill_pressure(by_role[Role.PREFILL], targets.slo_ttft_s), decode_pressure(by_role[Role.DECODE]), now_ms
     )
     pressures = {Role.PREFILL: state.prefill, Role.DECODE: max(state.decode, targets.answer_pressure)}
-    starved = next((role for role in sides if pressures[role] > 1.0), None)
+    starved = next((role for role in by_role if pressures[role] > 1.0), None)
     giving = None if starved is None else (Role.DECODE if starved is Role.PREFILL else Role.PREFILL)
-    donors = [] if giving is None else [load for load in sides[giving] if instances[load.instance_id].role is giving]
-    if giving is None or not donors or not _has_room(giving, len(sides[giving]), state, targets):
+    donors = [] if giving is None else [load for load in by_role[giving] if instances[load.instance_id].role is giving]
+    if giving is None or not donors or not _has_room(giving, len(by_role[giving]), state, targets):
         return replace(state, starved=None), None
     if state.starved is not starved:
         return replace(state, starved=starved, since_ms=now_ms), None

@@ -350,8 +350,10 @@ class ScaleKeeper:
         parked = {name for name in late if states.get(name) in (_S.STARTING, _S.STANDBY)}
         record = replace(record, spares=tuple(sorted({*record.spares, *parked})))
         missing = record.wanted - sum(is_scheduled(spec) for spec in now.instances.values())
-        told = f"{', '.join(late)} not ready after {waited_s:.0f} s" if late else f"{missing} did not come"
-        yield from self._close(now, record, DecisionStatus.FAILED, f"{told} ({waited_s:.0f} s)" if not late else told)
+        outcome = f"{', '.join(late)} not ready after {waited_s:.0f} s" if late else f"{missing} did not come"
+        yield from self._close(
+            now, record, DecisionStatus.FAILED, f"{outcome} ({waited_s:.0f} s)" if not late else outcome
+        )
 
     def _ask(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, ScaleRecord]:
         """Call the actuator, unless its last answer is not in yet."""
@@ -362,8 +364,8 @@ class ScaleKeeper:
         event = "accepted" if reply.accepted else "refused"
         yield from self._write(now, record, event, reply.text)
         if not reply.accepted and record.asked >= MAX_ASKED:
-            told = f"the actuator failed {record.asked} times: {reply.text}"
-            yield from self._close(now, record, DecisionStatus.FAILED, told)
+            outcome = f"the actuator failed {record.asked} times: {reply.text}"
+            yield from self._close(now, record, DecisionStatus.FAILED, outcome)
         return self.record or record
 
     def _shrink(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:

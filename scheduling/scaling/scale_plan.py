@@ -284,17 +284,19 @@ class ScalePlanner:
         crowd = self._crowd
         if crowd.trough_s(now.at_s) < max(CROWD_EXCESS_S * (now.size + 1), CROWD_REQUESTS * self._request.work_s):
             return Plan(0, "")
-        told = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
+        reason = f"crowd: work for {crowd.load:.1f} instances arrives since {crowd.elapsed_s:.0f} s, {now.size} serve"
         wanted = staffing(crowd.load + self._late_load(now), self.rule.margin)
-        return Plan(wanted, told + self._late_told(now), crowd.load)
+        return Plan(wanted, reason + self._late_reason(now), crowd.load)
 
     def _by_overload(self, now: FleetFigures) -> Plan:
         load = self.mean_load(PEAK_S)
         if now.starting or load < now.ready or self._late_mean_s(now) < OVERLOAD_S * now.ready:
             return Plan(0, "")
         late_s = self._mean_look(PEAK_S, lambda each: each.late_s)
-        told = f"overload: work for {load:.1f} instances in the last minute, {now.ready} serve; {late_s:.0f} s are late"
-        return Plan(min(now.size + max(1, int(late_s / LATE_S)), ceil(1.5 * now.size)), told, load)
+        reason = (
+            f"overload: work for {load:.1f} instances in the last minute, {now.ready} serve; {late_s:.0f} s are late"
+        )
+        return Plan(min(now.size + max(1, int(late_s / LATE_S)), ceil(1.5 * now.size)), reason, load)
 
     def _late_mean_s(self, now: FleetFigures) -> float:
         """Late work in the mean of the last minutes; what was before the last newcomer was ready counts as none."""
@@ -308,16 +310,16 @@ class ScalePlanner:
         if now.starting or not SETTLED_S <= served_s < SETTLED_S + LONGEST_GAP_S:
             return Plan(0, "")
         load = self._same.work_s / served_s
-        told = f"level: work for {load:.1f} instances in the last {served_s / 60:.0f} minutes, {now.ready} serve"
+        reason = f"level: work for {load:.1f} instances in the last {served_s / 60:.0f} minutes, {now.ready} serve"
         # Spread over more instances the same requests are less work, so one more is enough.
-        return Plan(min(now.size + 1, staffing(load, self.rule.margin)), told, load)
+        return Plan(min(now.size + 1, staffing(load, self.rule.margin)), reason, load)
 
     def _by_room(self, now: FleetFigures) -> Plan:
         room = self._mean_look(PEAK_S, lambda each: each.room)
         wanted = min(ceil(room / ROOM_TARGET), ceil(1.5 * now.size))
         return Plan(wanted, f"running requests take the room of {room:.1f} instances, {now.size} serve", room)
 
-    def _late_told(self, now: FleetFigures) -> str:
+    def _late_reason(self, now: FleetFigures) -> str:
         return f"; {now.late_s:.0f} s of work is late" if self._late_load(now) else ""
 
     def _late_load(self, now: FleetFigures) -> float:
@@ -351,8 +353,8 @@ class ScalePlanner:
         if more * room > ROOM_SLACK * (now.ready - 1):
             return None
         self._last_down_s = now.at_s
-        told = f"{why}: at most work for {peak:.1f} instances in the last {window_s:.0f} s, {now.ready} serve"
-        return Plan(now.ready - 1, told, peak)
+        reason = f"{why}: at most work for {peak:.1f} instances in the last {window_s:.0f} s, {now.ready} serve"
+        return Plan(now.ready - 1, reason, peak)
 
     def _crowd_is_over(self, now: FleetFigures) -> bool:
         """Whether the load is far below the crowd's that the fleet is still larger for."""

@@ -1,9 +1,9 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
 --       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}], …} where counts or
---       blocks change, counted true where plans for these were made for other figures, and tells, an instance or '';
+--       blocks change, counted true where plans for these were made for other figures, and queue_of, an instance or '';
 --       then for each command the number of its words, and these
--- Reply {now ms, what each command replied, …, and the queue of the instance that it tells or nil}, or nil if something is
+-- Reply {now ms, what each command replied, …, and the queue of the instance queue_of or nil}, or nil if something is
 --       no longer as it was read; error FENCED
 local FIRST_COMMAND = 4
 local change = cjson.decode(ARGV[3])
@@ -41,7 +41,7 @@ for id, fields in pairs(change.instances) do
     end
   end
 end
-if change.tells ~= '' then
-  replies[#replies + 1] = room(read_instance(change.tells), now_ms)
+if change.queue_of ~= '' then
+  replies[#replies + 1] = room(read_instance(change.queue_of), now_ms)
 end
 return replies

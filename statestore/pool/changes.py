@@ -39,7 +39,7 @@ class Change:
     """Increments of counts, by id and name: they depend on nothing that others change meanwhile."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
-    tells: str = ""
+    queue_of: str = ""
     """An instance whose queue is told, where that has room then."""
 
     @property
@@ -67,7 +67,7 @@ class Changes:
                 for name in change.instances.keys() | change.counts.keys()
             },
             "counted": change.counted,
-            "tells": change.tells,
+            "queue_of": change.queue_of,
         }
         words: list[Argument] = []
         for command in change.commands:

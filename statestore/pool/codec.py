@@ -36,23 +36,23 @@ ALIAS = b"alias"
 """Value in ``names`` of another name of the pool's model."""
 
 
-def known_fields(kind: type[Any], told: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a dataclass: a newer version writes others beside them (``statestore.pool.schema``)."""
-    return {each.name: told[each.name] for each in fields(kind) if each.name in told}
+    return {each.name: values[each.name] for each in fields(kind) if each.name in values}
 
 
 # instances ---------------------------------------------------------------------------------------------------
 def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
     """The text as which a record is kept, without its id: that is in the key or the field."""
-    _, *told = asdict(kept).items()
-    return orjson.dumps(dict(told))
+    _, *values = asdict(kept).items()
+    return orjson.dumps(dict(values))
 
 
 def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     """Raises ValueError, or the like, where a field is missing or wrong."""
-    told = orjson.loads(text)
-    parsed = {"role": Role(told["role"]), "state": InstanceState(told["state"]), "instance_id": instance_id}
-    spec = InstanceSpec(**known_fields(InstanceSpec, told) | parsed)
+    values = orjson.loads(text)
+    parsed = {"role": Role(values["role"]), "state": InstanceState(values["state"]), "instance_id": instance_id}
+    spec = InstanceSpec(**known_fields(InstanceSpec, values) | parsed)
     rank, models = spec.data_parallel_rank, spec.models
     is_right = (
         isinstance(spec.url, str)
@@ -138,11 +138,11 @@ class LoadReader:
         self._assigned.pop(instance_id, None)
 
 
-def queue_head_from(told: Sequence[Any] | None) -> QueueHead | None:
+def queue_head_from(values: Sequence[Any] | None) -> QueueHead | None:
     """Parse a queue head as ``shared/instance.lua`` replies it."""
-    if told is None:
+    if values is None:
         return None
-    name, now_ms, record, listed = told
+    name, now_ms, record, listed = values
     entries = []
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         with contextlib.suppress(*UNREADABLE):  # no entry of this fleet: the repairer takes it out
@@ -167,12 +167,12 @@ _GRANT_FIELDS: Final = len(fields(Grant))
 # samples -----------------------------------------------------------------------------------------------------
 def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     """One entry of the sample log: an instance and its first token, or 'noted' and what an end told."""
-    subject, told = flat[0].decode(), orjson.loads(flat[1])
+    subject, values = flat[0].decode(), orjson.loads(flat[1])
     if subject == "noted":
-        return Sample(entry_id.decode(), EndSample.of_note(told))
-    features = told.pop("note").get("features")
+        return Sample(entry_id.decode(), EndSample.of_note(values))
+    features = values.pop("note").get("features")
     content = FirstTokenSample(
-        subject, **known_fields(FirstTokenSample, told), features=None if features is None else tuple(features)
+        subject, **known_fields(FirstTokenSample, values), features=None if features is None else tuple(features)
     )
     return Sample(entry_id.decode(), content)
 
@@ -180,18 +180,18 @@ def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
 # publications ----------------------------------------------------------------------------------------------------
 def fields_of(record: Any) -> dict[str, str]:
     """A dataclass as the fields of a hash: texts as they are, all else as JSON."""
-    told = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
-    return {name: each if isinstance(each, str) else orjson.dumps(each).decode() for name, each in told.items()}
+    values = {each.name: getattr(record, each.name) for each in fields(record) if each.init}
+    return {name: each if isinstance(each, str) else orjson.dumps(each).decode() for name, each in values.items()}
 
 
 def record_from(known: Record, pairs: Mapping[bytes, bytes]) -> Record:
     """The reverse; ``known`` has what is missing."""
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for each in fields(known):
         if each.init and each.name.encode() in pairs:
             several = "tuple" in str(each.type)
-            told[each.name] = _field_from(each.name, pairs[each.name.encode()], getattr(known, each.name), several)
-    return replace(known, **told)
+            values[each.name] = _field_from(each.name, pairs[each.name.encode()], getattr(known, each.name), several)
+    return replace(known, **values)
 
 
 def unreadable_fields(known: DataclassInstance, pairs: Mapping[bytes, bytes]) -> list[bytes]:

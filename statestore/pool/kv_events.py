@@ -120,8 +120,8 @@ class KvEventCalls(Changes):
         if change.all_names:
             commands.append(("UNLINK", names))
         if change.names:
-            told = [each for pair in change.names.items() for each in pair]
-            commands.append(("RPUSH", names, msgpack.packb(told)))
+            pairs = [each for pair in change.names.items() for each in pair]
+            commands.append(("RPUSH", names, msgpack.packb(pairs)))
         commands.append(("HSET", key, "sequence", change.sequence, "published_s", repr(change.published_s)))
         commands.append(("HMGET", key, "status", "booked_since_ms", "booked_stamp"))
         now_ms, *made, bookings = await self._make_claimed(instance_id, fence, commands)

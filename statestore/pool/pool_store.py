@@ -128,7 +128,7 @@ class PoolStore(Changes):
     async def release(self, releases: Sequence[Release], *, lease: bytes = b"") -> list[Transition]:
         """Make the releases in their order, in few calls, and return what each did. A release is not done where nothing
         was left to release. With a ``lease``, all are made only as long as their replica has this one."""
-        told: list[Transition] = []
+        transitions: list[Transition] = []
         base = self._keys.base
         for first in range(0, len(releases), MAX_RELEASES):
             parts: list[Argument] = [lease]
@@ -136,10 +136,10 @@ class PoolStore(Changes):
                 attempt = "" if each.attempt is None else each.attempt
                 seen = "seen" if each.seen else ""
                 parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen)
-            told += [
+            transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)
             ]
-        return told
+        return transitions
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None]) -> None:
         """Have ``deliver`` called with grants of this replica's held requests as they happen, until the store is

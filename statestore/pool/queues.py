@@ -114,7 +114,7 @@ class Queues(Changes):
             read = ((key, "placed", placed), (keys.instances, target_id, spec))
             begun = there.begins(moved.counts)
             stamps = {target_id: dict.fromkeys(begun, await self._calls.now_ms())} if begun else {}
-            change = Change(commands, read, fence, stamps, counts, counted=True, tells=target_id)
+            change = Change(commands, read, fence, stamps, counts, counted=True, queue_of=target_id)
             return MigrateStatus.MIGRATED, change
 
         status, told = await self._derive_made(move)

@@ -19,9 +19,9 @@ class ServerClock:
     def is_known(self) -> bool:
         return self._least_ms is not None
 
-    def told(self, now_ms: int, asked_s: float, answered_s: float) -> None:
-        """The server replied this time to a question of ``asked_s``."""
-        least_ms, most_ms = now_ms - answered_s * 1000, now_ms + 1 - asked_s * 1000
+    def observe(self, now_ms: int, sent_s: float, answered_s: float) -> None:
+        """The server replied this time to a question of ``sent_s``."""
+        least_ms, most_ms = now_ms - answered_s * 1000, now_ms + 1 - sent_s * 1000
         if self._least_ms is None or least_ms > self._most_ms or most_ms < self._least_ms:
             self._least_ms, self._most_ms = least_ms, most_ms
         else:

@@ -240,10 +240,10 @@ class WireCalls(Calls):
     async def now_ms(self) -> int:
         if self._own_clock is not None:
             return self._own_clock()
-        asked_s = self._loop_s()
+        sent_s = self._loop_s()
         seconds, microseconds = await self.command("TIME")
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-        self._server_clock.told(now_ms, asked_s, self._loop_s())
+        self._server_clock.observe(now_ms, sent_s, self._loop_s())
         return now_ms
 
     async def together(self, commands: Sequence[Command]) -> list[Any]:

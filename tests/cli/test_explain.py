@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dualmap.cli.explain import listed, tell
+from dualmap.cli.explain import listed, rendered
 
 
 def told(**changes: Any) -> str:
@@ -18,7 +18,7 @@ def told(**changes: Any) -> str:
     }  # fmt: skip
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(tell(story), highlight=False)
+        console.print(rendered(story), highlight=False)
     return captured.get()
 
 

@@ -55,7 +55,7 @@ class Fleet:
     ) -> asyncio.Task[bool]:
         flags, _ = split_flags(("--router.port", "0"), {})
         plan = plan_fleet(load_settings(flags, {}), FleetSize(1, 1, 1), urls, "fleet.yaml")
-        pace = Pace(0.001, tell_every_s=0.01, others_within_s=others_within_s, own_within_s=own_within_s)
+        pace = Pace(0.001, report_every_s=0.01, others_within_s=others_within_s, own_within_s=own_within_s)
         return asyncio.create_task(
             Readiness(plan, self.store, self.said.append, pace).wait(within_s, check, self.stopping)
         )

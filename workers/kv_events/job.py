@@ -64,7 +64,7 @@ class KvEventsJob:
         await self._stop([*ended, *(self._running.keys() - wanted)])
         for source in wanted - self._running.keys():
             self._start(source)
-        self._tell()
+        self._report()
 
     async def _sources(self) -> Mapping[str, EventSource]:
         members = (await self._pool.membership()).instances
@@ -92,7 +92,7 @@ class KvEventsJob:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for status in KvViewStatus:
             count = sum(writer.status is status for _, writer in self._running.values())
             self._metrics.kv_event_views.labels(self._pool.name, status.value).set(count)

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 SLOW_CALL_S: Final = 1.0
 """A store that takes longer to apply a change does not keep up."""
-NAMES_TOLD: Final = 10_000
+NAMES_SENT: Final = 10_000
 """Changes of names after which all names are sent to the store again, if they are also three times as many as there are
 names."""
 UNMATCHED_BLOCKS: Final = 4096
@@ -52,7 +52,7 @@ class ViewWriter:
         self._complete = False
         """Every event of the engine's life is in the view."""
         self._unmatched_blocks = 0
-        self._names_told = 0
+        self._names_sent = 0
         """Changes of names that the store keeps besides those of today: it keeps every one."""
         self.status = KvViewStatus.ESTIMATE
         self._reason = ""
@@ -76,7 +76,7 @@ class ViewWriter:
         self._fence = record.fence
         self.known = record.sequence is not None
         self._view = EngineView(await self._pool.kv_events.names(instance_id) if self.known else None)
-        self._names_told = NAMES_TOLD + 3 * self._view.named_blocks  # how many the one before told is not known
+        self._names_sent = NAMES_SENT + 3 * self._view.named_blocks  # how many the one before told is not known
         self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
         # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
         self._complete = self.known and record.status is not KvViewStatus.PARTIAL
@@ -98,7 +98,7 @@ class ViewWriter:
     async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
         """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
         self._view, self.position, self._complete, self._oldest_s = EngineView(), position, complete, None
-        self._names_told = 0
+        self._names_sent = 0
         self._unmatched_blocks = 0
         await self._mark(KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL, reason, drop=True)
         self.known = True
@@ -133,7 +133,7 @@ class ViewWriter:
             self.written_s = self._clock.monotonic_s()
             return await self._mark(self.status, self._reason)
         position, instance_id = self.position, self._source.instance_id
-        all_names = self._names_told > max(NAMES_TOLD, 3 * self._view.named_blocks)
+        all_names = self._names_sent > max(NAMES_SENT, 3 * self._view.named_blocks)
         change, cleared = self._view.take_change(position.sequence, position.published_s, all_names=all_names)
         if cleared:
             self._complete = True  # the engine's cache was empty then, and is known since
@@ -143,7 +143,7 @@ class ViewWriter:
         booked = await self._pool.kv_events.apply(instance_id, self._fence, change)
         self.known = True  # also of a view that was cleared, and dropped in the store
         self.written_s = self._clock.monotonic_s()
-        self._names_told = 0 if all_names else self._names_told + len(change.names)
+        self._names_sent = 0 if all_names else self._names_sent + len(change.names)
         blocks = self._metrics.kv_event_blocks
         if change.stored:
             blocks.labels(self._pool.name, "stored").inc(len(change.stored))

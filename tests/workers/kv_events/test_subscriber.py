@@ -183,7 +183,7 @@ async def test_another_worker_reads_on_where_the_first_one_stopped(pool: PoolSto
 async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
     pool: PoolStore, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view_writer, "NAMES_TOLD", 4)
+    monkeypatch.setattr(view_writer, "NAMES_SENT", 4)
     applied: list[KvChange] = []
     apply = pool.kv_events.apply
 
