@@ -32,7 +32,7 @@ _OF_ONE_POOL: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapt
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ServerAnswer:
     """The answer of one server; status 0: none."""
 
     instance_ids: tuple[str, ...]
@@ -70,20 +70,20 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
     tls = runtime.trust.context
     async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=TIMEOUT_S) as client:
 
-        async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _Told:
+        async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _ServerAnswer:
             try:
                 answer = await client.request(request.method, url + path, params=query, content=body)
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-                return _Told(instance_ids, 0, (str(error) or type(error).__name__).encode())
-            told = _Told(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
-            if path == _RESET and not told.failed:
+                return _ServerAnswer(instance_ids, 0, (str(error) or type(error).__name__).encode())
+            own = _ServerAnswer(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
+            if path == _RESET and not own.failed:
                 for instance_id in instance_ids:
                     await pool.store.members.forget_cache(instance_id)
-            return told
+            return own
 
-        told = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
-    log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in told))
-    return _answer(path, told)
+        answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
+    log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in answers))
+    return _answer(path, answers)
 
 
 for _path, _method in ENGINE_CONTROL_PATHS.items():
@@ -119,25 +119,25 @@ def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
     return fields
 
 
-def _answer(path: str, told: Sequence[_Told]) -> Response:
-    first = told[0]
-    unknown = all(each.status == HTTPStatus.NOT_FOUND for each in told)
+def _answer(path: str, answers: Sequence[_ServerAnswer]) -> Response:
+    first = answers[0]
+    unknown = all(each.status == HTTPStatus.NOT_FOUND for each in answers)
     if unknown and path in ENGINE_CONTROL_PATHS and not path.startswith("/v1/"):
         raise NotFoundError(
             f"no instance has {path}: start vLLM with VLLM_SERVER_DEV_MODE=1, or for profiles with --profiler-config"
         )
-    if first.status and all((each.status, each.body) == (first.status, first.body) for each in told):
+    if first.status and all((each.status, each.body) == (first.status, first.body) for each in answers):
         return Response(first.body, status_code=first.status, media_type=first.content_type)
-    failed = [each for each in told if each.failed]
+    failed = [each for each in answers if each.failed]
     if failed:
-        names = [each.names for each in told if not each.failed]
+        names = [each.names for each in answers if not each.failed]
         raise UpstreamError(
-            f"{path} failed at {len(failed)} of {len(told)} instances: "
+            f"{path} failed at {len(failed)} of {len(answers)} instances: "
             + "; ".join(f"{each.names}: {each.reason}" for each in failed)
             + (f"; it took effect at {', '.join(names)}" if names else "")
         )
     return Response(
-        orjson.dumps({"instances": {each.names: _shown(each.body) for each in told}}),
+        orjson.dumps({"instances": {each.names: _shown(each.body) for each in answers}}),
         media_type="application/json",
     )
 

@@ -48,23 +48,25 @@ async def recent(
     if local:
         return own
     answers, _ = await _ask_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
-    lists = [[story for story in answer if "rounds" in story] for answer in answers if isinstance(answer, list)]
+    lists = [
+        [explained for explained in answer if "rounds" in explained] for answer in answers if isinstance(answer, list)
+    ]
     # Merged rather than sorted: times of arrival are computed when requests are explained, and differ by microseconds.
-    stories = merge(own, *lists, key=_place_in_list)
-    once = {(story["replica_id"], story["request_id"]): story for story in stories}
+    explanations = merge(own, *lists, key=_place_in_list)
+    once = {(explained["replica_id"], explained["request_id"]): explained for explained in explanations}
     return [*islice(once.values(), limit)]
 
 
-def _place_in_list(story: dict[str, Any]) -> tuple[bool, float]:
-    done_s: float | None = story["done_s"]
-    return done_s is not None, -(story["received_unix_s"] + (done_s or 0.0))
+def _place_in_list(explained: dict[str, Any]) -> tuple[bool, float]:
+    done_s: float | None = explained["done_s"]
+    return done_s is not None, -(explained["received_unix_s"] + (done_s or 0.0))
 
 
 def _own_recent(runtime: Runtime, limit: int) -> list[dict[str, Any]]:
     context = runtime.context
-    told = (live.explain() for live in reversed([*context.live]))  # one after the other, no more than are listed
-    live = list(islice((explanation for explanation in told if explanation is not None), limit))
-    return [_story(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
+    found = (live.explain() for live in reversed([*context.live]))  # one after the other, no more than are listed
+    live = list(islice((explanation for explanation in found if explanation is not None), limit))
+    return [_as_json(runtime, explanation) for explanation in (*live, *context.decisions.recent(limit - len(live)))]
 
 
 @routes.get("/explain/{request_id:path}")
@@ -82,13 +84,13 @@ async def explain(
     ids = meant_by(request_id)
     for each in ids:
         if (explanation := _explanation(runtime, each)) is not None:
-            return _story(runtime, explanation)
+            return _as_json(runtime, explanation)
     gaps: list[str] = []
     if not local:
         answers, gaps = await _ask_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
-        story = next((answer for answer in answers if isinstance(answer, dict) and "rounds" in answer), None)
-        if story is not None:
-            return story
+        explained = next((answer for answer in answers if isinstance(answer, dict) and "rounds" in answer), None)
+        if explained is not None:
+            return explained
     record = await _live_record(runtime, ids)
     if record is not None:
         not_asked = "was not asked" if local else "could not be asked"
@@ -130,24 +132,26 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
     return runtime.context.decisions.get(request_id) if live is None else live.explain()
 
 
-def _story(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
+def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     pool = runtime.pools.pools[explanation.pool]
-    story = asdict(replace(explanation, rounds=(), decode_rounds=()))
-    story["rounds"] = [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds]
-    story["decode"] = _decode_leg(story, explanation)
+    explained = asdict(replace(explanation, rounds=(), decode_rounds=()))
+    explained["rounds"] = [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds]
+    explained["decode"] = _decode_leg(explained, explanation)
     return {
         "replica_id": runtime.context.replica_id,
-        **story,
+        **explained,
         "hash_key": f"{explanation.hash_key:016x}",
     }
 
 
-def _decode_leg(story: dict[str, Any], explanation: Explanation) -> dict[str, Any] | None:
+def _decode_leg(explained: dict[str, Any], explanation: Explanation) -> dict[str, Any] | None:
     """The second leg of a split request, in a part of its own; None while there is none."""
-    told = {name: story.pop(f"decode_{name}") for name in ("instance_id", "placed_s", "rounds")} | {
-        "transferred_tokens": story.pop("transferred_tokens")
+    found = {name: explained.pop(f"decode_{name}") for name in ("instance_id", "placed_s", "rounds")} | {
+        "transferred_tokens": explained.pop("transferred_tokens")
     }
-    return None if told["placed_s"] is None else told | {"rounds": [each.told() for each in explanation.decode_rounds]}
+    return (
+        None if found["placed_s"] is None else found | {"rounds": [each.told() for each in explanation.decode_rounds]}
+    )
 
 
 async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | None:
@@ -192,7 +196,7 @@ async def _ask_peer(client: httpx.AsyncClient, url: str) -> Any:
         answer = await client.get(url)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return {}
-        told = answer.json() if answer.status_code == HTTPStatus.OK else None
+        found = answer.json() if answer.status_code == HTTPStatus.OK else None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return None
-    return told if isinstance(told, (dict, list)) else None
+    return found if isinstance(found, (dict, list)) else None

@@ -137,8 +137,8 @@ def failure_of_whole(body: bytes) -> InstanceFailure | None:
     return GIVEN_BACK if gives_back(body) else None
 
 
-def failure_in(event: bytes, told: Mapping[str, Any] | None) -> InstanceFailure | None:
-    """The failure that a first event, which carries ``told``, announces; None for one that should reach the client.
+def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure | None:
+    """The failure that a first event, which carries ``value``, announces; None for one that should reach the client.
 
     An error with a code of a client error is passed on, as a plain answer of that status is.
     """
@@ -146,7 +146,7 @@ def failure_in(event: bytes, told: Mapping[str, Any] | None) -> InstanceFailure 
         return GIVEN_BACK
     if is_aborted(event):
         return ABORTED
-    status = error_status(told)
+    status = error_status(value)
     if status is None or not is_retried(status):
         return None
     return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)

@@ -58,10 +58,10 @@ def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Con
     """The next request for an answer that stopped after these ``events``; None where it cannot be continued.
     ``unsent``: the events that gave it back."""
     request = read_json(body)
-    told, end = _told(path, events), _told(path, unsent)
-    if told is None or not _may_continue(path, request):
+    found, end = _text_of(path, events), _text_of(path, unsent)
+    if found is None or not _may_continue(path, request):
         return None
-    text, tokens = told
+    text, tokens = found
     if end is not None and not end[0]:  # so its usage counts what the client has
         tokens = end[1] or tokens
     if text and path == _CHAT:
@@ -106,20 +106,20 @@ def _continue_message(request: dict[str, Any], text: str) -> None:
     request |= {"add_generation_prompt": False, "continue_final_message": True}
 
 
-def _told(path: str, events: bytes) -> tuple[str, int] | None:
+def _text_of(path: str, events: bytes) -> tuple[str, int] | None:
     """The text of a stream's events, and how many tokens it has: those it counts itself, else one an event. None where
     an answer is not of text alone."""
     texts, tokens = [], 0
     for event in EVENT_END.split(events):
-        told = event_object(event)
-        for choice in (told or {}).get("choices") or ():
+        found = event_object(event)
+        for choice in (found or {}).get("choices") or ():
             delta = choice.get("delta") or {} if path == _CHAT else {"content": choice.get("text")}
             if any(filled for name, filled in delta.items() if name not in ("role", "content")):
                 return None
             if delta.get("content"):
                 texts.append(delta["content"])
                 tokens += 1
-        usage = (told or {}).get("usage")
+        usage = (found or {}).get("usage")
         if usage:
             tokens = usage.get("completion_tokens") or tokens
     return "".join(texts), tokens
@@ -179,10 +179,10 @@ class Continuation:
 
     def _seen_as_one(self, event: bytes) -> bytes:
         """An event as it would be had the stream not stopped; empty where it would not be."""
-        told = event_object(event)
-        if told is None:
+        found = event_object(event)
+        if found is None:
             return event
-        choices, usage = told.get("choices"), told.get("usage")
+        choices, usage = found.get("choices"), found.get("usage")
         if choices and not usage:
             delta, finish = choices[0].get("delta"), choices[0].get("finish_reason")
             if delta and "role" in delta and not delta.get("content") and finish is None:
@@ -193,7 +193,7 @@ class Continuation:
         for name, tokens in (("prompt_tokens", -self._tokens), ("completion_tokens", self._tokens)):
             if isinstance(counted.get(name), int):
                 counted[name] += tokens
-        return b"data: %b\n\n" % orjson.dumps({**told, "usage": counted})
+        return b"data: %b\n\n" % orjson.dumps({**found, "usage": counted})
 
     def end(self) -> None:
         """The answer is whole."""

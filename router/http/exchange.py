@@ -235,13 +235,13 @@ class Exchange:
             self._first_token()
             return
         events = [event for event in events if not is_comment(event)]
-        told, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
-        for event, value in zip(events if is_held else events[:1], told, strict=False):
+        values, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
+        for event, value in zip(events if is_held else events[:1], values, strict=False):
             if (failure := failure_in(event, value)) is not None:
                 self._fail_by_event(failure, event)
                 return
         self._only_comments = self._only_comments and not events
-        has_output = any(map(starts_output, told))
+        has_output = any(map(starts_output, values))
         if has_output or (not is_held and (events or self._held_bytes > MAX_HELD_BYTES)):
             self._begin()
             self._receive = Exchange._watch

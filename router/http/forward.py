@@ -291,8 +291,8 @@ class _Forwarding:
     def _is_decoded(self) -> bool:
         """Whether its answer is a decoder's, which may fail it late or give it back, and say so."""
         placed = self._placed
-        told = self._inference_request.path in COMPLETIONS_PATHS  # by no other is a stop_reason passed on
-        return told and placed.is_decoded
+        resumable = self._inference_request.path in COMPLETIONS_PATHS  # by no other is a stop_reason passed on
+        return resumable and placed.is_decoded
 
     @property
     def _keeps(self) -> bool:

@@ -56,8 +56,8 @@ class LayerwiseLegs:
     async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         live, forwarding = self._live, self._forwarding
-        told = orjson.dumps(params)
-        body = prefill_body(forwarding.request.path, self._body, told, forwarding.other_model)
+        params_json = orjson.dumps(params)
+        body = prefill_body(forwarding.request.path, self._body, params_json, forwarding.other_model)
         sending = Sending(
             live.target, lambda: body, NO_CLIENT, list[Header], on_sent=live.sent, exchange=PrefillExchange
         )

@@ -108,9 +108,9 @@ class PoolFleet:
 
     async def release(self, releases: Sequence[Release]) -> None:
         """Queues that have room then are planned in the background: the next releases do not wait for that."""
-        for told in await measured(self._releasing, self._store.release(releases)):
-            if told.queue is not None:
-                self.planner.plan(told.queue)
+        for transition in await measured(self._releasing, self._store.release(releases)):
+            if transition.queue is not None:
+                self.planner.plan(transition.queue)
 
     async def _grant(self, queue: QueueHead) -> None:
         """A failure must not fail the request, or repeat the transition, whose reply had the queue: the leader's sweep

@@ -70,7 +70,7 @@ class ViewKeeper:
         """The last membership that was not empty: what a store that came back empty is given again."""
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Callback for the scheduling settings that were changed in the running fleet, after every refresh."""
-        self.tell_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
+        self.on_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
         """Callback for the model names that operators added, and those that instances list, after every refresh."""
 
     def renew(self) -> None:
@@ -103,7 +103,7 @@ class ViewKeeper:
         self.learned = membership.learned
         self.follow(membership.overrides)
         listed = merged_models(spec.models for spec in membership.instances.values())
-        self.tell_names(membership.names, listed)
+        self.on_names(membership.names, listed)
         if membership.instances:
             self.last_seen = membership
         self._seen(self.view)

@@ -85,7 +85,7 @@ class Runtime:
             [_served_pool(pool, store, scheduling, self.context, retries, self.trust) for pool in pools]
         )
         for pool in self.pools.pools.values():
-            pool.view.tell_names = partial(self.pools.learn, pool.settings.name)
+            pool.view.on_names = partial(self.pools.learn, pool.settings.name)
         self.intake = Intake(self.pools, self.context)
         self.context.metaserver.base_url = (info or {}).get("ops_url", "")
         self.replicas = {
@@ -105,15 +105,15 @@ class Runtime:
         self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key, self.trust))
         self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
         self._supervisor = Supervisor(self.context.clock)
-        self._tellers = [
-            teller
-            for teller in (
+        self._end_listeners = [
+            listener
+            for listener in (
                 open_request_log(settings, self.context.call_later),
                 open_tracing(settings, self.context.replica_id),
             )
-            if teller is not None
+            if listener is not None
         ]
-        self.context.ended = _telling(self._tellers)
+        self.context.ended = _call_each(self._end_listeners)
         self.joined = False
 
     async def start(self) -> bool:
@@ -181,8 +181,8 @@ class Runtime:
         if self.context.recorder is not None:
             self.context.recorder.close()
         self.context.ended = None
-        while self._tellers:
-            await asyncio.to_thread(self._tellers.pop().close)  # bounded: a collector or a disk may hang
+        while self._end_listeners:
+            await asyncio.to_thread(self._end_listeners.pop().close)  # bounded: a collector or a disk may hang
 
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
@@ -207,14 +207,16 @@ async def _let_go(pool: ServedPool) -> None:
             await pool.fleet.planner.done()
 
 
-def _telling(tellers: Sequence[SpanExport | RequestLog]) -> Callable[[Explanation, TraceContext | None], None] | None:
+def _call_each(
+    listeners: Sequence[SpanExport | RequestLog],
+) -> Callable[[Explanation, TraceContext | None], None] | None:
     """The callback for the end of a request; None while nothing is logged or traced."""
-    if len(tellers) < 2:
-        return tellers[0].ended if tellers else None
+    if len(listeners) < 2:
+        return listeners[0].ended if listeners else None
 
     def ended(explanation: Explanation, trace: TraceContext | None) -> None:
-        for teller in tellers:
-            teller.ended(explanation, trace)
+        for listener in listeners:
+            listener.ended(explanation, trace)
 
     return ended
 

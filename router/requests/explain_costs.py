@@ -42,11 +42,11 @@ def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -
 def _cost(weights: Weights, load: InstanceLoad, chain: Chain, slo_s: float, pool: ServedPool) -> dict[str, Any]:
     features = features_of(load, chain, pool.scheduling.decode_stall_s)
     ttft_s = weights.ttft.of(features)
-    told: dict[str, Any] = {"expected_ttft_s": ttft_s, "uncached_tokens": chain.uncached_tokens(load.hit_blocks)}
+    costs: dict[str, Any] = {"expected_ttft_s": ttft_s, "uncached_tokens": chain.uncached_tokens(load.hit_blocks)}
     if pool.policy.weighs:
         features_s = dict(zip(Form._fields, map(mul, weights.cost, features), strict=True))
         features_s["missed"] = weights.missed.of(features) if ttft_s > slo_s else 0.0
         sums = {words: sum(features_s[name] for name in names) for words, names in PARTS.items()}
         parts = {words: part for words, part in sums.items() if part}
-        told |= {"parts": parts, "total_s": sum(parts.values())}
-    return told
+        costs |= {"parts": parts, "total_s": sum(parts.values())}
+    return costs

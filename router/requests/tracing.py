@@ -146,7 +146,7 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
 
 
 def _request_attributes(explanation: Explanation) -> dict[str, Any]:
-    told = {
+    attributes = {
         "gen_ai.request.model": explanation.model,
         "gen_ai.usage.input_tokens": explanation.reported_prompt_tokens or explanation.prompt_tokens,
         "gen_ai.usage.output_tokens": explanation.output_tokens,
@@ -163,12 +163,12 @@ def _request_attributes(explanation: Explanation) -> dict[str, Any]:
         "dualmap.key_blocks": explanation.key_blocks,
         "dualmap.attempts": 1 + len(explanation.failures),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _decision_attributes(each: PlacementRound) -> dict[str, Any]:
     decision = each.decision
-    told = {
+    attributes = {
         "dualmap.instance": decision.instance_id,
         "dualmap.reason": decision.reason.value,
         "dualmap.status": each.status.value,
@@ -179,4 +179,4 @@ def _decision_attributes(each: PlacementRound) -> dict[str, Any]:
         "dualmap.uncached_tokens": decision.uncached_tokens,
         "dualmap.expected_ttft_s": decision.expected_ttft_s,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}

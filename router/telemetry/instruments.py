@@ -127,15 +127,15 @@ class Instruments(Collector):
 
     def counts(self) -> dict[str, list[Any]]:
         """All values by family, as JSON can hold them, for ``add`` of another one."""
-        told: dict[str, list[Any]] = {}
+        counts: dict[str, list[Any]] = {}
         for counters in self._counters:
-            told[counters.name] = [[values, [each.value]] for values, each in counters.instruments.items()]
+            counts[counters.name] = [[values, [each.value]] for values, each in counters.instruments.items()]
         for gauges in self._gauges:
-            told[gauges.name] = [[values, [each.value]] for values, each in gauges.instruments.items()]
+            counts[gauges.name] = [[values, [each.value]] for values, each in gauges.instruments.items()]
         for histograms in self._histograms:
             named = histograms.instruments.items()
-            told[histograms.name] = [[values, [*each.counts, each.sum]] for values, each in named]
-        return told
+            counts[histograms.name] = [[values, [*each.counts, each.sum]] for values, each in named]
+        return counts
 
     def add(self, counts: Mapping[str, Any]) -> None:
         """Add the ``counts`` of another one. What is unknown here, as of another version, is left out."""

@@ -58,8 +58,8 @@ class PortMetrics:
     def counts(self) -> bytes:
         """The counts that a peer gets."""
         migrations = {pool: overview.migrations for pool, overview in self._fleet.overviews.items()}
-        told = {"replica_id": self._replica_id, "counts": self._own.instruments.counts(), "migrations": migrations}
-        return orjson.dumps(told)
+        page = {"replica_id": self._replica_id, "counts": self._own.instruments.counts(), "migrations": migrations}
+        return orjson.dumps(page)
 
     async def page(self) -> bytes:
         """The page, after the overviews were refreshed. Waits for ``ASK_TIMEOUT_S`` at most."""
@@ -117,9 +117,9 @@ class PortMetrics:
     async def _read(self, client: httpx.AsyncClient, url: str) -> None:
         """The counts of the replica that answers: without a port of its own, a replica shares its address too."""
         try:
-            told = orjson.loads((await client.get(url + COUNTS_PATH)).content)
-            said = {name: dict(told[name]) for name in ("counts", "migrations")}
-            self._said[told["replica_id"]] = said
+            page = orjson.loads((await client.get(url + COUNTS_PATH)).content)
+            said = {name: dict(page[name]) for name in ("counts", "migrations")}
+            self._said[page["replica_id"]] = said
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError):
             return
 

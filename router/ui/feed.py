@@ -22,7 +22,7 @@ from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, mer
 from dualmap.router.ui.happenings import Reading, happenings
 from dualmap.router.ui.own_requests import Keys, OwnRequests
 from dualmap.router.ui.peers import Peers
-from dualmap.router.ui.problems import FleetState, PoolState, Since, problems, told, troubles
+from dualmap.router.ui.problems import FleetState, PoolState, Since, as_values, problems, troubles
 from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
@@ -66,7 +66,7 @@ class Feed:
         """Time of the scaling log's line that was reported last, by pool."""
         self._scaled: dict[str, ScaleEntry] = {}
         """The newest line of each pool's scaling log."""
-        self._told: dict[str, tuple[int, int]] = {}
+        self._sent: dict[str, tuple[int, int]] = {}
         """Epoch and tree version of the topology that was sent last, by pool."""
         self._requests = KeptRows(KEPT_REQUESTS, KEPT_NOTABLE)
         self._happened: deque[list[Any]] = deque(maxlen=_KEPT_HAPPENINGS)
@@ -234,8 +234,8 @@ class Feed:
         alone = [problem for each in of_instances.values() for problem in each.values()]
         first = self._since.of([*found, *alone], time.time())
         for name, each in of_instances.items():
-            pools[name]["troubles"] = dict(zip(each, told(list(each.values()), first), strict=True))
-        return told(found, first)
+            pools[name]["troubles"] = dict(zip(each, as_values(list(each.values()), first), strict=True))
+        return as_values(found, first)
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
         """The lines of the autoscaler's log after the line that was reported last, the oldest first."""
@@ -251,8 +251,8 @@ class Feed:
         for name, pool in self._runtime.pools.pools.items():
             view = pool.view.view
             version = view.epoch, view.tree_version
-            if self._told.get(name) != version:
-                self._told[name] = version
+            if self._sent.get(name) != version:
+                self._sent[name] = version
                 yield name, topology(view)
 
     async def _peer_urls(self) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ class OwnRequests:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._last_told: str | None = None
+        self._last_reported: str | None = None
         self._limit = FIRST_REQUESTS
 
     def read(self) -> tuple[list[list[Any]], Keys]:
@@ -37,7 +37,7 @@ class OwnRequests:
         ended: list[Explanation] = []
         plain = notable = 0
         for explanation in recent:
-            if explanation.request_id == self._last_told:
+            if explanation.request_id == self._last_reported:
                 break
             if is_notable(explanation):
                 notable += 1
@@ -48,8 +48,8 @@ class OwnRequests:
             if chosen:
                 ended.append(explanation)
         if recent:
-            self._last_told = recent[0].request_id
-        told = (live.explain() for live in islice(context.live, NEW_REQUESTS))
-        live = [explanation for explanation in told if explanation is not None]
+            self._last_reported = recent[0].request_id
+        explained = (live.explain() for live in islice(context.live, NEW_REQUESTS))
+        live = [explanation for explanation in explained if explanation is not None]
         rows = [request_row(each, context.replica_id) for each in (*reversed(ended), *live)]
         return rows, {name: key_counts(recent, name) for name in self._runtime.pools.pools}

@@ -109,12 +109,12 @@ class _PeerStream:
             async for line in answer.aiter_lines():
                 if not line.startswith("data: "):
                     continue
-                told = orjson.loads(line[6:])
-                if told["replica_id"] != self._replica_id:  # several replicas share an address
+                message = orjson.loads(line[6:])
+                if message["replica_id"] != self._replica_id:  # several replicas share an address
                     return
-                self._rows.extend(told["requests"])
-                self._status = msgspec.convert(told["status"], ReplicaStatus) if "status" in told else None
+                self._rows.extend(message["requests"])
+                self._status = msgspec.convert(message["status"], ReplicaStatus) if "status" in message else None
                 self._keys = {
                     pool: {int(key): (blocks, count) for key, (blocks, count) in counts.items()}
-                    for pool, counts in told["keys"].items()
+                    for pool, counts in message["keys"].items()
                 }

@@ -431,7 +431,7 @@ class Since:
         return first
 
 
-def told(found: Sequence[Problem], first: Mapping[str, tuple[float, bool]]) -> list[dict[str, Any]]:
+def as_values(found: Sequence[Problem], first: Mapping[str, tuple[float, bool]]) -> list[dict[str, Any]]:
     """The problems as plain values, for the page."""
     return [
         {

@@ -66,8 +66,8 @@ async def _own_requests(runtime: Runtime) -> AsyncIterator[bytes]:
     own, replica_id = OwnRequests(runtime), runtime.context.replica_id
     while not runtime.context.draining:
         rows, keys = own.read()
-        told = {"replica_id": replica_id, "requests": rows, "keys": keys, "status": status_of(runtime)}
-        yield frame("requests", told)
+        message = {"replica_id": replica_id, "requests": rows, "keys": keys, "status": status_of(runtime)}
+        yield frame("requests", message)
         await runtime.context.clock.sleep(INTERVAL_S)
 
 

@@ -19,8 +19,8 @@ from dualmap.router.ui.problems import (
     Problem,
     Severity,
     Since,
+    as_values,
     problems,
-    told,
     troubles,
 )
 from dualmap.router.ui.status import Avoidance, ReplicaStatus
@@ -213,5 +213,5 @@ def test_since_when_is_kept_while_it_lasts_and_unknown_at_the_first_reading() ->
     assert since.of([two], 12.0) == {"two": (11.0, False)}
     first = since.of([one], 13.0)
     assert first == {"one": (13.0, False)}
-    [plain] = told([replace(one, since_ms=5000)], first)
+    [plain] = as_values([replace(one, since_ms=5000)], first)
     assert (plain["since_s"], plain["or_longer"]) == (5.0, False)
