@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import assert_never
 
 from dualmap.scheduling.placing.placement import PlaceStatus, Search, SearchFailed
 from dualmap.scheduling.queues.granting import Grant, grant_queue
@@ -122,6 +123,8 @@ class RequestDriver:
                 return self._rename(machine)
             case Refuse():
                 pass  # nobody waits for the error
+            case _:
+                assert_never(effect)
         return None
 
     # placing -----------------------------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ class RequestDriver:
             for grant in grants:
                 self._deliver(grant)
         if self._rules.refuses_late:
-            self._turn_away((request_id, Refusal.IS_LATE) for request_id in self._pool.take_deferred())
+            self.turn_away(self._pool.take_deferred())
 
     def _deliver(self, grant: Grant) -> None:
         machine = self.live.get(grant.request_id)

@@ -236,10 +236,8 @@ class Simulation:
         self._renew(self._pool.members.instances[instance_id])
         self._waiting[instance_id] = 0
         for machine in list(self._requests.live.values()):
-            if machine.phase in ON_AN_INSTANCE and instance_id in (machine.answering_id, machine.instance_id):
-                leg = machine.to_send
-                if leg is Leg.DECODE or machine.answering_id == instance_id:
-                    self._fail(machine, InstanceFailure(FailureKind.CLOSED, "the engine died"))
+            if machine.phase in ON_AN_INSTANCE and machine.answering_id == instance_id:
+                self._fail(machine, InstanceFailure(FailureKind.CLOSED, "the engine died"))
 
     def _restart(self, instance_id: str) -> None:
         self._dead.discard(instance_id)
@@ -372,7 +370,8 @@ class Simulation:
             self._requests.report(machine, Failed(failure, begun=True))
             self._requests.report(machine, Ended(Outcome.UPSTREAM_FAILED))
         else:
-            keeps_kv = machine.request_id in self._staged
+            staged = self._staged.get(machine.request_id)
+            keeps_kv = staged is not None and staged.instance_id not in self._dead
             self._requests.report(machine, Failed(failure, keeps_kv=keeps_kv))
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:

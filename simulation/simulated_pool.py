@@ -76,13 +76,13 @@ class SimulatedPool:
         taken, self.granted = self.granted, []
         return taken
 
-    def take_deferred(self) -> Sequence[str]:
+    def take_deferred(self) -> Sequence[StoredRequest]:
         """Requests that were deferred since the last call and still wait."""
         if not self._deferred:
             return ()
         taken, self._deferred = self._deferred, {}
         known = at_once(self.store.records([*taken]))
-        return [name for name, request in known.items() if request.state is RequestState.HELD and request.deferred]
+        return [request for request in known.values() if request.state is RequestState.HELD and request.deferred]
 
     def held(self) -> list[StoredRequest]:
         """The requests in each instance's queue, in order."""

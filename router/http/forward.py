@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, from_exception
+from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.admission import (
     is_form,
     mint_request_id,
@@ -37,6 +37,7 @@ from dualmap.router.http.stream_usage import id_edit, usage_edit
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
 from dualmap.router.requests.live_request import LiveRequest
+from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -168,11 +169,8 @@ class _Forwarding:
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
             raise
-        except UpstreamTimeoutError:
-            outcome = Outcome.TIMED_OUT
-            raise
         except RouterError as error:
-            outcome = Outcome.UPSTREAM_FAILED if error.status in (502, 504) else Outcome.REFUSED
+            outcome = outcome_of(error)
             raise
         finally:
             self._placed.finish(outcome, usage)
@@ -238,8 +236,9 @@ class _Forwarding:
         """Try one instance, or the two of a split request. Returns the result, and which leg failed where both run at
         once."""
         placed = self._placed
-        while placed.to_send is not Leg.WHOLE and isinstance(placed, LiveRequest):
-            if placed.machine.rules.decode_first:
+        while placed.to_send is not Leg.WHOLE:
+            assert isinstance(placed, LiveRequest)  # another one has no legs
+            if placed.decodes_first:
                 legs = LayerwiseLegs(placed, self)
                 return self._refused_by_prefill(await legs.run(), legs.failed_leg), legs.failed_leg
             if placed.to_send is Leg.DECODE and self._split is not None:

@@ -30,6 +30,7 @@ from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.requests.live_request import LiveRequest
+from dualmap.scheduling.request.machine import DecodeLeg
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
@@ -75,6 +76,8 @@ class SplitLegs:
         self._staged_body: list[BodyPart] | None = None
         """Body that a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is
         none."""
+        self._decode: DecodeLeg | None = None
+        """The leg that was sent last: the request forgets it when it is placed anew."""
         self._takes_over: list[Edit] = []
         """Edits that make that body from the client's."""
 
@@ -112,7 +115,7 @@ class SplitLegs:
 
     async def decode(self) -> ExchangeResult:
         """Send the decode leg, whose answer goes to the client."""
-        forwarding = self._forwarding
+        forwarding, self._decode = self._forwarding, self._live.machine.decode
         sending = forwarding.to_client(
             self._live.decode_target,
             self._takes_over if self._staged_body is not None else (),
@@ -175,7 +178,7 @@ class SplitLegs:
         self, request_body: list[BodyPart], params: Mapping[str, Any] | None = None
     ) -> Callable[[], list[Try]]:
         """Decode legs without a client that take the KV over, to try one after the other."""
-        pool, decode, path = self._live.pool, self._live.machine.decode, self._forwarding.request.path
+        pool, decode, path = self._live.pool, self._decode, self._forwarding.request.path
         sender, body = self._forwarding.sender, freeing_body(path, request_body, params)
         last_id, failed = ("", frozenset[str]()) if decode is None else (decode.last_id, decode.failed)
 

@@ -49,7 +49,7 @@ class GrantWaiter:
         self.held = False
         """Whether the store's reply held the request: from now on its record must exist."""
         self.placed_s = 0.0
-        """Its first reservation, on the clock of the replica."""
+        """When its hold began, on the clock of the replica."""
         self._grant: Grant | None = None
         self._future: asyncio.Future[Grant] | None = None
 
@@ -113,14 +113,14 @@ class GrantWaiters:
     def held_requests(self) -> int:
         return sum(waiter.held for waiter in self._waiters.values())
 
-    async def wait(self, waiter: GrantWaiter, within_s: float, held_s: float) -> Grant:
-        """The grant of a held request, which has been held for ``held_s`` before.
+    async def wait(self, waiter: GrantWaiter, within_s: float) -> Grant:
+        """The grant of a held request.
 
         Raises:
             TurnedAwayError: it has not come in time, or the request is too late.
             ReservationLostError: the store does not know the request any more.
         """
-        waiter.held, waiter.placed_s = True, self._clock.monotonic_s() - held_s
+        waiter.held, waiter.placed_s = True, self._clock.monotonic_s()
         timer = self._call_later(within_s, lambda: waiter.failed(TurnedAwayError(Refusal.HELD_TOO_LONG)))
         try:
             return await waiter.grant()

@@ -181,7 +181,7 @@ def explanation(
         *_failures(machine),
         machine.instance_id or None,
         machine.placed_s,
-        machine.held_until_s(now_s) if is_placed else None,
+        machine.held_so_far_s(now_s) if is_placed else None,
         None if machine.estimate is None else machine.estimate.decision.expected_ttft_s,
         machine.first_token_s,
         machine.ended_s,

@@ -72,7 +72,7 @@ _FIRST_TOKEN: Final = FirstToken()
 
 
 class LiveRequest:
-    """A driver without a rule of its own: it reports events, and carries out the effects that the machine returns.
+    """A driver without a rule of a request's life: it reports events, and carries out the effects of the machine.
 
     Whoever took it in must call ``finish``. A method that raises, or is cancelled, has done so already.
     """
@@ -157,6 +157,11 @@ class LiveRequest:
     def is_decoded(self) -> bool:
         """Whether a decoder answers it, which may give it back."""
         return self.machine.spec.chain is not None and self.machine.is_decoded
+
+    @property
+    def decodes_first(self) -> bool:
+        """Whether its decode leg is sent first, and asks for its prefill leg."""
+        return self.machine.rules.decode_first
 
     @property
     def kv_within_s(self) -> float | None:
@@ -340,7 +345,7 @@ class LiveRequest:
         if queue is not None:
             pool.fleet.planner.plan(queue)
         try:
-            grant = await pool.grant_waiters.wait(waiter, effect.within_s, self.machine.held_s)
+            grant = await pool.grant_waiters.wait(waiter, effect.within_s)
         except ReservationLostError:
             pool.metrics.replaced.inc()
             return ReservationLost()

@@ -114,7 +114,8 @@ def _expected_wait_s(machine: RequestMachine, pool: ServedPool) -> float:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How a request ended that ended in this exception; a cancellation may carry ``CUT_OFF``."""
+    """How a request ended that ended in this exception; a cancellation may carry ``CUT_OFF``. A refusal of the machine
+    has ended it already, with an outcome of its own."""
     if isinstance(error, asyncio.CancelledError):
         return Outcome.CUT_OFF if Outcome.CUT_OFF in error.args else Outcome.CLIENT_GONE
     if isinstance(error, HoldTimeoutError | UpstreamTimeoutError):

@@ -117,11 +117,9 @@ class QueueOrder:
         """A request's place in its queue, counted from its first reservation."""
         return slo_ms if self.by_deadline else self.fifo_rank_ms
 
-    def gives_up(self, request: StoredRequest, waited_s: float, max_hold_s: float = inf) -> bool:
-        """Whether a held request that has waited so long since its first reservation was held, or deferred, for too
-        long."""
-        deferred_too_long = request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
-        return deferred_too_long or waited_s >= max_hold_s
+    def gives_up(self, request: StoredRequest, waited_s: float) -> bool:
+        """Whether a held request that has waited so long since its first reservation was deferred for too long."""
+        return request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
 
     def rank_of(self, request: StoredRequest) -> int:
         """The rank at which a held request is listed."""

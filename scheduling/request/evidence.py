@@ -22,7 +22,7 @@ class Evidence:
     retries: RetryBudget = field(default_factory=lambda: RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0))
     """The budget of the whole replica, over all its pools."""
 
-    def pays(self, failure: InstanceFailure, now_s: float) -> bool:
+    def take_retry(self, failure: InstanceFailure, now_s: float) -> bool:
         """Take a retry from the budget, which keeps a failing fleet from doing all work several times. It is not
         charged where no work was done: a dead instance may refuse its whole queue within a moment."""
         return not failure.wasted_work or self.retries.withdraw(now_s)

@@ -56,8 +56,8 @@ class Phase(StrEnum):
     NEW = "new"
     """Nobody but its driver knows of it."""
     ADMITTING = "admitting"
-    """It is new, or an instance has failed it before the client had anything of its answer. An engine died of its
-    prompt, and another copy of it is on trial: it waits for that one."""
+    """It is about to be placed, for the first time or once more, and another copy of its prompt, of which an engine
+    died, is on trial: it waits for that one."""
     PLACING = "placing"
     """An instance is searched for. The store may have reserved one."""
     HELD = "held"
@@ -106,9 +106,9 @@ class Step(StrEnum):
     DECODES_AGAIN = "decodes_again"
     """Its decode leg is placed once more, for the same KV."""
     FAILED = "failed"
-    """Its instance failed before the client had anything of the answer."""
+    """Its instance failed, and another one may try: the client has nothing of the answer, or can get the rest of it."""
     BROKE_OFF = "broke_off"
-    """Its instance failed after that."""
+    """Its instance failed, and the client has a part of the answer that cannot be continued."""
     REFUSED = "refused"
     ENDED = "ended"
 
@@ -281,7 +281,8 @@ class Failed:
 
     failure: InstanceFailure
     begun: bool = False
-    """The client has a part of the answer, which cannot be continued."""
+    """The client has a part of the answer, which cannot be continued. Without it another instance may try, also where
+    the client has a part that can be: a stream that goes on elsewhere."""
     overdue: bool = False
     """The time for the whole request is over."""
     leg: Leg | None = None
@@ -413,7 +414,7 @@ class Post:
 
     release: Release
     teaches: bool = False
-    """The TTFT may be learned from it: its note is to be ``scheduling.samples.first_token_sample``."""
+    """The TTFT may be learned from it: its note is to be ``RequestMachine.ttft_sample``."""
     last: bool = False
     """With it nothing of the request is left in the store."""
 
@@ -604,14 +605,15 @@ class RequestMachine:
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
     """Answers that its instances are to blame for if another one answers it."""
 
-    # What people are told. Ages in seconds.
+    # What people are told. ``…_s`` is its age at that time, unless it says otherwise.
     failures: tuple[tuple[str, InstanceFailure, float], ...] = ()
     """Each with its instance and the age at which it came."""
     placed_s: float | None = None
     held_s: float = 0.0
     """Time that it was held, until the last grant."""
     held_since_s: float | None = None
-    sent_s: float = 0.0
+    """When its present hold began, on the driver's clock."""
+    dispatched_s: float = 0.0
     """When its present try began, on the driver's clock."""
     first_token_s: float | None = None
     prefilled_s: float | None = None
@@ -683,7 +685,7 @@ class RequestMachine:
     def age_s(self, now_s: float) -> float:
         return now_s - self.started_s
 
-    def held_until_s(self, now_s: float) -> float:
+    def held_so_far_s(self, now_s: float) -> float:
         """Time that it was held so far."""
         return self.held_s if self.held_since_s is None else self.held_s + now_s - self.held_since_s
 
@@ -699,10 +701,19 @@ class RequestMachine:
             raise TransitionError(f"a request that is {self.phase} cannot take {event}")
 
     # from its arrival to an instance ---------------------------------------------------------------------------
-    def _admit(self, _: Arrived | TrialOver | None, now_s: float) -> Effects:
+    def _arrived(self, event: Arrived, now_s: float) -> Effects:
+        self._check(Phase.NEW, event)
+        return self._admit(now_s)
+
+    def _trial_over(self, event: TrialOver, now_s: float) -> Effects:
+        self._check(Phase.ADMITTING, event)
+        return self._admit(now_s)
+
+    def _admit(self, now_s: float) -> Effects:
         """Place it, for the first time or once more, as soon as its prompt may be sent."""
         failure, quarantine = self.failure, self.rules.evidence.quarantine
-        if quarantine.suspects:  # else no request has to wait
+        # Without suspects no request has to wait; nor does one that is on trial itself wait for its own.
+        if quarantine.suspects and self.trial is None:
             admission = quarantine.admit(self.spec.prompt_hash, now_s)
             if isinstance(admission, OtherTrial):
                 self._move(Step.SUSPECTED)
@@ -713,7 +724,7 @@ class RequestMachine:
         if failure is None:
             self._move(Step.ADMITTED)
             return self._search(now_s)
-        if not self.rules.evidence.pays(failure, now_s):
+        if not self.rules.evidence.take_retry(failure, now_s):
             return self._refuse(Refusal.BUDGET_SPENT, now_s)
         self._move(Step.ADMITTED)
         if self.spec.chain is None:
@@ -806,7 +817,7 @@ class RequestMachine:
         return self._dispatch(event.target, now_s)
 
     def _hold_ends(self, now_s: float) -> None:
-        self.held_s, self.held_since_s = self.held_until_s(now_s), None
+        self.held_s, self.held_since_s = self.held_so_far_s(now_s), None
 
     def _dispatch(self, target: InstanceSpec, now_s: float) -> Effects:
         pairs = self.leg is Leg.PREFILL and self.rules.decode_first
@@ -814,7 +825,7 @@ class RequestMachine:
         self.target = target
         self.instance_id = self.answering_id = target.instance_id
         self.tries += 1
-        self.sent_s = now_s
+        self.dispatched_s = now_s
         return self._search_decoder() if pairs else _SEND
 
     def _removed(self, now_s: float) -> Effects:
@@ -921,6 +932,8 @@ class RequestMachine:
     # the decode leg --------------------------------------------------------------------------------------------
     def _prefill_ended(self, _: PrefillEnded, now_s: float) -> Effects:
         before = self.phase
+        if self.leg is not Leg.PREFILL:
+            raise TransitionError(f"a request that is {before}, and is not split, has no prefill leg")
         self._move(Step.PREFILL_ENDED)
         self.rules.evidence.breakers.succeeded(self.instance_id, now_s)
         effects: Effects = ()
@@ -1007,7 +1020,7 @@ class RequestMachine:
         self._note_loss(failed_id, failure, now_s)
         self._end_trial(completed=False)
         self.failures += ((failed_id, failure, self.age_s(now_s)),)
-        if before is Phase.DECODING and event.keeps_kv and self._may_decode_again(failure, now_s):
+        if before is Phase.DECODING and event.keeps_kv and self._admit_decode_again(failure, now_s):
             return self._decode_again(failure)
         self._move(Step.FAILED)
         self._exclude(decode, failure)
@@ -1023,7 +1036,7 @@ class RequestMachine:
             return left + self._refuse(Refusal.TOO_SLOW, now_s)
         if self.tries >= self.rules.max_tries:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)
-        return left + self._admit(None, now_s)
+        return left + self._admit(now_s)
 
     def _judge_failed(self, decode: DecodeLeg | None, failure: InstanceFailure, now_s: float) -> None:
         """Judge the instance that failed it. None is to blame for a decode leg that no instance took."""
@@ -1043,9 +1056,9 @@ class RequestMachine:
         stuck_again = failure.kind is FailureKind.TRANSFER and bool(self.excluded)
         self.excluded |= {self.instance_id} if lost_kv or stuck_again else decode.failed
 
-    def _may_decode_again(self, failure: InstanceFailure, now_s: float) -> bool:
-        """Whether the same KV is given to another decoder. A prompt that is suspected is not: what may kill engines
-        waits for its trial from the start."""
+    def _admit_decode_again(self, failure: InstanceFailure, now_s: float) -> bool:
+        """Take a retry for another decoder of the same KV; False where there is none. A prompt that is suspected gets
+        none: what may kill engines waits for its trial from the start."""
         leg, rules = self.decode, self.rules
         assert leg is not None
         if failure.kind in _NEEDS_PREFILL or leg.sends >= DECODES_PER_STAGING or leg.staged_s is None:
@@ -1056,7 +1069,7 @@ class RequestMachine:
         if isinstance(admission, OtherTrial | Quarantined):
             return False
         self.trial = admission
-        return rules.evidence.pays(failure, now_s)
+        return rules.evidence.take_retry(failure, now_s)
 
     def _decode_again(self, failure: InstanceFailure) -> Effects:
         self._move(Step.DECODES_AGAIN)
@@ -1075,7 +1088,9 @@ class RequestMachine:
             self.rules.evidence.failed(instance_id, failure, now_s)
 
     def _note_loss(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
-        self.rules.evidence.note_loss(instance_id, failure, self.spec.prompt_hash, self.request_id, self.sent_s, now_s)
+        self.rules.evidence.note_loss(
+            instance_id, failure, self.spec.prompt_hash, self.request_id, self.dispatched_s, now_s
+        )
 
     def _end_trial(self, *, completed: bool) -> None:
         trial, self.trial = self.trial, None
@@ -1173,8 +1188,8 @@ _REFUSED_IN_ANY_CASE: Final = frozenset(
 """Whatever failed the request before."""
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
-    Arrived: RequestMachine._admit,
-    TrialOver: RequestMachine._admit,
+    Arrived: RequestMachine._arrived,
+    TrialOver: RequestMachine._trial_over,
     Reserved: RequestMachine._reserved,
     NotPlaced: RequestMachine._not_placed,
     Renamed: RequestMachine._renamed,

@@ -35,12 +35,12 @@ class Outcome(StrEnum):
     CUT_OFF = "cut_off"
     """This replica stopped before the request was over."""
     REFUSED = "refused"
-    """Never reached an instance: no room, no instance, or held too long."""
+    """The router refused it: no room, no instance, or too late by the settings."""
     INTERNAL_ERROR = "internal_error"
 
 
 class FailureKind(StrEnum):
-    """How an instance failed a request before its first byte; a label in metrics."""
+    """How an instance failed a request; a label in metrics."""
 
     CONNECT = "connect"
     CLOSED = "closed"

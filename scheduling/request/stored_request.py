@@ -31,30 +31,24 @@ def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple
 
 
 def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredRequest | None:
-    placed, state, spec, decode = machine.placed, _STATES.get(machine.phase), machine.spec, machine.decode
-    if placed is None or state is None or spec.chain is None or (decode is not None and decode.answered):
+    placed, state, decode = machine.placed, _STATES.get(machine.phase), machine.decode
+    if placed is None or state is None or (decode is not None and decode.answered):
         return None
     decision, dispatched = placed.decision, state is not RequestState.HELD
     moved = dispatched and machine.instance_id != decision.instance_id
     seen = machine.shows_first_token
-    return StoredRequest(
-        request_id=machine.request_id,
-        replica_id=machine.rules.replica_id,
+    asked = machine.searches[-1][0].request  # the record as it was placed: nothing of it is said twice
+    return replace(
+        asked,
         instance_id=machine.instance_id if dispatched else decision.instance_id,
         state=state,
-        attempt=machine.attempt,
         uncached_tokens=machine.uncached_tokens if dispatched else decision.uncached_tokens,
-        prompt_tokens=spec.chain.prompt_tokens,
-        expected_output_tokens=spec.expected_output_tokens,
-        slo_ms=round(spec.slo_s * 1000),
         enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
         dispatched_ms=now_ms if dispatched else 0,
         prefilled_ms=now_ms if state is RequestState.PREFILLED and seen else 0,
         alternative_id=decision.instance_id if moved else decision.alternative_id,
         alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
         leg=placed.reply.leg,
-        stored_tokens=spec.stored_tokens,
-        model=machine.asked_name,
     )
 
 

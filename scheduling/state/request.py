@@ -49,7 +49,9 @@ class StoredRequest:
     replica_id: str = documented("the replica that holds its client", reported=True)
     instance_id: str = documented("where it is held, or was sent; empty before it is placed")
     state: RequestState = documented("`held`, `dispatched` or `prefilled`")
-    attempt: int = documented("1, and one more for every retry", reported=True)
+    attempt: int = documented(
+        "1, and one more for every retry, and for every reservation that the store had lost", reported=True
+    )
     uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
     prompt_tokens: int = documented("length of the prompt", reported=True)
     expected_output_tokens: int = documented("assumed length of the answer", reported=True)

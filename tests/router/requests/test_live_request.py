@@ -152,3 +152,19 @@ async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
     await tools.settle()
     assert (await pool.snapshot()).loads[request.instance_id].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("pinned_to", [None, "a"])
+async def test_a_record_that_is_told_again_says_what_was_said_when_it_was_placed(
+    start_runtime: Any, store: Any, clock: Any, pinned_to: str | None
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    live = await runtime.intake.place(tools.request(LONG, pinned_to=pinned_to))
+    known = (await store.pool("default").records([live.request_id]))[live.request_id]
+
+    [again] = live.records(now_ms=clock.now_ms())
+
+    stamped = {"enqueued_ms": known.enqueued_ms, "dispatched_ms": known.dispatched_ms}
+    assert replace(again, **stamped) == known
+    assert again.pinned is (pinned_to is not None)
+    live.finish(Outcome.COMPLETED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import get_args
 
 import pytest
 
@@ -18,6 +19,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import (
+    _HANDLERS,
     ON_AN_INSTANCE,
     TRANSITIONS,
     Arrived,
@@ -717,6 +719,8 @@ def test_a_request_that_is_passed_on_and_pinned_has_no_second_instance() -> None
         (Phase.HELD, Failed(CLOSED)),
         (Phase.DISPATCHED, Renamed("y")),
         (Phase.HELD, PrefillEnded()),
+        (Phase.PREFILLING, PrefillEnded()),  # it is not split
+        (Phase.DISPATCHED, TrialOver()),
     ],
 )
 def test_an_event_that_is_not_legal_raises_and_changes_nothing(phase: Phase, event: Event) -> None:
@@ -733,3 +737,43 @@ def test_effects_and_events_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Sent().x = 1  # type: ignore[attr-defined]
     assert replace(Failed(CLOSED), begun=True) == Failed(CLOSED, True)
+
+
+def test_an_arrival_that_is_not_legal_begins_no_trial() -> None:
+    life = Life()
+    life.dispatch()
+    quarantine = life.rules.evidence.quarantine
+    quarantine.answered("c", life.now_s)
+    quarantine.died(7, "c", "other", life.now_s, life.now_s)
+
+    with pytest.raises(TransitionError):
+        life.on(Arrived())
+
+    assert life.machine.trial is None
+    assert quarantine.suspects[7].trial is None
+
+
+def test_a_decode_leg_without_a_retry_left_does_not_wait_for_its_own_trial() -> None:
+    life = Life(split=True, budget=0.0)
+    life.stage()
+    life.decode()
+    life.on(Sent())
+    life.rules.evidence.quarantine.answered("d", life.now_s)
+
+    life.on(Failed(CLOSED, keeps_kv=True))
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert refuse.why is Refusal.BUDGET_SPENT
+    assert life.machine.trial is None
+    suspect_now = life.rules.evidence.quarantine.of(7, life.now_s)
+    assert suspect_now is not None
+    assert suspect_now.trial is None, "its place is left to the next copy"
+
+
+def test_every_event_has_a_handler_and_every_effect_a_place_in_both_drivers() -> None:
+    from dualmap.router.requests import live_request
+
+    assert set(_HANDLERS) == set(get_args(Event))
+    assert live_request._CARRIED_OUT.keys() | live_request._ANSWERED.keys() == set(get_args(Effect))
+    assert not live_request._CARRIED_OUT.keys() & live_request._ANSWERED.keys()
