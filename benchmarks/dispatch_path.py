@@ -1,11 +1,11 @@
-"""From prompt rendered to request dispatched: the router's CPU and wall time, by size of the fleet.
+"""The router's CPU and wall time from prompt rendered to request dispatched, by size of the fleet.
 
-An embedded Valkey, one replica, no HTTP: ``Intake.place`` alone, one request at a time, then first token and
-finish, so that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once
-for the placing alone and once with the transitions that follow in the background.
+An embedded Valkey, one replica, no HTTP: ``Intake.place`` alone, one request at a time, then first token and finish, so
+that the fleet stays unloaded. CPU is that of this process (all threads) during the loop, measured once for the placing
+alone and once with the transitions that follow in the background.
 
-The floor is the cost of an empty round trip, without packing, parsing or accounting: a placement by
-the default policy makes one, so that much of its CPU belongs to the kernel and the event loop.
+The floor is the cost of an empty round trip, without packing, parsing or accounting: a placement by the default policy
+makes one, so that much of its CPU belongs to the kernel and the event loop.
 
     python benchmarks/dispatch_path.py [--requests 2000] [--instances 8,500] [--policy NAME]
     python benchmarks/dispatch_path.py --floor

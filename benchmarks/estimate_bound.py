@@ -38,7 +38,7 @@ from dualmap.simulation.traces import Trace
 VARIANT = parse_variant(OURS, SchedulingSettings())
 LONGEST_STEP_S = 1.0
 HALVINGS = 7
-"""Of the longest step, to find where one ends: 8 ms."""
+"""Halvings of the longest step, to find where one ends: 8 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class Sample(NamedTuple):
 
     actual_s: float
     expected_s: float
-    """By the policy when it chose."""
+    """TTFT that the policy expected when it chose."""
     without_future_s: float
     """Had nothing come after it."""
     from_mid_step_s: float
-    """The same, had it come in the middle of the step under way."""
+    """TTFT of the request, had it come in the middle of the step under way."""
 
 
 @lru_cache(maxsize=1)
@@ -129,7 +129,7 @@ def main() -> None:
             case = Case.parse(text, options.traces, options.instances, options.requests)
             first = case.workload.skip_requests
             chosen = range(first, options.requests, max(1, (options.requests - first) // options.samples))
-            # In chunks, so that a process makes the whole run once.
+            # Jobs go in chunks, so that a process makes the whole run once.
             found = pool.map(sample, [case] * len(chosen), chosen, chunksize=-(-len(chosen) // options.workers))
             samples = [one for one in found if one is not None]
             title = f"{case.workload.title} at {case.rate_per_s:g}/s, {len(samples)} requests"

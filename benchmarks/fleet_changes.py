@@ -1,4 +1,4 @@
-"""What work for the idle is worth when the fleet changes: shares on time with and without it.
+"""The worth of work for the idle when the fleet changes: shares on time with and without it.
 
 Four instances become eight under overload (``join``), or one of eight falls to a third of its speed (``slow``) or
 stands still (``hang``), 60 s after the start. The rate is a multiple of the best other policy's goodput on eight
@@ -31,7 +31,8 @@ from dualmap.simulation.sources import TraceSource
 CHANGE_S, END_S = 60.0, 140.0
 INSTANCES = 8
 WINDOWS_S = ((-5.0, 0.0), (0.0, 30.0), (-5.0, 25.0), (30.0, 80.0))
-"""Of arrivals, counted from the change. What is due in 5 s is due in the 30 s after it in the third."""
+"""Windows of arrivals, counted from the change. Requests that are due in 5 s are due in the 30 s after it in
+the third."""
 SLOWDOWNS = {"slow": 3.0, "hang": 1000.0}
 SATURATION_PER_S = {
     ("conversation", "qwen2.5-7b-910b4"): 6.44,
@@ -43,7 +44,7 @@ SATURATION_PER_S = {
 }
 WITHOUT, WITH, CLEARED, SETTLED = KINDS = ("without", "with", "nothing held", "changed from the start")
 LONGEST_PROMPTS = {"qwen2.5-7b-910b4": 20_480, "qwen2.5-14b-910b3": 10_240}
-"""Of the traces that are not generated for a context limit."""
+"""Longest prompts of the traces that are not generated for a context limit."""
 
 
 class Cleared(Simulation):
@@ -102,7 +103,7 @@ def compare(change: str, rate: float, seeds: Sequence[int]) -> None:
 
 
 def _differences(more: Sequence[Sequence[float]], less: Sequence[Sequence[float]]) -> list[list[float]]:
-    """In points, run by run and window by window."""
+    """The differences in points, run by run and window by window."""
     return [[100 * (a - b) for a, b in zip(one, two, strict=True)] for one, two in zip(more, less, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What following KV events costs: the lag from publishing to the store, and the CPU of worker and store for a block.
+"""The cost of following KV events: the lag from publishing to the store, and the CPU of worker and store for a block.
 
 Publishers in a process of their own stand for the engines: each publishes so many stored blocks a second in steps, and
 as many removed ones once its cache is full. One worker follows them all, in this process, over a private Valkey.

@@ -1,4 +1,4 @@
-"""What KV events are worth: hit rate and requests on time by the engines' own reports, and by the fleet's estimate.
+"""The worth of KV events: hit rate and requests on time by the engines' own reports, and by the fleet's estimate.
 
 Every workload runs twice through the same simulated fleet, with KV memory as the preset has it and with a part of it,
 so that caches turn over. In brackets the hit rate that the router expected. The rate is a share of what the fleet

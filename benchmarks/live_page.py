@@ -1,4 +1,4 @@
-"""What the live page costs a replica: share of a core with viewers, over a pool of many instances.
+"""The cost of the live page to a replica: share of a core with viewers, over a pool of many instances.
 
     python benchmarks/live_page.py [--instances 500] [--viewers 5] [--seconds 30]
 

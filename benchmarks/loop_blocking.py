@@ -194,7 +194,7 @@ async def ask(port: int, path: bytes, body: bytes) -> tuple[int, str]:
 
 
 async def largest_taken(port: int, shape: Shape, limit: int) -> int:
-    """Halving: the largest size that is not refused, to a tenth."""
+    """Find by halving the largest size that is not refused, to a tenth."""
     low, high = 0, limit
     if (await ask(port, *shape(limit)))[0] == 200:
         return limit

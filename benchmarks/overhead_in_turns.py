@@ -1,4 +1,4 @@
-"""What request lines and tracing add to the router's CPU per request: routers of several modes, loaded in turns.
+"""The CPU that request lines and tracing add to the router per request: routers of several modes, loaded in turns.
 
 All routers run at the same time, pinned to one core; only one is loaded at a time. Each turn gives every router the
 same requests, in an order that rotates, so that the machine's noise meets all modes alike. A turn's ratio compares a

@@ -96,7 +96,7 @@ class Place:
     cache: RunCache
 
     def goodputs(self) -> dict[str, list[float]]:
-        """Of every competitor, seed by seed; those with ideal hits end with ``+``."""
+        """The goodputs of every competitor, seed by seed; those with ideal hits end with ``+``."""
         policies = (OURS, *self.others)
         found = {policy: [self._search(seed, policy) for seed in self.seeds] for policy in policies}
         found |= {

@@ -43,7 +43,7 @@ WRITTEN = "UpstreamConnection.start"
 INSTANCES = 8
 REQUESTS = 20
 SETTLE_S = 0.05
-"""What a request leaves to the background is done by then."""
+"""Time after which the background work of a request is done."""
 
 Call = tuple[str, str]
 """The module, and the function in it."""
@@ -78,7 +78,7 @@ def changes_of(calls: Sequence[Call]) -> int:
 
 
 def entries_of(calls: Sequence[Call]) -> Counter[str]:
-    """By module, how often it is come to from another one."""
+    """The number of entries from another module, by module."""
     modules = [module for module, _ in calls]
     return Counter(modules[:1] + [other for one, other in pairwise(modules) if one != other])
 
@@ -128,7 +128,7 @@ async def trace_requests(prompt_bytes: int, chunks: int, *, split: bool) -> Trac
 
 
 def print_table(calls: Sequence[Call], *, functions: bool) -> None:
-    """By module: calls, and how often it is come to from another one."""
+    """Print calls by module, and how often it is entered from another one."""
     called, entered = Counter(module for module, _ in calls), entries_of(calls)
     print(" calls  entered")
     for module in sorted(called):

@@ -1,7 +1,7 @@
-"""What one router replica costs: CPU per request and per streamed chunk, added latency, memory.
+"""The cost of one router replica: CPU per request and per streamed chunk, added latency, memory.
 
-The router process is pinned to the last core; mock instance, load and store share the others. CPU is that of the
-router process (all threads), read from the kernel around each load.
+The router process is pinned to the last core; mock instance, load and store share the others. CPU is that of the router
+process (all threads), read from the kernel around each load.
 
 full    the product: scheduling on an embedded Valkey
 logged  the same with a request log
@@ -123,7 +123,7 @@ class MockInstance(asyncio.Protocol):
             self._end()
             return
         self._transport.write(_chunk(TOKEN))
-        # Without a pace: a turn of the event loop, and so a packet, per chunk.
+        # A stream without a pace takes an iteration of the event loop, and so a packet, per chunk.
         asyncio.get_running_loop().call_later(pace_s, self._tick, left - 1, pace_s)
 
     def _end(self) -> None:
@@ -213,7 +213,7 @@ async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[fl
 
 # the router process ----------------------------------------------------------------------------------------------
 class BlindRequest:
-    """Placed without looking: the least a life cycle can cost."""
+    """A request placed without looking: the least a life cycle can cost."""
 
     def __init__(self, request: InferenceRequest, url: str, loss_notifier: InstanceLossNotifier) -> None:
         self.request_id, self.model = request.request_id, request.model

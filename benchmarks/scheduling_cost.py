@@ -104,7 +104,7 @@ def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decisi
 
 
 def plan_costs(repetitions: int) -> Iterator[tuple[str, float]]:
-    """Who goes next in a full view of a queue, half of which cannot be on time."""
+    """The cost of planning a full view of a queue, half of which cannot be on time."""
     rng = random.Random(3)
     order = QueueOrder(by_deadline=True, max_deferred_s=30.0)
     for count in (4, 64):

@@ -65,7 +65,7 @@ def cheapest(rates: list[float], table: Table, price: float) -> tuple[FleetChang
     requests."""
     costs, came_from = dict.fromkeys(SIZES, 0.0), []
     for rate in rates:
-        # To the size that serves in this step, from the cheapest of the step before.
+        # Moves lead to the size that serves in this step, from the cheapest of the step before.
         former = {size: min((_moved(costs, one, size, price), one) for one in SIZES)[1] for size in SIZES}
         costs = {
             size: _moved(costs, former[size], size, price)

@@ -16,7 +16,7 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
 OnStep = Callable[[str, int, int], None]
-"""Called with (what runs, jobs done, jobs in all)."""
+"""Callback with (what runs, jobs done, jobs in all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Bench:
         return self.map(name, run_job, [run.job for run in runs])
 
     def goodputs(self, name: str, searches: Sequence[Search]) -> list[tuple[float, ...]]:
-        """What each search found, for each of its targets; searches of variants that differ in name only run once."""
+        """The result of each search, for each of its targets; searches of variants that differ in name only
+        run once."""
         different = list(dict.fromkeys(search.without_name for search in searches))
         found = dict(zip(different, self.map(name, self._searched, different) if different else [], strict=True))
         return [found[search.without_name] for search in searches]

@@ -12,11 +12,12 @@ from statistics import fmean, stdev
 _T95: tuple[float, ...] = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 _T95 += (2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048)
 _Z95 = 1.959964
-"""The same of the normal distribution."""
+"""Quantile of the normal distribution at 95 %."""
 
 
 def _t95(freedom: int) -> float:
-    """By degrees of freedom; behind the table Cornish and Fisher's expansion, right to four digits there."""
+    """Student's quantile by degrees of freedom; behind the table Cornish and Fisher's expansion, right to four digits
+    there."""
     if freedom <= len(_T95):
         return _T95[freedom - 1]
     z = _Z95
@@ -37,7 +38,7 @@ class Mean:
         if not values:
             raise ValueError("a mean needs at least one value")
         count = len(values)
-        # Where something was infinite in one seed, so is the mean; there is no interval around it.
+        # A mean over a value that was infinite in one seed is infinite; there is no interval around it.
         if count == 1 or any(abs(value) == float("inf") for value in values):
             return cls(fmean(values), 0.0, tuple(values))
         return cls(fmean(values), _t95(count - 1) * stdev(values) / sqrt(count), tuple(values))
@@ -69,7 +70,7 @@ class Comparison:
 
     @property
     def points(self) -> Mean:
-        """The same of shares, in percentage points."""
+        """The difference of shares, in percentage points."""
         return Mean.of([100 * (own - other) for own, other in self._pairs()])
 
     def _pairs(self) -> Iterable[tuple[float, float]]:
@@ -96,7 +97,7 @@ class Ranking:
 
     @property
     def firsts(self) -> Mapping[str, int]:
-        """In how many seeds each came first, alone or with others; those that never did are missing."""
+        """The number of seeds in which each came first, alone or with others; those that never did are missing."""
         return Counter(name for order in self.orders for name in order[0])
 
     @property

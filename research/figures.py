@@ -13,18 +13,18 @@ class Figures:
 
     on_time: float
     on_time_tokens: float
-    """By prompt tokens."""
+    """Share on time by prompt tokens."""
     on_time_q1: float
-    """By quartile of prompt length, the shortest first."""
+    """Share on time by quartile of prompt length, the shortest first."""
     on_time_q2: float
     on_time_q3: float
     on_time_q4: float
     both_slos: float
-    """On time, and no slower than 100 ms a token."""
+    """Share on time and no slower than 100 ms a token."""
     refused: float
     """Share of all."""
     refused_q4: float
-    """Of the longest quarter of the prompts."""
+    """Share refused of the longest quarter of the prompts."""
     tpot_p50_s: float
     """Time per output token after the first."""
     tpot_p90_s: float
@@ -38,7 +38,7 @@ class Figures:
     """|expected - actual| / actual TTFT."""
     error_p90: float
     error_p50_s: float
-    """The same in seconds."""
+    """Error of the TTFT estimates in seconds."""
     error_p90_s: float
     undisturbed_share: float
     """Share of the answered whose instance was given no other request between their decision and first token."""
@@ -47,7 +47,7 @@ class Figures:
     undisturbed_error_p90: float
     migrations: int
     both_tight: float = 0.0
-    """On time, and no slower than 50 ms a token; 0 in files of former versions, as what follows."""
+    """Share on time and no slower than 50 ms a token; 0 in files of former versions, like the fields after it."""
     split_share: float = 0.0
     """Share of the answered that had a decode leg of their own."""
     rate_per_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Where figures come from: the commit, the day and the command, so that they can be made again."""
+"""Provenance of figures: the commit, the day and the command, so that they can be made again."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LEFT_OUT = {"--out", "--cache", "--workers"}
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Of one experiment."""
+    """Provenance of one experiment."""
 
     commit: str
-    """With a ``+`` behind it where files differed from it; a version where there is no repository."""
+    """Commit, with a ``+`` behind it where files differed from it; a version where there is no repository."""
     date: str
     """UTC, as 2026-11-22."""
     command: str
 
     @classmethod
     def here(cls, words: Sequence[str]) -> Provenance:
-        """Of a command that starts now, by the words behind ``dualmap``."""
+        """The provenance of a command that starts now, by the words behind ``dualmap``."""
         return cls(_commit(), datetime.now(UTC).date().isoformat(), shlex.join(("dualmap", *_told(words))))
 
     @property

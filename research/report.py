@@ -36,9 +36,9 @@ class Section:
     """Its key in the JSON."""
     title: str
     question: str
-    """What is claimed or asked here, and what was run."""
+    """The claim or question of the section, and what was run."""
     findings: Sequence[str] = ()
-    """What came out, computed from the figures: losses are named like wins."""
+    """The results, computed from the figures: losses are named like wins."""
     tables: Sequence[Table] = ()
     plots: Sequence[Plot] = ()
     data: Mapping[str, object] = field(default_factory=dict)

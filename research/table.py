@@ -14,7 +14,7 @@ from dualmap.simulation.fitting_table import fitting_table
 
 Cell = str | float | int
 ABSENT = "–"
-"""What stands in a cell for which there is no run."""
+"""Content of a cell for which there is no run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def text_rows(table: Table) -> list[list[str]]:
 
 
 def rich_table(table: Table, width: int) -> RichTable:
-    """For a terminal; a narrow one gets the columns that matter most (Markdown and JSON have all)."""
+    """The table for a terminal; a narrow one gets the columns that matter most (Markdown and JSON have all)."""
     return fitting_table(table.columns, text_rows(table), width, always=("first",))
 
 

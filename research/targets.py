@@ -1,4 +1,4 @@
-"""What a goodput is the highest rate of: how many requests have to be on time, and by which SLOs."""
+"""Targets of a goodput: how many requests have to be on time, and by which SLOs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Target:
     """A share of requests, in one figure of a run."""
 
     name: str
-    """As a suite lists it."""
+    """Name as a suite lists it."""
     figure: str
     share: float
     title: str
-    """As reports write it."""
+    """Title as reports write it."""
 
     def share_of(self, figures: Figures) -> float:
         share: float = getattr(figures, self.figure)

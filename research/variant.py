@@ -28,7 +28,7 @@ class VariantError(SimulationError):
 
 
 class ScenarioOptions(BaseModel):
-    """What a variant may set in addition to the scheduling settings; None: the scenario's own default."""
+    """Options of a variant in addition to the scheduling settings; None: the scenario's own default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -146,7 +146,7 @@ SETTINGS = tuple(_setting_names(SchedulingSettings().model_dump()))
 
 
 def described(variant: Variant) -> Mapping[str, object]:
-    """What sets the variant apart from the defaults, for reports."""
+    """The differences of the variant from the defaults, for reports."""
     own = _differences(variant.scheduling.model_dump(mode="json"), SchedulingSettings().model_dump(mode="json"))
     return MappingProxyType(
         {"policy": variant.scheduling.policy, **own, **variant.options.model_dump(mode="json", exclude_none=True)}

@@ -151,14 +151,14 @@ class Workload:
         return self.requests - self.skip_requests
 
     def source(self, seed: int) -> TraceSource:
-        """Seed 1, 2, … of a generator; of a file its first, second, … window."""
+        """The source for a seed: 1, 2, … of a generator; of a file its first, second, … window."""
         cap = PAPER_CAPS.get(self.preset.partition(":")[0]) if self.traffic.capped else None
         if self.traffic.is_file:
             return TraceSource(self.traffic.source, self.requests, cap, start=(seed - 1) * self.requests)
         return TraceSource(self.traffic.source, self.requests, cap, seed=seed)
 
     def seeds(self, wanted: int) -> tuple[int, ...]:
-        """As many seeds as wanted; of a file as many as it has whole windows, which do not overlap.
+        """The seeds, as many as wanted; of a file as many as it has whole windows, which do not overlap.
 
         Raises:
             TraceError: the trace is broken, or shorter than one window.

@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
 
 
 def _report_again(arguments: argparse.Namespace, scheduling: SchedulingSettings) -> int:
-    """From the file alone: neither the matrix nor ``scheduling`` matters."""
+    """Report from the file alone: neither the matrix nor ``scheduling`` matters."""
     idle = [name for name in _WHAT_RUNS if getattr(arguments, name)]
     if idle:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in idle)

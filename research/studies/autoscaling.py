@@ -23,10 +23,10 @@ WARM_START_S = 10.0
 """A warm standby instance in the paper's experiments."""
 COLD_START_S = 30.0
 SURGE_LOAD, SLACK_LOAD = 0.7, 0.35
-"""As in the experiments with scripted changes: parts of what 8 instances sustain."""
+"""Loads as in the experiments with scripted changes: parts of what 8 instances sustain."""
 DAY_LEAST, DAY_MOST = 2, 16
 SETTLING_S = 30.0
-"""After the newcomers are ready, until the fleet must serve."""
+"""Time after the newcomers are ready until the fleet must serve."""
 
 
 def autoscaling_section(plan: Plan, bench: Bench) -> Section:

@@ -16,7 +16,7 @@ from dualmap.simulation.scenario import FleetChange
 TARGET = Target("97", "on_time", 0.97, "97 % on time")
 STEP_S = 60.0
 _REQUESTS, _REQUESTS_EACH = 700, 500
-"""Of the searches: some, and more for each instance."""
+"""Requests of the searches: some, and more for each instance."""
 
 
 def clairvoyant_changes(day: Workload, plan: Plan, bench: Bench, most: int) -> tuple[FleetChange, ...]:

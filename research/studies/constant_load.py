@@ -58,7 +58,7 @@ def _run(plan: Plan, load: float, first: int) -> Run:
 
 
 def in_words(changes: Sequence[SizeChange]) -> str:
-    """As ``4 to 5 after 20 min``."""
+    """The changes in words, such as ``4 to 5 after 20 min``."""
     return ", ".join(f"{one.size} to {one.wanted} after {one.at_s / 60:.0f} min" for one in changes) or "none"
 
 

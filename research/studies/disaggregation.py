@@ -20,12 +20,12 @@ from dualmap.simulation.on_time import TIGHT_TPOT_SLO_S
 MIXED = "8M"
 SPLITS = ("4P4D", "5P3D", "6P2D")
 FEW_PREFILL = "2P6D"
-"""Where answers are so long that decoding needs most of the instances."""
+"""Roles for answers so long that decoding needs most of the instances."""
 LOAD = 0.9
 LOADS = (0.6, 0.9, 1.1)
 """Parts of the saturation of a split."""
 START_LOAD = 0.4
-"""Of what 8 mixed instances sustain: where the search for the saturation starts."""
+"""Share of what 8 mixed instances sustain at which the search for the saturation starts."""
 Mode = Literal["always", "never", "auto"]
 MODES: tuple[Mode, ...] = ("always", "never", "auto")
 _TIMES = (
@@ -126,7 +126,7 @@ def _saturation(plan: Plan, bench: Bench, start: Case) -> float:
     cases = [replace(start, policy=policy) for policy in plan.policies if policy != DEFAULT_POLICY]
     searches = [plan.search(case.workload, case.variant, case.rate_per_s) for case in cases]
     found = bench.goodputs(f"saturation, {start.label}", searches)
-    # Without a policy that holds at any rate there is no saturation: the start of the search stands in.
+    # The start of the search stands in where no policy holds at any rate, so that there is no saturation.
     return max((goodput for (goodput,) in found), default=0.0) or start.rate_per_s
 
 
@@ -189,7 +189,7 @@ def _policy_plot(runs: Sequence[Done]) -> Plot:
 
 
 def _way_plot(runs: Sequence[Done]) -> Plot:
-    """Over rates, the share within both SLOs: 8 mixed, and the split of the most, by the way."""
+    """A plot of the share within both SLOs over rates: 8 mixed instances, and the split of the most, by option."""
     fleets = dict.fromkeys(case.fleet for case, _ in runs if case.fleet != MIXED)
     widest = max(fleets, key=lambda name: sum(run.both_tight for case, run in runs if case.fleet == name))
     series: dict[str, plots.Series] = {}

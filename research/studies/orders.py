@@ -17,7 +17,7 @@ from dualmap.scheduling.settings import PolicyName
 Order = Literal["fifo", "deadline"]
 ORDERS: tuple[Order, ...] = ("fifo", "deadline")
 START_LOAD = 0.6
-"""Of the rate that is sustainable for all requests: where searches start."""
+"""Share of the rate that is sustainable for all requests at which searches start."""
 Found = Mapping[tuple[PolicyName, Order], float]
 
 

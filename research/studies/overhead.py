@@ -1,4 +1,4 @@
-"""What scheduling costs: CPU time of each step, and memory of the metadata, against the size of the fleet."""
+"""The cost of scheduling: CPU time of each step, and memory of the metadata, against the size of the fleet."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class StepCosts:
     """CPU microseconds of one request's steps."""
 
     searching_us: float
-    """What a replica does around the store calls: candidates, weights or choice, and the decision."""
+    """Work of a replica around the store calls: candidates, weights or choice, and the decision."""
     placing_us: float
-    """What the store does: loads and hits, weighing, queueing, dispatching, stamping metadata."""
+    """Work of the store: loads and hits, weighing, queueing, dispatching, stamping metadata."""
     releasing_us: float
     """First token and finish."""
 
@@ -67,7 +67,7 @@ class _TimedFleet(SimulatedFleet):
 
 
 def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetitions: int) -> StepCosts:
-    """On a pool that has seen the trace's first requests; process CPU time, this machine."""
+    """Measure the steps on a pool that has seen the trace's first requests; process CPU time, this machine."""
     settings = variant_of(policy_name).scheduling.model_copy(update={"block_tokens": trace.block_tokens})
     policy, order, turn = build_policy(settings), queue_order_of(settings), 0
     pool = SimulatedPool(settings, lambda: turn * 100)
@@ -140,7 +140,8 @@ def measure_window_bytes(trace: Trace, head_blocks: int) -> float:
 
 
 def overhead_section(plan: Plan, bench: Bench) -> Section:
-    """Measured here, in this process: figures differ between machines, their growth does not."""
+    """The section on overhead, measured here in this process: figures differ between machines, their growth
+    does not."""
     trace = TraceSource(plan.toolagent, 1000, seed=plan.seed).load()
     steps: list[list[Cell]] = []
     for policy in POLICIES:

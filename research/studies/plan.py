@@ -67,7 +67,7 @@ class Plan:
     overhead_repetitions: int = 3000
     seed: int = 1
     engine_changes: str = ""
-    """To the engine of every preset, as behind a preset's name."""
+    """Changes to the engine of every preset, as behind a preset's name."""
 
     def workloads(self) -> tuple[Workload, ...]:
         """Both traces on both presets, as in the paper."""
@@ -136,12 +136,12 @@ QUICK = replace(
 
 
 def policy_title(policy: str) -> str:
-    """As sentences in the report have it."""
+    """The name of a policy in sentences of the report."""
     return "DualMap" if policy == "dualmap" else policy
 
 
 def rules_of(plan: Plan) -> list[str]:
-    """What the reader must know before any figure."""
+    """The rules that the reader must know before any figure."""
     window = InstanceSpec("", "").dispatch_window_tokens
     caps = ", ".join(f"{cap:,} ({preset})" for preset, cap in PAPER_CAPS.items())
     return [

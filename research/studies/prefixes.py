@@ -20,7 +20,7 @@ CDF_POINTS = tuple(index / 50 for index in range(51))
 
 
 def shared_prefix_section(plan: Plan, bench: Bench) -> Section:
-    """What an endless cache would have held of each prompt."""
+    """The section on shared prefixes: the share of each prompt that an endless cache would have held."""
     workloads = [plan.workload(trace) for trace in ("conversation", "toolagent")]
     traces = {one.traffic.title: plan.trace(one) for one in workloads}
     shares = {name: _shared_shares(trace) for name, trace in traces.items()}

@@ -1,4 +1,5 @@
-"""Over rates: effective capacity, TTFT, end-to-end time, goodput, and where each policy stands in hits and balance."""
+"""Figures over rates: effective capacity, TTFT, end-to-end time, goodput, and where each policy stands in hits and
+balance."""
 
 from __future__ import annotations
 
@@ -96,7 +97,7 @@ def run_rates(plan: Plan, bench: Bench) -> tuple[RateRuns, ...]:
 
 
 def _start_per_s(own: Sequence[Figures]) -> float:
-    """Where the goodput search starts: the last rate that was seen to hold."""
+    """The rate at which the goodput search starts: the last one that was seen to hold."""
     holding = [one.rate_per_s for one in own if one.on_time >= ON_TIME_SHARE]
     return max(holding, default=min(one.rate_per_s for one in own) / 1.5)
 

@@ -83,7 +83,7 @@ def elasticity_section(plan: Plan, bench: Bench) -> Section:
 
 
 def _changing(plan: Plan, load: float, instances: int, changes: _Changes) -> list[Run]:
-    """At a part of what 8 instances sustain, on fleets that change after a third."""
+    """Runs at a part of what 8 instances sustain, on fleets that change after a third."""
     eight = plan.like_generated()
     rate_per_s = plan.rate(eight, load)
     span_s = len(plan.trace(eight).requests) / rate_per_s
@@ -92,7 +92,7 @@ def _changing(plan: Plan, load: float, instances: int, changes: _Changes) -> lis
 
 
 def _before_after(results: Sequence[RunResult]) -> list[list[Cell]]:
-    """On time in the first third, before the change, and in the last third."""
+    """The shares on time in the first third, before the change, and in the last third."""
     rows: list[list[Cell]] = []
     for result in results:
         third = len(result.timeline) // 3
@@ -129,7 +129,7 @@ def _over_time(results: Sequence[RunResult], column: int, y: str, *, log_y: bool
 
 
 def by_instance_plots(title: str, run: RunResult) -> list[Plot]:
-    """What each instance got while the fleet changed its size."""
+    """Plots of each instance's requests and hits while the fleet changed its size."""
     figures = ((1, "requests", "requests"), (2, "hit rate", "hit rate"))
     return [
         Plot(
@@ -147,7 +147,7 @@ def by_instance_plots(title: str, run: RunResult) -> list[Plot]:
 
 
 def scalability_section(plan: Plan, bench: Bench) -> Section:
-    """The same load per instance on more instances."""
+    """The section on scalability: the same load per instance on more instances."""
     workloads = _sizes(plan)
     runs = [
         plan.run(workload, variant_of(policy), plan.rate(workload, SCALABILITY_LOAD))
@@ -195,7 +195,7 @@ def scalability_section(plan: Plan, bench: Bench) -> Section:
 
 
 def _sizes(plan: Plan) -> list[Workload]:
-    """As many requests an instance at every size."""
+    """Workloads with as many requests an instance at every size."""
     return [
         replace(plan.workload("toolagent", requests=size * plan.requests_per_instance), instances=size)
         for size in plan.scalability

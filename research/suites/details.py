@@ -15,7 +15,7 @@ from dualmap.simulation.bounds import Bounds, short_trace_note
 
 
 def first_tables(outcome: SuiteResult) -> list[Table]:
-    """What a report begins with: order and placement, then the summary."""
+    """The tables that a report begins with: order and placement, then the summary."""
     return [*order_tables(outcome), *summary_tables(outcome)]
 
 
@@ -87,7 +87,7 @@ RATE_COLUMNS = (
     Column("undisturbed P50 %", "undisturbed_error_p50", 100, 0),
     Column("undisturbed P90 %", "undisturbed_error_p90", 100, 0),
 )
-"""What matters most stands first."""
+"""Columns, those that matter most first."""
 
 
 def _rate_table(result: RateResult, wanted_seeds: int) -> Table:

@@ -42,7 +42,7 @@ def filled(text: str, folder: str, outcome: SuiteResult) -> str:
 
 
 def blocks_of(outcome: SuiteResult) -> dict[str, str]:
-    """What may stand in a document, by name."""
+    """The blocks that may stand in a document, by name."""
     tables = [*order_tables(outcome), *overview_tables(outcome), *summary_tables(outcome)]
     blocks = {_name(table.title): _markdown(table) for table in tables}
     if outcome.made is not None:

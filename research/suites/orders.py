@@ -1,4 +1,4 @@
-"""What is queue order and what is placement, of the first variant's lead.
+"""The first variant's lead, divided into queue order and placement.
 
 Placement is its lead over the best other *with the same order*; order is what the same policy gains by its order.
 """

@@ -41,7 +41,7 @@ _BY_FLEET = (
     Column("", "both_tight", 100, 1),
 )
 BEHIND_PERCENT = 1
-"""What counts as behind."""
+"""Percent from which a variant counts as behind."""
 _LEADS_NOTE = (
     "Percent of the requests on time; the lead over the best other with the same order in percent of its share, seed "
     "by seed, ± its 95 % confidence interval."
@@ -71,7 +71,7 @@ def _goodputs(outcome: SuiteResult, target: Target) -> Table:
 
 
 def _leads(outcome: SuiteResult, rates: Sequence[Rate]) -> Table:
-    """On time, ours beside the best other with the same order, at every rate: a row a workload and engine."""
+    """The share on time, ours beside the best other with the same order, at every rate: a row a workload and engine."""
     results = {(result.workload, result.rate): result for result in outcome.rates}
     columns, notes = ["workload", "instances"], [_LEADS_NOTE]
     rows = {one: [one.traffic_title, one.instances_title] for one in outcome.seeds}
@@ -158,7 +158,7 @@ def _by_fleet(outcome: SuiteResult, rate: Rate) -> Table:
 
 
 def _seed_by_seed(outcome: SuiteResult, rate: Rate) -> Table:
-    """Of every split that several variants share: the first of them against the best other, in both figures."""
+    """The first variant of every split that several variants share against the best other, in both figures."""
     sharing: dict[str, list[str]] = {}
     for variant in outcome.variants:
         sharing.setdefault(variant.options.roles or MIXED, []).append(variant.name)

@@ -70,11 +70,11 @@ class GoodputResult:
 
     workload: Workload
     goodput_per_s: Mapping[str, tuple[float, ...]]
-    """With 90 % on time."""
+    """Goodput with 90 % on time."""
     saturation_per_s: tuple[float, ...]
     bounds: tuple[Bounds, ...]
     further: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
-    """The same for the suite's other targets, by their names."""
+    """Goodputs for the suite's other targets, by their names."""
 
     def of(self, target: Target) -> Mapping[str, tuple[float, ...]]:
         return self.goodput_per_s if target is MAIN else self.further[target.name]
@@ -132,7 +132,7 @@ def run_suite(suite: Suite, base: SchedulingSettings, bench: Bench) -> SuiteResu
 
 
 Goodputs = Mapping[tuple[Variant, Place], tuple[float, ...]]
-"""For each target; the main one is the first."""
+"""Goodputs for each target; the main one is the first."""
 
 
 def _searched(

@@ -11,16 +11,16 @@ from dualmap.research.workload import PAPER_CAPS, TRAFFIC, Traffic, Workload, tr
 OTHERS = ("dualmap", "llm-d", "llm-d-latency", "preble", "min-ttft", "dynamo", "sglang")
 """The best other policies, each at its best settings."""
 BEST_OTHERS = ("preble", "llm-d-latency", "sglang")
-"""Those that are ever the best other over mixed instances in the tables of the documents."""
+"""Policies that are ever the best other over mixed instances in the tables of the documents."""
 ORDERS = ("deadline", "fifo")
 PEERS = tuple(f"{policy} fifo={policy},queue_order=fifo" for policy in OTHERS)
-"""As their projects ship them: first come, first served. Together they define saturation."""
+"""Policies as their projects ship them: first come, first served. Together they define saturation."""
 OURS = "least-cost deadline=dualmap-least-cost,queue_order=deadline"
 OWN_QUEUES = (
     "llm-d-latency own=llm-d-latency,queue_order=fifo,router_queue=llm-d-deadline",
     "dynamo own=dynamo,queue_order=fifo,router_queue=dynamo-wspt",
 )
-"""With the queues and orders that their own routers have, see ``simulation.router_queue``."""
+"""Policies with the queues and orders that their own routers have, see ``simulation.router_queue``."""
 
 
 def peers(of: str) -> tuple[str, ...]:
@@ -61,13 +61,13 @@ class Suite:
     """Requests per second, or with an x multiples of the saturation rate."""
     goodput: bool = True
     targets: tuple[str, ...] = ("90", "95", "99", "both")
-    """What a goodput is the highest rate of, see ``targets``."""
+    """Targets of which a goodput is the highest rate, see ``targets``."""
     seeds: int = 5
     requests_per_instance: int = 400
     tolerance: float = 0.01
     """Relative width of a goodput's bracket."""
     saturation_of: str = ""
-    """What rates are multiples of the saturation of, see ``peers``; empty: of all of them, over mixed instances."""
+    """Variants whose saturation rates are multiples of, see ``peers``; empty: all of them, over mixed instances."""
     one_at_a_time: bool = False
     """Every preset with the first size, and the first preset with every size; otherwise all with all."""
     least_requests: int = 0
@@ -96,7 +96,7 @@ PUBLISHED = Suite(
     requests_per_instance=150,
     tolerance=0.02,
 )
-"""What the tables of the documents come from."""
+"""The suite from which the tables of the documents come."""
 SPLITS = Suite(
     "splits",
     traffic=TRAFFIC[:2],
@@ -163,7 +163,7 @@ seeds of short traces: for the same time they leave less to chance than few long
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE, VARIATIONS)}
 )
-"""By name. A new suite is a value above and its name here."""
+"""Suites by name. A new suite is a value above and its name here."""
 
 
 def workloads_of(suite: Suite) -> tuple[Workload, ...]:

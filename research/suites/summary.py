@@ -10,9 +10,9 @@ from dualmap.research.table import ABSENT, Column, Table, shown
 from dualmap.research.workload import Workload
 
 SUMMARY = "Summary"
-"""Their heading."""
+"""Heading of the summary tables."""
 _TOO_FEW_SEEDS = 2
-"""With so few seeds an interval says next to nothing; both values replace it."""
+"""Number of seeds with which an interval says next to nothing; both values replace it."""
 
 Cell = Callable[[RateResult], str]
 AtLoad = tuple[str, Rate, Cell]
@@ -95,7 +95,7 @@ def _length(requests: int, rate_per_s: float) -> str:
 
 
 def _loads_table(outcome: SuiteResult, rates: Sequence[Rate]) -> Table:
-    """On time at every load, the rest at the last, which is the highest where they stand in order."""
+    """The share on time at every load, the rest at the last, which is the highest where they stand in order."""
     columns: list[AtLoad] = [(f"{_short(rate)}: on time", rate, _versus(_ON_TIME)) for rate in rates]
     last = rates[-1]
     columns += [(f"{_short(last)}: {one.title}", last, _versus(one)) for one in (_TTFT_P90, _HIT_RATE, _E2E_P99)]
