@@ -88,6 +88,7 @@ class UpstreamPool:
         oldest_s = stack[-1].loop.time() - self._idle_s
         while stack:
             connection = stack.pop()
+            # Tested at the moment of use: the instance may have closed it, or sent bytes, since the last check.
             if connection.idle_since_s >= oldest_s and connection.still_reusable:
                 connection.reused = True
                 return connection
@@ -137,6 +138,8 @@ class UpstreamPool:
         if self._closed or not connection.reusable or len(stack) >= self._max_idle:
             connection.abort()
             return
+        # An idle connection goes on reading: its end, and bytes that nobody requested, must be noticed before it is
+        # used.
         connection.resume_reading()
         connection.idle_since_s = connection.loop.time()
         stack.append(connection)

@@ -155,8 +155,10 @@ class FailoverPool:
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
         shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
         calls = self._calls
+        # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs to.
         local = self._local if calls.settled is None else await self._local_pool()
         if local is None:
+            # No await since the choice above: a hand-over that starts now must know of this call, and wait for it.
             calls.under_way += 1
             try:
                 answer = await call(self._primary)
@@ -282,6 +284,7 @@ class FailoverPool:
         """Members where the store lost them (what was removed there on purpose stays removed), then live requests."""
         known = self._known
         assert self._local is not None and known is not None
+        # Set before the wait: new calls wait for the hand-over, so those under way can only become fewer.
         settled = self._calls.settled = asyncio.Event()
         try:
             await self._calls.until_quiet()
@@ -292,6 +295,8 @@ class FailoverPool:
                 await self._primary.heartbeat(*self._beat)
                 now_ms = (await self._primary.snapshot()).now_ms
                 stored = await self._primary.requests_of(self._beat[0])
+                # Read after the store's list: a request that is placed in between must not be taken for one that is
+                # over.
                 live = self._live(now_ms)
                 await recover_requests(self._primary, stored, live)
             self._known = await self._primary.membership()
@@ -300,6 +305,7 @@ class FailoverPool:
             _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(live))
         finally:
             self._calls.settled = None
+            # Delivered after the switch: during the hand-over a grant could be of either state.
             early, self._early_grants = self._early_grants, []
             for granted in early:
                 granted()

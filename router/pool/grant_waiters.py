@@ -100,12 +100,14 @@ class GrantWaiters:
     def expect(self, request_id: str, attempt: int) -> GrantWaiter:
         """A request is held; the caller must call ``leave`` in any case."""
         waiter = self._waiters[request_id] = GrantWaiter(request_id, attempt)
+        # The message of the grant may overtake the reply of the reservation, and it is sent only once.
         early = self.placing.get(request_id)
         if early is not None:
             self.deliver(early)
         return waiter
 
     def leave(self, waiter: GrantWaiter) -> None:
+        # A later attempt of the request may have a waiter under this id by now.
         if self._waiters.get(waiter.request_id) is waiter:
             del self._waiters[waiter.request_id]
 
@@ -133,6 +135,7 @@ class GrantWaiters:
         if waiter is None:
             if grant.request_id in self.placing:
                 self.placing[grant.request_id] = grant
+        # A grant of another attempt is of a reservation whose release is being sent.
         elif waiter.attempt == grant.attempt:
             waiter.granted(grant)
 

@@ -27,9 +27,11 @@ class QueuePlanner:
 
     async def _work(self, name: str) -> None:
         try:
+            # Taken out before it is planned, so that a head that comes during the plan is planned next.
             while (queue := self._heads.pop(name, None)) is not None:
                 await self._grant(queue)
         finally:
+            # No await since the last look: a head that comes later finds no task, and starts one.
             del self._tasks[name]
 
     async def done(self) -> None:

@@ -79,6 +79,7 @@ class Replica:
         """Enter live requests that the store lost again, and finish those that are over. The latter are of a process
         that was killed, whose lease this one renews, so that no reaper finishes them, or of an older snapshot. A
         request that is just being placed, or released, is neither."""
+        # Before the live ones are read: a request that is placed in between must not be taken for one that is over.
         stored = await self._requests()
         live = self._live(now_ms)
         known = {record.request_id for record in (*live, *self._over_here(stored))}
@@ -89,6 +90,7 @@ class Replica:
             log.warning("pool %s: released %d requests of the past", self._settings.name, recovered.released)
         if recovered.adopted:
             log.warning("pool %s: entered %d live requests again", self._settings.name, recovered.adopted)
+        # These ended while they were entered: their own release may have come before, and found nothing.
         self._release([record for record in live if request_id_of(record.request_id) not in self._context.live])
 
     def _live(self, now_ms: int) -> list[StoredRequest]:

@@ -90,6 +90,7 @@ class Changes:
         self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]
     ) -> tuple[Answer, Sequence[Any]]:
         """Derive and make a change like ``_derive``; returns also what ``_make`` returned."""
+        # Compare-and-set: one script checks all that was read and then changes it, so a lost race means reading again.
         for _ in range(MAX_ATTEMPTS):
             answer, change = await derive()
             made = () if change.is_empty else await self._make(change)

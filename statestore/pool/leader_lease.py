@@ -42,6 +42,7 @@ class LeaderLease(Changes):
             if taken is None:
                 return None, Change()
             fields = codec.fields_of(taken)
+            # Every field is a condition: of two workers that saw no leader, only one may take the lease.
             read = [(key, name, known.get(name.encode())) for name in fields]
             return taken.lease(now_ms), Change([("HSET", key, *each) for each in fields.items()], read)
 

@@ -105,6 +105,7 @@ class Members(Changes):
                 commands += self._forgotten(instance_id, claim is not None)
             if known is not None and known.state is not spec.state:
                 fields |= dict.fromkeys(("work_since_ms", "running_since_ms"), await self._calls.now_ms())
+            # The claim is a condition too: forgetting the cache must also end a claim that comes meanwhile.
             read = [(instances, instance_id, text), (events, "fence", claim)]
             if known is None:
                 read.append((records, instance_id, record))
@@ -145,6 +146,7 @@ class Members(Changes):
             commands += [("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names)]
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
+            # Every placement writes the record, so one that comes in between makes this change fail, and is seen next.
             return True, Change(commands, ((keys.instance_records, instance_id, record),))
 
         removed = await self._derive(remove)

@@ -154,6 +154,7 @@ class Batcher(Generic[Item, Result]):
     async def submit(self, item: Item) -> Result:
         """The result of the item. It is sent at once where no call is under way: an idle server need not wait for the
         end of the event loop's iteration."""
+        # A call under way shows that the store is busy: items of one iteration then share the next call.
         if self._is_alone or self._waiting or self._calls:
             return await self.add(item)
         self._is_alone = True
@@ -172,6 +173,7 @@ class Batcher(Generic[Item, Result]):
         return result
 
     def _send(self) -> None:
+        # Swapped before anything is awaited: an item that comes during these calls belongs to the next batch.
         waiting, self._waiting = self._waiting, []
         for first in range(0, len(waiting), self._at_most):
             call = asyncio.create_task(self._call(waiting[first : first + self._at_most]))

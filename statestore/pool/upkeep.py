@@ -110,6 +110,7 @@ class Upkeep(Changes):
         left = [
             Release(request.request_id, replica_id=replica_id) for request in await self._views.requests_of(replica_id)
         ]
+        # Bound to the lease as it was read: a replica that renews it meanwhile keeps what is not yet released.
         told = await self._release(left, lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in told)

@@ -96,6 +96,7 @@ class Wire(asyncio.Protocol):
             if not self._outgoing:
                 self._loop.call_soon(self._flush)
             self._outgoing.append(command)
+        # Entered in the order of the bytes: replies carry no id, so only the place in this queue matches them.
         self._in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
@@ -117,6 +118,8 @@ class Wire(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not _NO_REPLY_YET:
+                # Taken off even if its caller gave up: the reply comes all the same, and must not answer the next
+                # command.
                 future, _ = in_flight.popleft()
                 if isinstance(reply, Exception):
                     self._refuse(future, reply)
@@ -126,6 +129,8 @@ class Wire(asyncio.Protocol):
             self.abort()
 
     def _refuse(self, future: asyncio.Future[Any], error: Exception) -> None:
+        # The pool is at another server: this connection would refuse every further call, so the next one connects
+        # again.
         if isinstance(error, MovedElsewhereError):
             self.abort()
         if not future.done():
@@ -207,6 +212,8 @@ class WireCalls(Calls):
         that the server's clock was set, or that another server answers: the refusal has the time, and the script is
         sent again.
         """
+        # One deadline for both tries: the store refuses a script after it, so a call that was given up changes nothing
+        # later.
         give_up_s = self._loop_s() + self._timeout_s
         try:
             return await self._run(self._scripts[name], give_up_s, base, *arguments)

@@ -73,6 +73,7 @@ class ViewWriter:
         record = await self._pool.kv_events.claim(instance_id, worker_id)
         if record is None:
             return False
+        # Every later write carries this fence, so that the claim of another worker refuses it.
         self._fence = record.fence
         self.known = record.sequence is not None
         self._view = EngineView(await self._pool.kv_events.names(instance_id) if self.known else None)
