@@ -74,7 +74,7 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
 
 
 def queues(snapshots: Sequence[HotQueue]) -> RenderableType:
-    """Held requests, queue by queue."""
+    """A table of the held requests for each queue."""
     parts: list[RenderableType] = []
     for snapshot in snapshots:
         load = snapshot.load

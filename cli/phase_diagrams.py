@@ -53,7 +53,7 @@ class Drawing:
     steps: frozenset[Step]
     """Steps that it shows between its phases, beside those of its frames."""
     without: frozenset[tuple[Phase, Step]] = frozenset()
-    """What another picture shows."""
+    """Transitions that another picture shows."""
 
     def arrows(self) -> list[Transition]:
         """Transitions between two phases that have an arrow of their own. Those that change no phase have none."""
@@ -182,7 +182,7 @@ def _between(drawing: Drawing, start: Point, end: Point) -> bool:
 
 
 def _edge(centre: Point, towards: Point) -> Point:
-    """Where the line from the centre of a box meets its edge."""
+    """The point at which the line from the centre of a box meets its edge."""
     dx, dy = towards[0] - centre[0], towards[1] - centre[1]
     scale = min(length / 2 / abs(d) for length, d in zip(_BOX, (dx, dy), strict=True) if d)
     return centre[0] + dx * scale, centre[1] + dy * scale
@@ -191,7 +191,7 @@ def _edge(centre: Point, towards: Point) -> Point:
 def _straight(start: Point, end: Point, step: Step, *, apart: bool = False) -> tuple[str, str]:
     (x1, y1), (x2, y2) = start, end
     length = math.hypot(x2 - x1, y2 - y1)
-    # To the left of its direction, so that the arrow back has the other place.
+    # The label goes to the left of the arrow's direction, so that the arrow back has the other place.
     nx, ny = ((y2 - y1) / length, -(x2 - x1) / length) if apart else (0.0, 0.0)
     x1, y1, x2, y2 = x1 + nx * _APART, y1 + ny * _APART, x2 + nx * _APART, y2 + ny * _APART
     words, level = _words(step), abs(y2 - y1) < 1
@@ -208,7 +208,7 @@ def _straight(start: Point, end: Point, step: Step, *, apart: bool = False) -> t
 
 
 def _arc(start: Point, end: Point, step: Step) -> tuple[str, str]:
-    """Over the boxes between two."""
+    """An arrow over the boxes between two."""
     top, rise = start[1] - _BOX[1] / 2, 34.0
     x1, x2 = start[0] + 20, end[0] - 20
     return (
@@ -241,7 +241,7 @@ def table() -> str:
 
 
 def _meanings() -> dict[Phase, str]:
-    """What the source says below each phase."""
+    """The source's description of each phase."""
     (definition,) = ast.parse(inspect.getsource(Phase)).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[Phase, str] = {}

@@ -26,7 +26,7 @@ from dualmap.statestore.pool.stored_responses import StoredResponses
 
 
 class RequestPort(Protocol):
-    """What requests need. ``PoolStore`` describes each call."""
+    """Calls that requests need. ``PoolStore`` describes each call."""
 
     def membership(self) -> Awaitable[Membership]: ...
 
@@ -46,7 +46,7 @@ class RequestPort(Protocol):
 
 
 class ReadingPort(Protocol):
-    """What people and jobs read."""
+    """Calls that people and jobs read with."""
 
     def loads(self) -> Awaitable[Mapping[str, InstanceLoad]]: ...
 
@@ -56,7 +56,7 @@ class ReadingPort(Protocol):
 
 
 class ReplicaPool(RequestPort, ReadingPort, Protocol):
-    """What a replica needs of one pool."""
+    """Calls that a replica needs of one pool."""
 
     @property
     def name(self) -> str: ...

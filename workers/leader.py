@@ -103,7 +103,7 @@ class Election:
     async def _campaign(self) -> Term:
         failures = 0
         while True:
-            # Read before the call: the store counts the lease from a later moment, so this term never outlasts it.
+            # The time is read before the call: the store counts the lease from a later moment, so no term outlasts it.
             asked_s = self._clock.monotonic_s()
             try:
                 async with asyncio.timeout(self._lease_s):
@@ -134,10 +134,10 @@ class Election:
         finally:
             self._metrics.leader.labels(self._pool.name).set(0)
             self._count(event)
-            # Before the lease is released: the jobs of two leaders must not overlap.
+            # Jobs stop before the lease is released: those of two leaders must not overlap.
             await self._stop(work)
             held, self._term = self._term.lease, None
-            # After any other end the lease may be another worker's already.
+            # The lease may be another worker's already after any other end.
             if event in ("stepped_down", "failed"):
                 await self._release(held)
         return event
@@ -165,7 +165,7 @@ class Election:
 
     async def _renew(self, term: Term) -> Term:
         asked_s = self._clock.monotonic_s()
-        # Bounded by the lease: a renewal that hangs must not keep the jobs running past its end.
+        # The call is bounded by the lease: a renewal that hangs must not keep the jobs running past its end.
         async with asyncio.timeout(max(0.001, term.renewed_s + self._lease_s - asked_s)):
             return Term(await self._pool.leader_lease.renew(term.lease, self._lease_ms), asked_s)
 

@@ -54,7 +54,7 @@ class Reaper:
         """Reap every expired replica; one that retired is no loss. Raises StoreUnavailableError, LeaseLostError."""
         try:
             expired = await self._pool.upkeep.expired_replicas()
-            # Tested after the read: a store that fails there begins a new grace period.
+            # The period is tested after the read: a store that fails there begins a new one.
             if not self._grace_period.over(self._clock.monotonic_s()):
                 return
             for replica_id, retired in expired.items():

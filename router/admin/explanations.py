@@ -51,7 +51,8 @@ async def recent(
     lists = [
         [explained for explained in answer if "rounds" in explained] for answer in answers if isinstance(answer, list)
     ]
-    # Merged rather than sorted: times of arrival are computed when requests are explained, and differ by microseconds.
+    # The lists are merged rather than sorted: times of arrival are computed when requests are explained, and differ by
+    # microseconds.
     explanations = merge(own, *lists, key=_place_in_list)
     once = {(explained["replica_id"], explained["request_id"]): explained for explained in explanations}
     return [*islice(once.values(), limit)]

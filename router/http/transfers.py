@@ -66,7 +66,7 @@ class Transfers:
         self._start(self._free(tries))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> bool:
-        # Bounded: instances that hang would otherwise collect tasks and connections without end.
+        # The number is bounded: instances that hang would otherwise collect tasks and connections without end.
         if len(self._tasks) >= MOST:
             work.close()
             return False

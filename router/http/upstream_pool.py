@@ -88,7 +88,7 @@ class UpstreamPool:
         oldest_s = stack[-1].loop.time() - self._idle_s
         while stack:
             connection = stack.pop()
-            # Tested at the moment of use: the instance may have closed it, or sent bytes, since the last check.
+            # This is tested at the moment of use: the instance may have closed it, or sent bytes, since the last check.
             if connection.idle_since_s >= oldest_s and connection.still_reusable:
                 connection.reused = True
                 return connection

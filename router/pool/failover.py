@@ -284,7 +284,7 @@ class FailoverPool:
         """Members where the store lost them (what was removed there on purpose stays removed), then live requests."""
         known = self._known
         assert self._local is not None and known is not None
-        # Set before the wait: new calls wait for the hand-over, so those under way can only become fewer.
+        # It is set before the wait: new calls wait for the hand-over, so those under way can only become fewer.
         settled = self._calls.settled = asyncio.Event()
         try:
             await self._calls.until_quiet()
@@ -295,8 +295,8 @@ class FailoverPool:
                 await self._primary.heartbeat(*self._beat)
                 now_ms = (await self._primary.snapshot()).now_ms
                 stored = await self._primary.requests_of(self._beat[0])
-                # Read after the store's list: a request that is placed in between must not be taken for one that is
-                # over.
+                # The live requests are read after the store's list: one that is placed in between must not be taken for
+                # one that is over.
                 live = self._live(now_ms)
                 await recover_requests(self._primary, stored, live)
             self._known = await self._primary.membership()
@@ -305,7 +305,7 @@ class FailoverPool:
             _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(live))
         finally:
             self._calls.settled = None
-            # Delivered after the switch: during the hand-over a grant could be of either state.
+            # Grants are delivered after the switch: during the hand-over one could be of either state.
             early, self._early_grants = self._early_grants, []
             for granted in early:
                 granted()

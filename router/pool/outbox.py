@@ -80,7 +80,7 @@ class Outbox:
                 for _, settled in posted:
                     if settled is not None:
                         settled()
-                # Also when cancelled: ``flush`` must not wait for what nobody delivers any more.
+                # This runs when cancelled, too: ``flush`` must not wait for what nobody delivers any more.
                 self._owed -= len(posted)
                 if self._owed == 0:
                     self._settled.set()

@@ -27,7 +27,7 @@ class QueuePlanner:
 
     async def _work(self, name: str) -> None:
         try:
-            # Taken out before it is planned, so that a head that comes during the plan is planned next.
+            # The head is taken out before it is planned, so that one that comes during the plan is planned next.
             while (queue := self._heads.pop(name, None)) is not None:
                 await self._grant(queue)
         finally:

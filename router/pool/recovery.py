@@ -58,7 +58,7 @@ async def recover_requests(
     wrong = [request for request in live if not _stands(request, former.get(request.request_id))]
     over = [request for request in stored if request.request_id not in here]
     moved = [former[request.request_id] for request in wrong if request.request_id in former]
-    # First, since ``adopt`` leaves known requests alone: a wrong record must be gone before the right one is entered.
+    # Releases come first: ``adopt`` leaves known requests alone, so a wrong record must be gone before it.
     await pool.release(
         [Release(each.request_id, replica_id=each.replica_id, attempt=each.attempt) for each in (*over, *moved)]
     )

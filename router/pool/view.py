@@ -87,19 +87,19 @@ class ViewKeeper:
         if task is None:
             task = self._last = self._coming = asyncio.create_task(self._load_after(self._last))
             task.add_done_callback(self._loaded)
-        # Shielded: the read is shared, so a caller that is cancelled must not take it from the others.
+        # The task is shielded: the read is shared, so a caller that is cancelled must not take it from the others.
         await asyncio.shield(task)
         return self.view
 
     async def _load_after(self, former: asyncio.Task[None] | None) -> None:
         if former is not None and not former.done():
             await asyncio.wait((former,))  # whichever way it ends
-        # From here on the store is read: who comes now may want a later state, and starts the next read.
+        # The store is read from here on: who comes now may want a later state, and starts the next read.
         self._coming = None
         await self._load()
 
     async def _load(self) -> None:
-        # Before the read: a change that is noted during it may be newer than what it finds.
+        # The note is cleared before the read: a change that is noted during it may be newer than what it finds.
         self._wanted.clear()
         membership = await measured(self._call, self._pool.membership())
         self.view = next_view(self.view, membership)

@@ -79,7 +79,8 @@ class Replica:
         """Enter live requests that the store lost again, and finish those that are over. The latter are of a process
         that was killed, whose lease this one renews, so that no reaper finishes them, or of an older snapshot. A
         request that is just being placed, or released, is neither."""
-        # Before the live ones are read: a request that is placed in between must not be taken for one that is over.
+        # The store's list is read before the live ones: a request that is placed in between must not be taken for one
+        # that is over.
         stored = await self._requests()
         live = self._live(now_ms)
         known = {record.request_id for record in (*live, *self._over_here(stored))}

@@ -48,7 +48,7 @@ class Change:
 
 
 class Changes:
-    """What the parts of a ``PoolStore`` have in common: its keys, its server, and how they change what is kept."""
+    """The common part of a ``PoolStore``'s parts: its keys, its server, and how they change what is kept."""
 
     def __init__(self, keys: PoolKeys, calls: Calls) -> None:
         self._keys = keys
@@ -90,7 +90,7 @@ class Changes:
         self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]
     ) -> tuple[Answer, Sequence[Any]]:
         """Derive and make a change like ``_derive``; returns also what ``_make`` returned."""
-        # Compare-and-set: one script checks all that was read and then changes it, so a lost race means reading again.
+        # A change is a compare-and-set: one script checks all that was read, so a lost race means reading again.
         for _ in range(MAX_ATTEMPTS):
             answer, change = await derive()
             made = () if change.is_empty else await self._make(change)

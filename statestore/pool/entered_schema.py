@@ -1,4 +1,5 @@
-"""Which versions use a pool: what each process says and checks before it writes (``statestore.pool.schema``)."""
+"""The versions that use a pool: each process states its own, and checks the others, before it writes
+(``statestore.pool.schema``)."""
 
 from __future__ import annotations
 

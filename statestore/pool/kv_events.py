@@ -122,8 +122,8 @@ class KvEventCalls(Changes):
         if change.names:
             pairs = [each for pair in change.names.items() for each in pair]
             commands.append(("RPUSH", names, msgpack.packb(pairs)))
-        # In one transaction with the blocks: a subscriber that continues must find the position of exactly these
-        # blocks.
+        # The position is written in one transaction with the blocks: a subscriber that continues must find that of
+        # exactly these blocks.
         commands.append(("HSET", key, "sequence", change.sequence, "published_s", repr(change.published_s)))
         commands.append(("HMGET", key, "status", "booked_since_ms", "booked_stamp"))
         now_ms, *made, bookings = await self._make_claimed(instance_id, fence, commands)

@@ -18,7 +18,7 @@ from dualmap.statestore.pool.schema import SCHEMA
 
 
 class LeaderLease(Changes):
-    """Taken, renewed and given back by workers."""
+    """The leader's lease: taken, renewed and given back by workers."""
 
     def __init__(self, keys: PoolKeys, calls: Calls, schema: EnteredSchema) -> None:
         super().__init__(keys, calls)

@@ -140,7 +140,7 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
 
 
 class Batcher(Generic[Item, Result]):
-    """Calls of one turn of the event loop that share a script: it reads what they have in common once."""
+    """Items of one iteration of the event loop that share a script call: it reads what they have in common once."""
 
     def __init__(self, run: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]], at_most: int) -> None:
         """``run`` gives an answer to each of what it is given, in order: ``at_most`` at once."""
@@ -173,7 +173,8 @@ class Batcher(Generic[Item, Result]):
         return result
 
     def _send(self) -> None:
-        # Swapped before anything is awaited: an item that comes during these calls belongs to the next batch.
+        # The list is swapped before anything is awaited: an item that comes during these calls belongs to the next
+        # batch.
         waiting, self._waiting = self._waiting, []
         for first in range(0, len(waiting), self._at_most):
             call = asyncio.create_task(self._call(waiting[first : first + self._at_most]))

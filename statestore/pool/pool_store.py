@@ -53,11 +53,12 @@ MAX_RELEASES = 64
 
 
 class PoolStore(Changes):
-    """What a replica calls (``statestore.port.ReplicaPool``), and the parts that others call.
+    """The calls of a replica (``statestore.port.ReplicaPool``), and the parts that others call.
 
     Every method, of the parts too, raises ``StoreUnavailableError`` when the store is out of reach. A write with a
     ``fence`` is the leader's: LeaseLostError when a newer leader exists or the lease has run out. Operators' writes
-    carry none."""
+    carry none.
+    """
 
     degraded: Final = False
     """Whether the shared state is out of reach and this process decides alone, by what it knows."""

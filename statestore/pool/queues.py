@@ -136,5 +136,5 @@ def listed(keys: PoolKeys, request: StoredRequest, order: QueueOrder) -> Command
 
 
 def growth(counts: Counts, sign: int = 1) -> dict[str, int]:
-    """By how much the counts of an instance grow where such a request comes, or with -1 where it goes."""
+    """The growth of an instance's counts where such a request comes, or with -1 where it goes."""
     return {name: sign * each for name, each in counts._asdict().items()}

@@ -78,7 +78,7 @@ class Releases(Protocol):
 
 
 class Upkeep(Changes):
-    """What a leader puts right."""
+    """Repairs that a leader makes."""
 
     def __init__(
         self, keys: PoolKeys, calls: Calls, views: Views, settings: RunningSettings, release: Releases
@@ -110,7 +110,7 @@ class Upkeep(Changes):
         left = [
             Release(request.request_id, replica_id=replica_id) for request in await self._views.requests_of(replica_id)
         ]
-        # Bound to the lease as it was read: a replica that renews it meanwhile keeps what is not yet released.
+        # Releases are bound to the lease as it was read: a replica that renews it meanwhile keeps the rest.
         told = await self._release(left, lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in told)

@@ -31,7 +31,7 @@ _Overview = tuple[
 
 
 class Views(Changes):
-    """What is read in one transaction, except for the requests. Reading changes nothing, here or in the store."""
+    """Reads in one transaction each, except for the requests. Reading changes nothing, here or in the store."""
 
     def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader, settings: RunningSettings) -> None:
         super().__init__(keys, calls)
@@ -144,5 +144,5 @@ class Views(Changes):
     @reads
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
-        # From lists of one moment: a request that moves meanwhile is in one of them.
+        # The lists are of one moment: a request that moves meanwhile is in one of them.
         return (await self.snapshot()).requests_of(replica_id)

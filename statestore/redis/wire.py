@@ -96,7 +96,7 @@ class Wire(asyncio.Protocol):
             if not self._outgoing:
                 self._loop.call_soon(self._flush)
             self._outgoing.append(command)
-        # Entered in the order of the bytes: replies carry no id, so only the place in this queue matches them.
+        # Entries are in the order of the bytes: replies carry no id, so only the place in this queue matches them.
         self._in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
@@ -118,8 +118,8 @@ class Wire(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not _NO_REPLY_YET:
-                # Taken off even if its caller gave up: the reply comes all the same, and must not answer the next
-                # command.
+                # The entry is removed even if its caller gave up: the reply comes all the same, and must not answer the
+                # next command.
                 future, _ = in_flight.popleft()
                 if isinstance(reply, Exception):
                     self._refuse(future, reply)
