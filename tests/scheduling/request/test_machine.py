@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 
 import pytest
 
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.placing.decision import Decision, Reason
-from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus, SearchFailed
-from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.placing.split import SplitRule
-from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.placing.placement import SearchFailed
 from dualmap.scheduling.queues.granting import Grant
-from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import (
     _HANDLERS,
     ON_AN_INSTANCE,
@@ -26,7 +19,6 @@ from dualmap.scheduling.request.machine import (
     AwaitGrant,
     AwaitTrial,
     CountRetry,
-    DecoderReserved,
     Effect,
     Ended,
     Event,
@@ -41,12 +33,8 @@ from dualmap.scheduling.request.machine import (
     PrefillPresumed,
     Refusal,
     Refuse,
-    ReleaseFirst,
     Rename,
     Renamed,
-    RequestMachine,
-    RequestRules,
-    RequestSpec,
     ReservationLost,
     Reserve,
     Reserved,
@@ -59,125 +47,14 @@ from dualmap.scheduling.request.machine import (
     TurnedAway,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from dualmap.scheduling.request.retry_budget import RetryBudget
-from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.hotness import HotnessTree
-from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.view import ClusterView
+from tests.scheduling.request.lives import CLOSED, Life, in_phase, member
 
-CHAIN = Chain((1, 2, 3), 16, 48)
-CLOSED = InstanceFailure(FailureKind.CLOSED)
 REFUSED = InstanceFailure(FailureKind.CONNECT)
 SLOW = InstanceFailure(FailureKind.TIMEOUT)
 GIVEN_BACK = InstanceFailure(FailureKind.RECOMPUTED)
 UNKNOWN_PATH = InstanceFailure(FailureKind.STATUS, status=404)
 STUCK = InstanceFailure(FailureKind.TRANSFER)
-
-
-def member(instance_id: str, role: Role = Role.MIXED) -> InstanceSpec:
-    return InstanceSpec(instance_id, f"http://{instance_id}:1", role=role, state=InstanceState.READY)
-
-
-@dataclass
-class Fleet:
-    """What a machine looks at."""
-
-    members: tuple[InstanceSpec, ...]
-    learned: Learned = field(default_factory=Learned)
-
-    @property
-    def view(self) -> ClusterView:
-        instances = {spec.instance_id: spec for spec in self.members}
-        return ClusterView.build(epoch=1, tree_version=1, instances=instances, tree=HotnessTree())
-
-    def blocked(self) -> frozenset[str]:
-        return frozenset()
-
-    def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
-        return 7.0
-
-
-class Life:
-    """A machine, a clock, and the effects of the last event."""
-
-    def __init__(
-        self,
-        *,
-        split: bool = False,
-        decode_first: bool = False,
-        max_tries: int = 3,
-        budget: float = 100.0,
-        **spec: object,
-    ) -> None:
-        settings = SchedulingSettings(policy="dualmap")
-        roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
-        members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
-        policy, rule = build_policy(settings), SplitRule(settings.split)
-        self.rules = RequestRules(
-            replica_id="r",
-            fleet=Fleet(members),
-            policy=policy,
-            order=queue_order_of(settings),
-            decode_policy=DecodeLegs(8, 1.0, rule),
-            split_rule=rule,
-            decode_stall_s=3.0,
-            max_hold_s=60.0,
-            max_tries=max_tries,
-            decode_first=decode_first,
-            evidence=Evidence(retries=RetryBudget(0.0, budget / 10, 0.0)),
-        )
-        self.now_s = 100.0
-        known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "may_split": split, **spec}
-        self.machine = RequestMachine("x", RequestSpec(**known), self.rules, self.now_s)
-        self.effects: tuple[Effect, ...] = ()
-
-    def on(self, event: Event, *, after_s: float = 0.0) -> tuple[Effect, ...]:
-        self.now_s += after_s
-        self.effects = self.machine.on(event, self.now_s)
-        return self.effects
-
-    @property
-    def names(self) -> list[str]:
-        """The last effects, by name."""
-        return [type(effect).__name__ for effect in self.effects]
-
-    def one(self, kind: type) -> Effect:
-        """The last effect of this kind."""
-        (found,) = [effect for effect in self.effects if isinstance(effect, kind)]
-        return found
-
-    @property
-    def released(self) -> list[tuple[str, int | None]]:
-        """What the last effects release for good: request and attempt."""
-        posted = [effect.release for effect in self.effects if isinstance(effect, Post)]
-        waited = [each for effect in self.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
-        return [(each.request_id, each.attempt) for each in (*waited, *posted) if not each.instance_id]
-
-    def placed(self, instance_id: str = "a", *, held: bool = False, leg: Leg = Leg.WHOLE) -> Placed:
-        status = PlaceStatus.HELD if held else PlaceStatus.DISPATCHED
-        reply = PlaceReply(status, 1, 1, 0, {}, instance_id, "b", 48, 1234, None, leg)
-        return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
-
-    def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
-        self.on(Reserved(self.placed(instance_id, leg=leg), self.rules.fleet.view.instances.get(instance_id)))
-
-    def hold(self) -> None:
-        self.on(Arrived())
-        self.on(Reserved(self.placed(held=True), None))
-
-    def dispatch(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
-        self.on(Arrived())
-        self.reserve(instance_id, leg=leg)
-
-    def stage(self) -> None:
-        """Its prefill leg has answered."""
-        self.dispatch(leg=Leg.PREFILL)
-        self.on(Sent())
-        self.on(PrefillEnded(), after_s=1.0)
-
-    def decode(self, instance_id: str = "d") -> None:
-        self.on(DecoderReserved(self.placed(instance_id, leg=Leg.DECODE), member(instance_id, Role.DECODE)))
 
 
 # the table -------------------------------------------------------------------------------------------------------
@@ -205,55 +82,6 @@ def test_every_phase_can_be_reached_and_left_and_ends() -> None:
     assert reached == set(Phase)
     assert left == set(Phase) - {Phase.DONE}
     assert all(TRANSITIONS[phase, Step.ENDED] is Phase.DONE for phase in Phase)
-
-
-def in_phase(phase: Phase) -> Life:
-    """A request that came there by events."""
-    life = Life(
-        split=phase in (Phase.PAIRING, Phase.PAIRED, Phase.STAGED, Phase.DECODING),
-        decode_first=phase in (Phase.PAIRING, Phase.PAIRED),
-        streams=phase is not Phase.PRESUMED,
-    )
-    match phase:
-        case Phase.NEW:
-            pass
-        case Phase.ADMITTING:
-            suspect(life)
-            life.on(Arrived())
-        case Phase.PLACING:
-            life.on(Arrived())
-        case Phase.HELD:
-            life.hold()
-        case Phase.STAGED | Phase.DECODING:
-            life.stage()
-            if phase is Phase.DECODING:
-                life.decode()
-        case Phase.PAIRING | Phase.PAIRED:
-            life.dispatch(leg=Leg.PREFILL)
-            if phase is Phase.PAIRED:
-                life.decode()
-        case _:
-            life.dispatch()
-            if phase is not Phase.DISPATCHED:
-                life.on(Sent())
-            if phase is Phase.PRESUMED:
-                life.on(PrefillPresumed())
-            if phase in (Phase.ANSWERING, Phase.BROKEN_OFF):
-                life.on(FirstToken())
-            if phase is Phase.BROKEN_OFF:
-                life.on(Failed(CLOSED, begun=True))
-            if phase is Phase.DONE:
-                life.on(Ended(Outcome.COMPLETED))
-    assert life.machine.phase is phase
-    return life
-
-
-def suspect(life: Life) -> None:
-    """Engines have died of its prompt, and another copy of it is on trial."""
-    quarantine = life.rules.evidence.quarantine
-    quarantine.answered("c", life.now_s)
-    quarantine.died(7, "c", "other", life.now_s, life.now_s)
-    quarantine.admit(7, life.now_s)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.DONE])
