@@ -35,6 +35,7 @@ _VIEW_HELP = {
     "hot": "hot prefixes with depth and traffic",
     "requests": "live requests; both legs of those that are split",
     "scaling": "the last decision on the number of instances, and the log of decisions",
+    "discovery": "what discovery looks at, whether it can, and what it leaves out",
     "kv": "blocks that an instance is believed to hold, newest first",
 }
 
@@ -96,9 +97,9 @@ async def _snapshot(store: Store, pool: str) -> PoolSnapshot:
 
 
 async def _overview(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
-    snapshot = await _snapshot(store, pool)
+    snapshot, discovery = await _snapshot(store, pool), await store.pool(pool).publications.discovery()
     values = {each.name: getattr(snapshot, each.name) for each in fields(snapshot) if each.name != "requests"}
-    return Shown(tables.overview(pool, snapshot), values)
+    return Shown(tables.overview(pool, snapshot, discovery), {**values, "discovery": discovery})
 
 
 async def _queues(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
@@ -131,12 +132,18 @@ async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Se
     return Shown(tables.scaling(record, log), {"last": record, "log": log})
 
 
+async def _discovery(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:
+    status = await store.pool(pool).publications.discovery()
+    return Shown(tables.discovery(status), status)
+
+
 _VIEWS: dict[str, Callable[[Store, str, argparse.Namespace, Settings], Awaitable[Shown]]] = {
     "overview": _overview,
     "queues": _queues,
     "ring": _ring,
     "requests": _requests,
     "scaling": _scaling,
+    "discovery": _discovery,
 }
 
 

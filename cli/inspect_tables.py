@@ -16,7 +16,7 @@ from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.ring import DualRing, Ring
-from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.answers import DiscoveryStatus, PoolSnapshot
 
 _HASH_SPACE = 1 << 64
 
@@ -33,8 +33,9 @@ def _has_roles(snapshot: PoolSnapshot) -> bool:
     return any(spec.role is not Role.MIXED for spec in snapshot.instances.values())
 
 
-def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
-    """Members, replicas and leader of a pool; the roles of its instances, where one has another than to do all."""
+def overview(pool: str, snapshot: PoolSnapshot, found: DiscoveryStatus) -> RenderableType:
+    """Members, replicas and leader of a pool, and how its discovery goes; the roles of its instances, where one has
+    another than to do all."""
     has_roles = _has_roles(snapshot)
     named = ["instance", *(["role"] if has_roles else []), "state", "url"]
     headings = ("pending", "dispatched", "held", "running", "cached blocks", "tokens/s", "stalled s")
@@ -70,7 +71,10 @@ def overview(pool: str, snapshot: PoolSnapshot) -> RenderableType:
     leader = snapshot.leader
     leading = f"{leader.owner} (fence {leader.fence})" if leader else "none"
     migrations = ", ".join(f"{count:,} {reason}" for reason, count in sorted(snapshot.migrations.items())) or "none"
-    return Group(instances, "", replicas, "", f"leader: {leading}", f"migrations: {migrations}")
+    told = [f"leader: {leading}", f"migrations: {migrations}"]
+    if found.at_ms:
+        told.append(f"discovery: {_discovery_line(found)}")
+    return Group(instances, "", replicas, "", *told)
 
 
 def queues(snapshots: Sequence[HotQueue]) -> RenderableType:
@@ -179,6 +183,20 @@ def scaling(record: ScaleRecord, log: Sequence[ScaleEntry]) -> RenderableType:
     last = f"decision {record.decision_id} by {record.by} within {record.bounds}: {record.size} -> {record.wanted},"
     heading = [f"{last} {record.status}", f"reason: {record.reason}", f"outcome: {record.outcome or 'none yet'}"]
     return Group(*heading, f"spares: {', '.join(record.spares) or 'none'}", "", lines)
+
+
+def discovery(status: DiscoveryStatus) -> RenderableType:
+    """How discovery goes, and what it leaves out."""
+    if not status.at_ms:
+        return "no discovery yet; pools.discovery turns it on"
+    told = [status.source, _discovery_line(status), f"since {_utc(status.at_ms)} UTC, by {status.by}"]
+    return Group(*told, *(f"left out: {each}" for each in status.left_out))
+
+
+def _discovery_line(status: DiscoveryStatus) -> str:
+    failing = f", what was found last stays: {status.detail}" if status.detail else ""
+    left_out = f", {len(status.left_out)} left out" if status.left_out else ""
+    return f"{status.state}, {status.pods} pods, {status.serving} instances serve{left_out}{failing}"
 
 
 def _utc(at_ms: int) -> str:

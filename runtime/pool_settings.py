@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
+from dualmap.runtime.discovery_settings import DiscoverySettings
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.state.instance import (
     DEFAULT_PREFILL_TOKENS_PER_S,
@@ -220,6 +221,9 @@ class PoolSettings(BaseModel):
     aliases: tuple[str, ...] = Field((), description="other names for the model")
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
+    discovery: DiscoverySettings | None = Field(
+        None, description="where the leading worker finds further instances (none: nowhere)"
+    )
     autoscale: AutoscaleSettings | None = Field(None, description="how the pool changes its size (none: by hand)")
     tokenizer: Literal["instances"] | Path | None = Field(
         None,

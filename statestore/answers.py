@@ -11,7 +11,7 @@ from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import documented, value
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
 
@@ -46,6 +46,22 @@ class Note:
 
     text: str
     since_ms: int
+
+
+@value
+class DiscoveryStatus:
+    """How discovery goes, as the leader last reported it."""
+
+    at_ms: int = documented("when this was written, which is at every change of it", default=0)
+    by: str = documented("worker that discovers", default="")
+    source: str = documented("what it looks at", default="")
+    state: str = documented(
+        "`starting` (nothing listed yet), `watching`, or `failing`: what was found last stays", default=""
+    )
+    detail: str = documented("what fails, in words", default="")
+    pods: int = documented("pods that were found", default=0)
+    serving: int = documented("instances of these that serve", default=0)
+    left_out: tuple[str, ...] = documented("what is not entered, and why; 20 at most", default=())
 
 
 @value

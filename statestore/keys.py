@@ -47,6 +47,7 @@ class PoolKeys:
     rebalance_wanted = _Key("rebalance:wanted")
     scaling = _Key("scaling")
     scaling_log = _Key("scaling:log")
+    discovery = _Key("discovery")
     migrations = _Key("migrations")
     prefixes_new = _Key("prefixes:new")
     prefixes_old = _Key("prefixes:old")

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from dualmap.workers.metrics import WorkerMetrics
+from tests.support.kubernetes_cluster import PODS, POOLS, SLICES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 PROMETHEUS = shutil.which("prometheus")
@@ -47,6 +48,22 @@ def test_both_examples_take_the_number_as_it_is() -> None:
     external = hpa["spec"]["metrics"][0]["external"]
     assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
     assert external["metric"]["selector"]["matchLabels"] == {"pool": "default"}
+
+
+def test_the_role_of_discovery_has_the_rights_that_its_calls_need_and_no_more() -> None:
+    account, role, binding = documents("discovery.yaml")
+    allowed = {(rule["apiGroups"][0], rule["resources"][0]): rule["verbs"] for rule in role["rules"]}
+
+    assert role["kind"] == "Role", "one namespace is enough"
+    assert {verb for verbs in allowed.values() for verb in verbs} == {"list", "watch"}
+    assert allowed.keys() == {called(path) for path in (PODS, POOLS, SLICES)}
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
+
+
+def called(path: str) -> tuple[str, str]:
+    """The group and the resource of a path of the API."""
+    return "" if path.startswith("/api/") else path.split("/")[2], path.rpartition("/")[2]
 
 
 @pytest.fixture

@@ -166,14 +166,27 @@ class WorkerMetrics:
             ["pool", "status"],
             registry=self.registry,
         )
+        self.discovered = Counter(
+            "dualmap_worker_discovered",
+            "Changes of members by discovery (entered, replaced, resumed, role changed, drained, removed)",
+            ["pool", "change"],
+            registry=self.registry,
+        )
+        self.discovery_failing = Gauge(
+            "dualmap_worker_discovery_failing",
+            "1 while what discovery looks at cannot be watched, of the worker that leads the pool alone",
+            ["pool"],
+            registry=self.registry,
+        )
 
         for pool in pools:
             self._start_at_0(pool)
 
     def end_term(self, pool: str) -> None:
         """Drop what only a leader knows: a former one must not publish it."""
-        with contextlib.suppress(KeyError):
-            self.wanted_instances.remove(pool)
+        for gauge in (self.wanted_instances, self.discovery_failing):
+            with contextlib.suppress(KeyError):
+                gauge.remove(pool)
 
     def _start_at_0(self, pool: str) -> None:
         for counter in (

@@ -117,6 +117,7 @@ class PoolWorker:
                 metrics=self._metrics,
                 jitter=self._jitter,
             ) as health,
+            self._discovery(lease.fence, reader) as discovery,
         ):
             await self.pool.upkeep.mend(fence=lease.fence)  # before anything is read
             while True:
@@ -127,7 +128,7 @@ class PoolWorker:
                 jobs = self._other_jobs(lease.fence, reader, scheduling)
                 async with self._scaler(lease.fence, reader, scheduling, hotness) as scaler:
                     try:
-                        await run_together([watch, health, hotness, *jobs, *scaler], self._context)
+                        await run_together([watch, health, hotness, *jobs, *scaler, *discovery], self._context)
                     except SettingsChangedError:
                         log.info("scheduling settings changed pool=%s", self.pool.name)
 
@@ -156,6 +157,27 @@ class PoolWorker:
         finally:
             self._metrics.end_term(self.pool.name)
             await scaler.close()
+
+    @contextlib.asynccontextmanager
+    async def _discovery(self, fence: int, reader: PoolReader) -> AsyncIterator[list[Job]]:
+        """Discovery, where the pool has it."""
+        if self._settings.discovery is None:
+            yield []
+            return
+        from dualmap.workers.discovery.job import discovery_of  # with an HTTP client, which is loaded where it is used
+
+        async with discovery_of(
+            self.pool,
+            fence,
+            reader,
+            self._settings,
+            self._settings.discovery.kubernetes,
+            worker_id=self._worker_id,
+            clock=self._clock,
+            metrics=self._metrics,
+            jitter=self._jitter,
+        ) as discovery:
+            yield [discovery]
 
     def _prober(self) -> Prober:
         worker = self._worker

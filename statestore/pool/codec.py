@@ -53,13 +53,13 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     values = orjson.loads(text)
     parsed = {"role": Role(values["role"]), "state": InstanceState(values["state"]), "instance_id": instance_id}
     spec = InstanceSpec(**known_fields(InstanceSpec, values) | parsed)
-    rank, models = spec.data_parallel_rank, spec.models
+    rank, models, origin = spec.data_parallel_rank, spec.models, spec.origin
     is_right = (
         isinstance(spec.url, str)
         and spec.url.startswith(("http://", "https://"))
         and all(_is_like(getattr(spec, name), usual) for name, usual in _DESCRIPTION.items())
         and (rank is None or _is_like(rank, 0))
-        and (models is None or all(isinstance(each, str) for each in models.values()))
+        and all(texts is None or all(isinstance(each, str) for each in texts.values()) for texts in (models, origin))
     )
     if not is_right:
         raise ValueError(f"no description of an instance: {text!r}")

@@ -78,6 +78,19 @@ class Members(Changes):
         """Forget the KV metadata of an instance that emptied its cache; False if it is unknown."""
         return await self._describe(instance_id, lambda known: known, forgets_cache=True)
 
+    @reads
+    async def describe_instance(
+        self,
+        instance_id: str,
+        change: Callable[[InstanceSpec | None], InstanceSpec | None],
+        *,
+        fence: int,
+        forgets_cache: bool = False,
+    ) -> bool:
+        """Describe an instance as follows from how it is described now, None where it is unknown, in one step; False
+        where that is None, and nothing is changed."""
+        return await self._describe(instance_id, change, fence=fence, forgets_cache=forgets_cache)
+
     async def _describe(
         self,
         instance_id: str,
@@ -131,7 +144,7 @@ class Members(Changes):
         return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 
     @reads
-    async def remove_instance(self, instance_id: str) -> bool:
+    async def remove_instance(self, instance_id: str, *, fence: int | None = None) -> bool:
         """Forget an instance; False if it still has queued or running requests, or is unknown."""
         keys = self._keys
 
@@ -147,7 +160,7 @@ class Members(Changes):
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
             # Every placement writes the record, so one that comes in between makes this change fail, and is seen next.
-            return True, Change(commands, ((keys.instance_records, instance_id, record),))
+            return True, Change(commands, ((keys.instance_records, instance_id, record),), fence)
 
         removed = await self._derive(remove)
         if removed:

@@ -10,6 +10,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import Sample
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import Arrival, HotnessTree
+from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
@@ -83,6 +84,18 @@ class Publications(Changes):
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         """The last lines of the log, the latest first."""
         return await last_logged(self._calls, self._keys.scaling_log, ScaleEntry, limit)
+
+    @reads
+    async def discovery(self) -> DiscoveryStatus:
+        """How discovery goes, as its leader last said; a pool without discovery has one of time 0."""
+        return codec.record_from(
+            DiscoveryStatus(), pairs_from(await self._calls.command("HGETALL", self._keys.discovery))
+        )
+
+    @reads
+    async def record_discovery(self, status: DiscoveryStatus, *, fence: int) -> None:
+        """Replace the status."""
+        await self._publish(self._keys.discovery, codec.fields_of(status), fence=fence)
 
     @reads
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:

@@ -21,7 +21,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.request import Counts, RequestState
-from dualmap.statestore.answers import Transition
+from dualmap.statestore.answers import DiscoveryStatus, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvEventRecord
 from dualmap.statestore.leases import RETIRED, Leadership, ReplicaInfo
@@ -47,9 +47,10 @@ log = logging.getLogger(__name__)
 _MAX_REPAIRS: Final = 5
 _SHOWN_BYTES: Final = 80
 _HELD = RequestState.HELD
-_RECORDS: Final[Mapping[str, Learned | ScaleRecord | Leadership]] = {
+_RECORDS: Final[Mapping[str, Learned | ScaleRecord | DiscoveryStatus | Leadership]] = {
     "learned": Learned(),
     "scaling": ScaleRecord(),
+    "discovery": DiscoveryStatus(),
     "leader": Leadership(),
 }
 """Keys whose fields are those of a record."""
@@ -60,6 +61,7 @@ _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
     **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "scaling", "migrations"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
+    "discovery": b"hash",
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
     **dict.fromkeys(("arrivals", "samples"), b"stream"),
     "rebalance_wanted": b"zset",

@@ -216,4 +216,4 @@ def test_every_view_has_its_values_as_json(inspect: Inspect) -> None:
     assert told["scaling"]["log"] == []
 
 
-VIEWS = ("overview", "queues", "ring", "hot", "requests", "scaling")
+VIEWS = ("overview", "queues", "ring", "hot", "requests", "scaling", "discovery")

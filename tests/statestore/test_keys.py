@@ -17,6 +17,7 @@ from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, Qu
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
+from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, stored_responses
@@ -78,6 +79,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     assert claim is not None
     await pool.kv_events.mark("a", claim.fence, KvViewStatus.EXACT)
     await pool.kv_events.apply("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
+    status = DiscoveryStatus(at_ms=1, state="watching", pods=2)
+    await pool.publications.record_discovery(status, fence=fence)
     await pool.publications.record_scaling(
         ScaleRecord(decision_id=1), ScaleEntry(1, 1, "decided", "1 -> 2"), fence=fence
     )

@@ -1,0 +1,303 @@
+"""A Kubernetes API server, as far as lists and watches go, whose failures a test chooses.
+
+It keeps what matters honest: every change has a version of its own; a list is of one version and comes in pages; a
+watch continues from a version or is told that it has expired; a selector turns a change of labels into ADDED or
+DELETED; bookmarks bring versions alone; a watch ends when it was asked to. It is reached in the process by a transport
+of httpx, or over a socket by ``asgi``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+import httpx
+
+from dualmap.runtime.clock import Clock
+
+PODS = "/api/v1/namespaces/default/pods"
+SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
+POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools"
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One change: an object before it and after it."""
+
+    version: int
+    path: str
+    before: Object | None
+    after: Object | None
+
+
+@dataclass
+class Refusal:
+    """A reply in the place of the right one."""
+
+    status: int
+    body: bytes = b'{"kind": "Status", "message": "no"}'
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    path: str
+    params: dict[str, str]
+    token: str
+
+    @property
+    def is_watch(self) -> bool:
+        return self.params.get("watch") == "1"
+
+
+class Cluster:
+    """What is in the cluster, and how its API server behaves now."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.calls: list[Call] = []
+        self.refuse: Callable[[Call], Refusal | None] = lambda _: None
+        """What to reply to a call instead of the right answer."""
+        self.is_silent = False
+        """Watches are open, and nothing comes any more, not even their end."""
+        self.expires_by_status = False
+        """An expired watch is refused with 410, instead of an event ERROR."""
+        self._clock = clock
+        self._objects: dict[str, dict[str, Object]] = {}
+        self._version = 100
+        self._compacted = 0
+        self.log: list[Happened] = []
+        """Every change so far."""
+        self._uids = 0
+        self._cuts = 0
+        self._bookmarks = 0
+        self._is_closed = False
+        self._changed: asyncio.Future[None] | None = None
+
+    # what happens in the cluster
+    def put(self, path: str, name: str, **content: Any) -> Object:
+        """Make an object, or replace what is in it; its uid stays."""
+        before = self._objects.get(path, {}).get(name)
+        metadata = dict(content.pop("metadata", {}))
+        if before is None:
+            self._uids += 1
+        uid = f"uid-{self._uids}" if before is None else before["metadata"]["uid"]
+        self._version += 1
+        after = {**content, "metadata": {**metadata, "name": name, "uid": uid, "resourceVersion": str(self._version)}}
+        self._objects.setdefault(path, {})[name] = after
+        self._happen(path, before, after)
+        return after
+
+    def delete(self, path: str, name: str) -> None:
+        before = self._objects[path].pop(name)
+        self._version += 1
+        self._happen(path, before, None)
+
+    def put_pod(
+        self,
+        name: str,
+        *,
+        ip: str = "10.0.0.1",
+        ready: bool = True,
+        terminating: bool = False,
+        labels: dict[str, str] | None = None,
+        annotations: dict[str, str] | None = None,
+    ) -> Object:
+        metadata: Object = {"labels": {"app": "vllm"} if labels is None else labels, "annotations": annotations or {}}
+        if terminating:
+            metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
+        status = {"phase": "Running", "podIP": ip, "conditions": conditions}
+        return self.put(PODS, name, metadata=metadata, status=status)
+
+    def pods(self) -> dict[str, Object]:
+        return self._objects.get(PODS, {})
+
+    def _happen(self, path: str, before: Object | None, after: Object | None) -> None:
+        self.log.append(Happened(self._version, path, before, after))
+        self._wake()
+
+    # what happens to the API server
+    def compact(self) -> None:
+        """Forget what happened: nobody can continue from an older version than the newest."""
+        self._compacted = self._version
+
+    def cut(self) -> None:
+        """Break every connection that watches."""
+        self._cuts += 1
+        self._wake()
+
+    def bookmark(self) -> None:
+        """Tell every watch the newest version."""
+        self._bookmarks += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every watch, as a server that stops does."""
+        self._is_closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._changed)
+
+    # the calls
+    def answer(self, path: str, query: str, token: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        call = Call(path, dict(parse_qsl(query)), token)
+        self.calls.append(call)
+        refusal = self.refuse(call)
+        if refusal is not None:
+            return refusal.status, refusal.headers, _once(refusal.body)
+        if call.is_watch:
+            if self.expires_by_status and int(call.params["resourceVersion"]) < self._compacted:
+                return 410, {}, _once(json.dumps(_EXPIRED).encode())
+            return 200, {}, self._watch(call)
+        return self._list(call)
+
+    def _list(self, call: Call) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        limit = int(call.params.get("limit", "500"))
+        version, _, offset = call.params.get("continue", f"{self._version}:0").partition(":")
+        if int(version) < self._compacted:
+            return 410, {}, _once(json.dumps(_EXPIRED).encode())
+        found = self._at(int(version), call)
+        page = found[int(offset) : int(offset) + limit]
+        metadata = {"resourceVersion": version}
+        if int(offset) + limit < len(found):
+            metadata["continue"] = f"{version}:{int(offset) + limit}"
+        return 200, {}, _once(json.dumps({"kind": "List", "metadata": metadata, "items": page}).encode())
+
+    def _at(self, version: int, call: Call) -> list[Object]:
+        """What is selected, as it was at a version."""
+        objects = dict(self._objects.get(call.path, {}))
+        for happened in reversed(self.log):
+            if happened.version > version and happened.path == call.path:
+                name = (happened.after or happened.before or {})["metadata"]["name"]
+                objects.pop(name, None)
+                if happened.before is not None:
+                    objects[name] = happened.before
+        return [copy.deepcopy(objects[name]) for name in sorted(objects) if _selects(call, objects[name])]
+
+    async def _watch(self, call: Call) -> AsyncIterator[bytes]:
+        since = int(call.params["resourceVersion"])
+        if since < self._compacted:
+            yield _line("ERROR", _EXPIRED)
+            return
+        cuts, bookmarks = self._cuts, self._bookmarks
+        end = asyncio.ensure_future(self._clock.sleep(float(call.params["timeoutSeconds"])))
+        try:
+            while True:
+                if self.is_silent:
+                    await asyncio.get_running_loop().create_future()
+                if cuts != self._cuts:
+                    raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
+                for happened in [each for each in self.log if each.version > since]:
+                    since = happened.version
+                    event = _event(call, happened)
+                    if event is not None:
+                        yield event
+                if bookmarks != self._bookmarks and call.params.get("allowWatchBookmarks") == "true":
+                    bookmarks = self._bookmarks
+                    since = self._version
+                    yield _line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(since)}})
+                if self._is_closed or (end.done() and not self.is_silent):
+                    return
+                if self._version == since or not any(each.version > since for each in self.log):
+                    change = asyncio.ensure_future(self._change())
+                    try:
+                        await asyncio.wait({change, end}, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        change.cancel()
+        finally:
+            end.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await end
+
+
+_EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+
+
+def _line(kind: str, given: Object) -> bytes:
+    return json.dumps({"type": kind, "object": given}).encode() + b"\n"
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+def _selects(call: Call, given: Object) -> bool:
+    for term in filter(None, call.params.get("labelSelector", "").split(",")):
+        name, _, text = term.partition("=")
+        if given["metadata"].get("labels", {}).get(name) != text:
+            return False
+    _, _, wanted = call.params.get("fieldSelector", "").partition("=")
+    return not wanted or given["metadata"]["name"] == wanted
+
+
+def _event(call: Call, happened: Happened) -> bytes | None:
+    """What a change looks like through the selector of a watch."""
+    if happened.path != call.path:
+        return None
+    was = happened.before is not None and _selects(call, happened.before)
+    now = happened.after is not None and _selects(call, happened.after)
+    if now:
+        return _line("MODIFIED" if was else "ADDED", happened.after or {})
+    if not was:
+        return None
+    gone = copy.deepcopy(happened.before or {})
+    gone["metadata"]["resourceVersion"] = str(happened.version)
+    return _line("DELETED", gone)
+
+
+class _Stream(httpx.AsyncByteStream):
+    def __init__(self, parts: AsyncIterator[bytes]) -> None:
+        self._parts = parts
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for part in self._parts:
+            yield part
+
+    async def aclose(self) -> None:
+        await self._parts.aclose()  # type: ignore[attr-defined]
+
+
+class ClusterTransport(httpx.AsyncBaseTransport):
+    """Reaches the cluster in this process."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        answer = self._cluster.answer(request.url.path, request.url.query.decode(), token)
+        status, headers, parts = answer
+        return httpx.Response(status, headers=headers, stream=_Stream(parts))
+
+
+def asgi(cluster: Cluster) -> Callable[..., Any]:
+    """Reaches the cluster over a socket, for a server of ASGI applications."""
+
+    async def app(scope: Object, receive: Callable[[], Any], send: Callable[[Object], Any]) -> None:
+        assert scope["type"] == "http"
+        given = {name.decode(): text.decode() for name, text in scope["headers"]}
+        token = given.get("authorization", "").removeprefix("Bearer ")
+        status, headers, parts = cluster.answer(scope["path"], scope["query_string"].decode(), token)
+        sent = [(name.encode(), text.encode()) for name, text in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": sent})
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app

@@ -1,0 +1,149 @@
+"""Discovery of a pool's instances for one term of its leader; routers learn of them through the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import replace
+from types import TracebackType
+
+from dualmap.runtime.clock import Clock
+from dualmap.runtime.discovery_settings import KubernetesSettings
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.discovery.kubernetes_api import KubernetesApi
+from dualmap.workers.discovery.plan import Act, Plan, Step, described_after, plan_round
+from dualmap.workers.discovery.sources import Sighting, Source, source_of
+from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import PoolReader
+
+log = logging.getLogger(__name__)
+
+_SHOWN_LEFT_OUT = 20
+
+
+class Discovery:
+    """Compares what the source has found with the members, and enters, drains and removes those that discovery owns.
+
+    ``async with`` starts and ends the source. A new leader lists everything again.
+    """
+
+    name = "discovery"
+    interval_s = 0.25
+
+    def __init__(
+        self,
+        pool: PoolStore,
+        fence: int,
+        reader: PoolReader,
+        source: Source,
+        api: KubernetesApi,
+        *,
+        worker_id: str,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._pool = pool
+        self._fence = fence
+        self._reader = reader
+        self._source = source
+        self._api = api
+        self._worker_id = worker_id
+        self._metrics = metrics
+        self._running: asyncio.Task[None] | None = None
+        self._reported = DiscoveryStatus()
+        self._left_out: tuple[str, ...] = ()
+
+    async def __aenter__(self) -> Discovery:
+        self._running = asyncio.create_task(self._source.run(), name=f"{self._pool.name}/discovery source")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._metrics.end_term(self._pool.name)
+        await self._api.close()
+
+    async def tick(self) -> None:
+        """One round. Raises StoreUnavailableError, LeaseLostError."""
+        if self._running is not None and self._running.done():
+            self._running.result()  # a defect: the log shows it at every round
+        sighting = self._source.sighting()
+        if sighting is not None:
+            members = (await self._reader.membership()).instances
+            plan = plan_round(sighting.found, members)
+            for step in plan.steps:
+                known = members.get(step.instance_id)
+                await self._carry_out(step, None if known is None else known.state)
+            self._log_left_out(plan, sighting)
+        await self._publish(sighting)
+
+    async def _carry_out(self, step: Step, state: InstanceState | None) -> None:
+        if step.act is Act.REMOVE:
+            done = await self._pool.members.remove_instance(step.instance_id, fence=self._fence)
+        else:
+            # An engine that was out of service is taken to have lost its cache, as where an operator resumes it.
+            forgets = step.act is Act.REPLACE or (step.act is Act.RESUME and state is not InstanceState.DRAINING)
+            done = await self._pool.members.describe_instance(
+                step.instance_id, lambda known: described_after(step, known), fence=self._fence, forgets_cache=forgets
+            )
+        if done:
+            self._metrics.discovered.labels(self._pool.name, step.act.value).inc()
+            log.info(
+                "discovery pool=%s instance=%s %s%s",
+                self._pool.name,
+                step.instance_id,
+                step.act.value,
+                f" url={step.found.url} uid={step.found.uid}" if step.found else f": {step.why}",
+            )
+
+    def _log_left_out(self, plan: Plan, sighting: Sighting) -> None:
+        left_out = (*sighting.left_out, *plan.left_out)
+        for text in left_out:
+            if text not in self._left_out:
+                log.warning("discovery left out pool=%s %s", self._pool.name, text)
+        self._left_out = left_out
+
+    async def _publish(self, sighting: Sighting | None) -> None:
+        """Say how it goes, where that has changed."""
+        trouble = self._source.trouble
+        serving = 0 if sighting is None else sum(not each.not_serving for each in sighting.found.values())
+        now = DiscoveryStatus(
+            by=self._worker_id,
+            source=self._source.name,
+            state="failing" if trouble is not None else "starting" if sighting is None else "watching",
+            detail=trouble or "",
+            pods=0 if sighting is None else sighting.pods,
+            serving=serving,
+            left_out=self._left_out[:_SHOWN_LEFT_OUT],
+        )
+        self._metrics.discovery_failing.labels(self._pool.name).set(trouble is not None)
+        if now != self._reported:
+            written = replace(now, at_ms=await self._pool.now_ms())
+            await self._pool.publications.record_discovery(written, fence=self._fence)
+            self._reported = now
+
+
+def discovery_of(
+    pool: PoolStore,
+    fence: int,
+    reader: PoolReader,
+    settings: PoolSettings,
+    kubernetes: KubernetesSettings,
+    *,
+    worker_id: str,
+    clock: Clock,
+    metrics: WorkerMetrics,
+    jitter: random.Random,
+) -> Discovery:
+    """The discovery of a pool in a cluster."""
+    api = KubernetesApi(kubernetes)
+    is_named = settings.model != PoolSettings.model_fields["model"].default
+    models = frozenset((settings.model, *settings.aliases, *settings.loras)) if is_named else None
+    source = source_of(kubernetes, models, api, clock=clock, jitter=jitter)
+    return Discovery(pool, fence, reader, source, api, worker_id=worker_id, metrics=metrics)

@@ -1,0 +1,172 @@
+"""The rules of discovery, whatever finds the instances: which are entered, drained and removed. Pure.
+
+Discovery owns the instances that it entered: these have an ``origin``. It never changes one without, which an operator
+or the configuration entered. An operator who drains an instance that discovery entered is obeyed: it stays out until
+its server is gone. The identity of a server is its uid: another one under the same id replaces it.
+
+An instance leaves in three steps, so that what runs there may finish: it drains, with the reason noted in its origin;
+the drainer parks it once it is empty; then it is removed. If its server serves again before that, it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
+
+_OUT = frozenset({InstanceState.DRAINING, InstanceState.STANDBY})
+_GONE = "it is gone, or no longer selected"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that was found, as an instance."""
+
+    instance_id: str
+    uid: str
+    url: str
+    role: Role = Role.MIXED
+    data_parallel_rank: int | None = None
+    not_serving: str = ""
+    """Why it takes no new requests; empty while it serves."""
+    is_ending: bool = False
+    """Its server shuts down, and will not serve again."""
+
+
+class Act(StrEnum):
+    """What discovery does with an instance."""
+
+    ENTER = "entered"
+    REPLACE = "replaced"
+    RESUME = "resumed"
+    CHANGE_ROLE = "role changed"
+    DRAIN = "drained"
+    REMOVE = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change of one instance."""
+
+    act: Act
+    instance_id: str
+    found: Found | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    steps: tuple[Step, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """What was found and cannot be entered, each with the reason."""
+
+
+def plan_round(found: Mapping[str, Found], members: Mapping[str, InstanceSpec]) -> Plan:
+    """The steps from the members towards what was found, by instance id."""
+    by_hand = {(spec.url, spec.data_parallel_rank): name for name, spec in members.items() if spec.origin is None}
+    steps: list[Step] = []
+    left_out: list[str] = []
+    for name, each in found.items():
+        if each.not_serving:
+            continue
+        known = members.get(name)
+        if known is not None and known.origin is None:
+            left_out.append(f"{name}: an operator or the configuration entered an instance of this id")
+        elif known is not None:
+            act = _act_for(each, known)
+            if act is not None:
+                steps.append(Step(act, name, each))
+        elif (same := by_hand.get((each.url, each.data_parallel_rank))) is not None:
+            left_out.append(f"{name}: {each.url} is in the fleet as {same}, which discovery did not enter")
+        else:
+            steps.append(Step(Act.ENTER, name, each))
+    for name, known in members.items():
+        if known.origin is not None:
+            leaving = _leaving(known, found.get(name))
+            if leaving is not None:
+                steps.append(leaving)
+    return Plan(tuple(steps), tuple(left_out))
+
+
+def _act_for(found: Found, known: InstanceSpec) -> Act | None:
+    """What a known instance needs whose server serves."""
+    assert known.origin is not None
+    if not _is_same(found, known):
+        return Act.REPLACE
+    if known.origin.get("leaving"):
+        return Act.RESUME
+    return Act.CHANGE_ROLE if known.origin.get("role") != found.role.value else None
+
+
+def _is_same(found: Found, known: InstanceSpec) -> bool:
+    assert known.origin is not None
+    return (found.uid, found.url, found.data_parallel_rank) == (
+        known.origin.get("uid"),
+        known.url,
+        known.data_parallel_rank,
+    )
+
+
+def _leaving(known: InstanceSpec, found: Found | None) -> Step | None:
+    """The next step of an instance whose server does not serve; None where it does, or there is none to take."""
+    assert known.origin is not None
+    if found is not None and not found.not_serving:
+        return None
+    is_gone = found is None or found.is_ending or found.uid != known.origin.get("uid")
+    if not known.origin.get("leaving"):
+        if known.state in _OUT and not is_gone:
+            return None  # an operator, or the autoscaler, took it out and may bring it back
+        return Step(Act.DRAIN, known.instance_id, why=found.not_serving if found is not None else _GONE)
+    if known.state is InstanceState.STANDBY:
+        return Step(Act.REMOVE, known.instance_id, why=known.origin["leaving"])
+    if known.state is not InstanceState.DRAINING:  # somebody resumed it meanwhile
+        return Step(Act.DRAIN, known.instance_id, why=known.origin["leaving"])
+    return None
+
+
+def described_after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
+    """The instance after a step, from its description at that moment; None where the step does not fit it any more:
+    an operator has entered or removed it meanwhile."""
+    if known is None:
+        return None if step.act is not Act.ENTER or step.found is None else _entered(step.found)
+    if known.origin is None:
+        return None
+    if step.act is Act.DRAIN:
+        state = next_state(known.state, InstanceEvent.DRAIN)
+        return replace(known, state=state, origin={**known.origin, "leaving": step.why})
+    found = step.found
+    if found is None:
+        return None
+    if not _is_same(found, known):
+        # The store keeps its counts: requests of the former server end by themselves.
+        new = _entered(found)
+        state = InstanceState.STANDBY if _is_held_out(known) else new.state
+        return replace(
+            known,
+            url=new.url,
+            role=new.role,
+            data_parallel_rank=new.data_parallel_rank,
+            origin=new.origin,
+            state=state,
+            models=None,
+        )
+    origin = {name: text for name, text in known.origin.items() if name != "leaving"}
+    state = next_state(known.state, InstanceEvent.RESUME) if known.origin.get("leaving") else known.state
+    if origin.get("role") != found.role.value:
+        return replace(known, state=state, role=found.role, origin={**origin, "role": found.role.value})
+    return replace(known, state=state, origin=origin)
+
+
+def _is_held_out(known: InstanceSpec) -> bool:
+    """Whether somebody else than discovery took it out of service."""
+    return known.state in _OUT and not (known.origin or {}).get("leaving")
+
+
+def _entered(found: Found) -> InstanceSpec:
+    origin = {"uid": found.uid, "role": found.role.value}
+    return InstanceSpec(
+        found.instance_id, found.url, role=found.role, data_parallel_rank=found.data_parallel_rank, origin=origin
+    )
