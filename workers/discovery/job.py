@@ -11,7 +11,7 @@ from types import TracebackType
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.discovery_settings import KubernetesSettings
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
@@ -23,6 +23,8 @@ from dualmap.workers.pool_reader import PoolReader
 log = logging.getLogger(__name__)
 
 _SHOWN_LEFT_OUT = 20
+_STEPS_TOGETHER = 32
+"""Steps under way at once: thousands of pods are entered at a first list, each in two round trips."""
 
 
 class Discovery:
@@ -77,18 +79,19 @@ class Discovery:
         if sighting is not None:
             members = (await self._reader.membership()).instances
             plan = plan_round(sighting.found, members)
-            for step in plan.steps:
-                known = members.get(step.instance_id)
-                await self._carry_out(step, None if known is None else known.state)
+            for first in range(0, len(plan.steps), _STEPS_TOGETHER):
+                steps = plan.steps[first : first + _STEPS_TOGETHER]
+                await asyncio.gather(*(self._carry_out(step, members.get(step.instance_id)) for step in steps))
             self._log_left_out(plan, sighting)
         await self._publish(sighting)
 
-    async def _carry_out(self, step: Step, state: InstanceState | None) -> None:
+    async def _carry_out(self, step: Step, member: InstanceSpec | None) -> None:
         if step.act is Act.REMOVE:
             done = await self._pool.members.remove_instance(step.instance_id, fence=self._fence)
         else:
             # An engine that was out of service is taken to have lost its cache, as where an operator resumes it.
-            forgets = step.act is Act.REPLACE or (step.act is Act.RESUME and state is not InstanceState.DRAINING)
+            is_parked = member is not None and member.state is not InstanceState.DRAINING
+            forgets = step.act is Act.REPLACE or (step.act is Act.RESUME and is_parked)
             done = await self._pool.members.describe_instance(
                 step.instance_id, lambda known: described_after(step, known), fence=self._fence, forgets_cache=forgets
             )

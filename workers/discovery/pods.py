@@ -158,19 +158,34 @@ def merged(pods: Iterable[Pod]) -> Iterator[Pod]:
     yield from best.values()
 
 
-def found_from(pods: Iterable[Pod], rule: Rule) -> tuple[dict[str, Found], tuple[str, ...]]:
-    """The instances that the pods are, by id, and which pods are none although they were selected, with the reason. Of
-    two pods of one name, the one that does not terminate counts."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The instances that a pod is, or why it is none although it was selected."""
+
+    instances: tuple[Found, ...] = ()
+    left_out: str = ""
+
+
+def reading_of(pod: Pod, rule: Rule) -> Reading:
+    """What a pod is by the rule."""
+    try:
+        return Reading(tuple(_instances_of(pod, rule)))
+    except UnfitPodError as error:
+        return Reading(left_out=f"{pod.name}: {error}")
+
+
+def found_from(readings: Iterable[Reading]) -> tuple[dict[str, Found], tuple[str, ...]]:
+    """The instances by id, and the pods that are left out. Of two pods of one name, the one that does not terminate
+    counts."""
     found: dict[str, Found] = {}
     left_out: list[str] = []
-    for pod in pods:
-        try:
-            for each in _instances_of(pod, rule):
-                known = found.get(each.instance_id)
-                if known is None or known.is_ending or not each.is_ending:
-                    found[each.instance_id] = each
-        except UnfitPodError as error:
-            left_out.append(f"{pod.name}: {error}")
+    for reading in readings:
+        if reading.left_out:
+            left_out.append(reading.left_out)
+        for each in reading.instances:
+            known = found.get(each.instance_id)
+            if known is None or known.is_ending or not each.is_ending:
+                found[each.instance_id] = each
     return found, tuple(left_out)
 
 

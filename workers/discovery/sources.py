@@ -12,7 +12,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.runtime.discovery_settings import KubernetesSettings
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.plan import Found
-from dualmap.workers.discovery.pods import Pod, Rule, found_from, merged, pod_from, pods_of_slice
+from dualmap.workers.discovery.pods import Pod, Reading, Rule, found_from, merged, pod_from, pods_of_slice, reading_of
 from dualmap.workers.discovery.watch import Watch
 
 POOL_CHECK_S = 0.25
@@ -46,19 +46,26 @@ class Source(Protocol):
 
 
 class _Sightings:
-    """Makes a sighting of pods once for each change of them."""
+    """Makes a sighting of pods once for each change of them, and reads each pod once."""
 
-    def __init__(self) -> None:
-        self._pods: object = None
-        self._rule: Rule | None = None
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._objects: object = None
+        self._readings: dict[str, tuple[Pod, Reading]] = {}
         self._made: Sighting | None = None
 
-    def of(self, objects: Mapping[str, Any], pods: Callable[[], Iterable[Pod]], rule: Rule) -> Sighting:
-        if self._made is None or objects is not self._pods or rule != self._rule:
-            found, left_out = found_from(pods(), rule)
-            self._pods, self._rule = objects, rule
-            self._made = Sighting(found, left_out, len({each.uid for each in found.values()}) + len(left_out))
+    def of(self, objects: Mapping[str, Any], pods: Callable[[], Iterable[Pod]]) -> Sighting:
+        """``pods`` gives the pods that are in the objects of a watch."""
+        if self._made is None or objects is not self._objects:
+            self._objects = objects
+            self._readings = {pod.uid: (pod, self._read(pod)) for pod in pods()}
+            found, left_out = found_from(reading for _, reading in self._readings.values())
+            self._made = Sighting(found, left_out, len(self._readings))
         return self._made
+
+    def _read(self, pod: Pod) -> Reading:
+        former = self._readings.get(pod.uid)
+        return former[1] if former is not None and former[0] is pod else reading_of(pod, self._rule)
 
 
 class PodSource:
@@ -67,15 +74,14 @@ class PodSource:
     def __init__(self, watch: Watch[Pod], rule: Rule, name: str) -> None:
         self.name = name
         self._watch = watch
-        self._rule = rule
-        self._sightings = _Sightings()
+        self._sightings = _Sightings(rule)
 
     async def run(self) -> None:
         await self._watch.run()
 
     def sighting(self) -> Sighting | None:
         objects = self._watch.objects
-        return None if objects is None else self._sightings.of(objects, objects.values, self._rule)
+        return None if objects is None else self._sightings.of(objects, objects.values)
 
     @property
     def trouble(self) -> str | None:
@@ -88,8 +94,7 @@ class ServiceSource:
     def __init__(self, watch: Watch[tuple[Pod, ...]], rule: Rule, name: str) -> None:
         self.name = name
         self._watch = watch
-        self._rule = rule
-        self._sightings = _Sightings()
+        self._sightings = _Sightings(rule)
 
     async def run(self) -> None:
         await self._watch.run()
@@ -98,7 +103,7 @@ class ServiceSource:
         objects = self._watch.objects
         if objects is None:
             return None
-        return self._sightings.of(objects, lambda: merged(pod for each in objects.values() for pod in each), self._rule)
+        return self._sightings.of(objects, lambda: merged(pod for each in objects.values() for pod in each))
 
     @property
     def trouble(self) -> str | None:

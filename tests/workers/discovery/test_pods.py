@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.state.instance import Role
-from dualmap.workers.discovery.pods import Pod, Rule, found_from, merged, pod_from, pods_of_slice
+from dualmap.workers.discovery.plan import Found
+from dualmap.workers.discovery.pods import Pod, Rule, found_from, merged, pod_from, pods_of_slice, reading_of
 
 UNIT = {"metadata": {"uid": "u", "name": "vllm-0", "labels": {"app": "vllm"}}}
 
@@ -19,13 +20,17 @@ def pod(name: str = "vllm-0", uid: str = "u", **about: Any) -> Pod:
     return Pod(uid, name, **about)
 
 
+def found_in(*pods: Pod, **rule: Any) -> tuple[dict[str, Found], tuple[str, ...]]:
+    return found_from(reading_of(each, Rule(**rule)) for each in pods)
+
+
 def instances(*pods: Pod, **rule: Any) -> dict[str, str]:
     """The URL of each instance, by id."""
-    return {name: each.url for name, each in found_from(pods, Rule(**rule))[0].items()}
+    return {name: each.url for name, each in found_in(*pods, **rule)[0].items()}
 
 
 def left_out(*pods: Pod, **rule: Any) -> str:
-    found, texts = found_from(pods, Rule(**rule))
+    found, texts = found_in(*pods, **rule)
     assert not found
     return " ".join(texts)
 
@@ -98,7 +103,7 @@ def test_ports_are_read_from_labels_and_annotations(name: str) -> None:
 
 def test_our_label_wins_over_those_of_others() -> None:
     labels = {"dualmap/port": "1", "model.aibrix.ai/port": "2", "dualmap/role": "decode", "llm-d.ai/role": "prefill"}
-    found, _ = found_from([pod(labels=labels)], Rule())
+    found, _ = found_in(pod(labels=labels))
 
     assert (found["vllm-0"].url, found["vllm-0"].role) == ("http://10.0.0.1:1", Role.DECODE)
 
@@ -117,7 +122,7 @@ def test_our_label_wins_over_those_of_others() -> None:
     ],
 )
 def test_roles_are_read_from_labels_of_several_projects(labels: dict[str, str], role: Role) -> None:
-    assert found_from([pod(labels=labels)], Rule())[0]["vllm-0"].role is role
+    assert found_in(pod(labels=labels))[0]["vllm-0"].role is role
 
 
 def test_an_encoder_is_left_out() -> None:
@@ -126,7 +131,7 @@ def test_an_encoder_is_left_out() -> None:
 
 @pytest.mark.parametrize(("text", "ranks"), [("2", [0, 1]), ("8-10", [8, 9, 10]), ("3-3", [3])])
 def test_each_data_parallel_rank_is_an_instance(text: str, ranks: list[int]) -> None:
-    found, _ = found_from([pod(annotations={"dualmap/data-parallel-ranks": text})], Rule())
+    found, _ = found_in(pod(annotations={"dualmap/data-parallel-ranks": text}))
 
     assert [each.data_parallel_rank for each in found.values()] == ranks
     assert list(found) == [f"vllm-0:dp{rank}" for rank in ranks]
@@ -153,7 +158,7 @@ def test_a_pod_of_another_model_is_left_out_where_the_pool_names_its_own() -> No
 def test_of_two_pods_of_one_name_the_one_that_does_not_terminate_counts(order: int) -> None:
     pods = [pod(uid="old", is_terminating=True), pod(uid="new", ip="10.0.0.2")][::order]
 
-    assert found_from(pods, Rule())[0]["vllm-0"].uid == "new"
+    assert found_in(*pods)[0]["vllm-0"].uid == "new"
 
 
 def endpoint(uid: str = "u", **conditions: bool) -> dict[str, Any]:
