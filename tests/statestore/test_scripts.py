@@ -8,6 +8,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import fakeredis
 import pytest
 import redis
 
@@ -31,6 +32,14 @@ def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
 
     assert len(SCRIPTS) == len(names)
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in SCRIPTS)
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_script_has_the_hash_that_a_server_gives_it(name: str) -> None:
+    """Scripts are called by their hash, which is computed here: no server is asked for it first."""
+    script = SCRIPTS[name]
+
+    assert fakeredis.FakeStrictRedis().script_load(script.source) == script.sha
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
