@@ -49,11 +49,11 @@ class AdminApi:
         Raises:
             CommandError: no answer, or an error; with the replica's own message.
         """
-        answer = self.ask(method, path, body, query)
+        answer = self.send(method, path, body, query)
         refuse_errors(answer)
         return answer.json
 
-    def ask(
+    def send(
         self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
     ) -> HttpReply:
         """The answer, with any status.
@@ -61,9 +61,9 @@ class AdminApi:
         Raises:
             CommandError: no server answers.
         """
-        asked = {**(query or {}), **({"pool": self._pool} if self._pool else {})}
+        fields = {**(query or {}), **({"pool": self._pool} if self._pool else {})}
         answer = fetch(
-            f"{self._base_url}/admin{path}{'?' if asked else ''}{urlencode(asked)}",
+            f"{self._base_url}/admin{path}{'?' if fields else ''}{urlencode(fields)}",
             method=method,
             body=body,
             key=self._key,

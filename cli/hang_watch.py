@@ -54,7 +54,7 @@ async def _watch(child: Child, say: Callable[[str], None], patience: Patience) -
         timeout=patience.answer_within_s, limits=limits, verify=system_trust(), trust_env=False
     ) as client:
         while True:
-            heard = await _ask(client, child.spec.health_url)
+            heard = await _probe(client, child.spec.health_url)
             if child.pid != pid:  # another process: the check counts for neither
                 pid, answered, silent = child.pid, False, 0
             elif heard is None and answered:
@@ -68,7 +68,7 @@ async def _watch(child: Child, say: Callable[[str], None], patience: Patience) -
                 await asyncio.sleep(patience.every_s)
 
 
-async def _ask(client: httpx.AsyncClient, url: str) -> bool | None:
+async def _probe(client: httpx.AsyncClient, url: str) -> bool | None:
     """True for an answer, False for a closed port, None for silence."""
     try:
         await client.get(url)

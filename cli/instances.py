@@ -101,7 +101,7 @@ def remove(api: AdminApi, instance_id: str, timeout_s: float) -> None:
     """
     deadline_s = time.monotonic() + timeout_s
     while True:  # the replica itself waits a while before it says that the instance is busy
-        answer = api.ask("DELETE", f"/instances/{quote(instance_id, safe='')}")
+        answer = api.send("DELETE", f"/instances/{quote(instance_id, safe='')}")
         if answer.status != HTTPStatus.CONFLICT or time.monotonic() >= deadline_s:
             break
     refuse_errors(answer)

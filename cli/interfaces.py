@@ -81,9 +81,9 @@ def operator_api() -> str:
     for path, methods in sorted(_description()["paths"].items()):
         for method, operation in methods.items():
             query = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
-            asked = f"?{'&'.join(f'{name}=' for name in query)}" if query else ""
+            suffix = f"?{'&'.join(f'{name}=' for name in query)}" if query else ""
             description = operation.get("description", operation["summary"]).split("\n\n")[0]
-            rows.append(f"| `{method.upper()} {path}{asked}` | {' '.join(description.split())} |\n")
+            rows.append(f"| `{method.upper()} {path}{suffix}` | {' '.join(description.split())} |\n")
     return "".join(rows)
 
 

@@ -19,7 +19,7 @@ from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.connect import Store
 
-_ASK_TIMEOUT_S = 2.0
+_PROBE_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Readiness:
 
 def _answer_of(server: InstanceSettings, trust: InstanceTrust) -> str:
     tls = trust.context if server.url.startswith("https:") else None
-    answer = fetch(f"{server.url}/health", timeout_s=_ASK_TIMEOUT_S, tls=tls)
+    answer = fetch(f"{server.url}/health", timeout_s=_PROBE_TIMEOUT_S, tls=tls)
     if answer.status == 0:
         return answer.body.decode(errors="replace")
     accepted = ", and no worker has accepted it yet" if answer.status == HTTPStatus.OK else ""

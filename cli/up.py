@@ -35,7 +35,7 @@ from dualmap.workers.probe import Prober
 
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
-_ASK_TIMEOUT_S = 2.0
+_PROBE_TIMEOUT_S = 2.0
 
 SHORTHANDS = {
     "--policy": "scheduling.policy",
@@ -251,13 +251,13 @@ async def unserved_models(plan: FleetPlan) -> list[str]:
     """A warning for every instance that does not serve the model which its pool's requests will name."""
     if plan.emulated:
         return []
-    asked = [(pool.model, instance) for pool in plan.settings.pools for instance in pool.instances]
+    probed = [(pool.model, instance) for pool in plan.settings.pools for instance in pool.instances]
     async with _prober(plan.settings) as prober:
-        facts = await asyncio.gather(*(prober.facts(instance.url) for _, instance in asked))
+        facts = await asyncio.gather(*(prober.facts(instance.url) for _, instance in probed))
     return [
         f"warning: {instance.id} at {instance.url} serves {', '.join(said.models)}, and not {model!r}: it gets no "
         f"requests for that. Set the pool's model (--model {said.models[0]}) or the server's --served-model-name."
-        for (model, instance), said in zip(asked, facts, strict=True)
+        for (model, instance), said in zip(probed, facts, strict=True)
         if said.models and model not in said.models
     ]
 
@@ -265,8 +265,8 @@ async def unserved_models(plan: FleetPlan) -> list[str]:
 def _prober(settings: Settings) -> Prober:
     key = settings.worker.upstream_api_key
     return Prober(
-        timeout_s=_ASK_TIMEOUT_S,
-        canary_timeout_s=_ASK_TIMEOUT_S,
+        timeout_s=_PROBE_TIMEOUT_S,
+        canary_timeout_s=_PROBE_TIMEOUT_S,
         api_key=key.get_secret_value() if key is not None else None,
         trust=instance_trust(settings),
     )

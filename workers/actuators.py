@@ -122,7 +122,7 @@ def actuator_of(settings: AutoscaleSettings) -> Actuator | None:
     return None
 
 
-class Asking:
+class ActuatorCalls:
     """One call at a time, beside the scaling round."""
 
     def __init__(self, actuator: Actuator | None, pool: str, clock: Clock) -> None:
@@ -133,7 +133,7 @@ class Asking:
         self._about = ""
         self._not_before_s = float("-inf")
 
-    async def ask(self, record: ScaleRecord) -> ActuatorReply | None:
+    async def actuate(self, record: ScaleRecord) -> ActuatorReply | None:
         """The reply about this decision, if it is there; else the call is begun, or goes on."""
         if self._actuator is None:
             return ActuatorReply(False, "no actuator is configured")

@@ -104,7 +104,7 @@ class Election:
         failures = 0
         while True:
             # The time is read before the call: the store counts the lease from a later moment, so no term outlasts it.
-            asked_s = self._clock.monotonic_s()
+            sent_s = self._clock.monotonic_s()
             try:
                 async with asyncio.timeout(self._lease_s):
                     lease = await self._pool.leader_lease.acquire(self._owner, self._lease_ms)
@@ -116,7 +116,7 @@ class Election:
             else:
                 failures, self.store_error = 0, None
                 if lease is not None:
-                    return Term(lease, asked_s)
+                    return Term(lease, sent_s)
             await self._clock.sleep(self._retry_s())
 
     async def _lead_for(self, term: Term, lead: Lead) -> str:
@@ -164,10 +164,10 @@ class Election:
         return _ending(work)
 
     async def _renew(self, term: Term) -> Term:
-        asked_s = self._clock.monotonic_s()
+        sent_s = self._clock.monotonic_s()
         # The call is bounded by the lease: a renewal that hangs must not keep the jobs running past its end.
-        async with asyncio.timeout(max(0.001, term.renewed_s + self._lease_s - asked_s)):
-            return Term(await self._pool.leader_lease.renew(term.lease, self._lease_ms), asked_s)
+        async with asyncio.timeout(max(0.001, term.renewed_s + self._lease_s - sent_s)):
+            return Term(await self._pool.leader_lease.renew(term.lease, self._lease_ms), sent_s)
 
     async def _pause(self, delay_s: float, work: asyncio.Future[None]) -> None:
         sleeper = asyncio.ensure_future(self._clock.sleep(delay_s))

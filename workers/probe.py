@@ -118,24 +118,24 @@ class Prober:
 
     async def health(self, url: str) -> Health:
         """Whether ``/health`` answers with success. Raises NotSentError."""
-        answer = await self._ask("GET", f"{url}/health", self._timeout_s)
+        answer = await self._request("GET", f"{url}/health", self._timeout_s)
         return Health(_complaint(answer), answer.connected, answer.refused)
 
     async def run(self, url: str, rank: int | None = None) -> ServerRun | None:
         """The run of the server's process, by the tokens of one rank if that is given; None if its metrics cannot be
         read. Raises NotSentError."""
-        answer = _answered(await self._ask("GET", f"{url}/metrics", self._timeout_s))
+        answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
         return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
     async def models(self, url: str) -> ModelList:
         """The model names that it lists. Raises NotSentError."""
-        return _model_list(_answered(await self._ask("GET", f"{url}/v1/models", self._timeout_s)))
+        return _model_list(_answered(await self._request("GET", f"{url}/v1/models", self._timeout_s)))
 
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
         """The report of the server about itself, or about one of its ranks. Four requests: call rarely."""
         paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")
         version, models, metrics, info = await asyncio.gather(
-            *(self._ask("GET", f"{url}{path}", self._timeout_s) for path in paths)
+            *(self._request("GET", f"{url}{path}", self._timeout_s) for path in paths)
         )
         text = metrics.body.decode(errors="replace") if metrics.ok else ""
         budget, sequences = scheduler_limits_of(info.body) if info.ok else (None, None)
@@ -156,12 +156,12 @@ class Prober:
         counts as success. Raises NotSentError.
         """
         body = {"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        answer = await self._ask("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
+        answer = await self._request("POST", f"{url}/v1/completions", self._canary_timeout_s, body)
         if answer.error is None and 400 <= answer.status < 500:
             return None
         return _complaint(answer)
 
-    async def _ask(self, method: str, url: str, timeout_s: float, body: object = None) -> ProbeReply:
+    async def _request(self, method: str, url: str, timeout_s: float, body: object = None) -> ProbeReply:
         connects: list[str] = []
 
         async def trace(event: str, _info: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.led import LedPool, LedScaling
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.actuators import Asking, actuator_of
+from dualmap.workers.actuators import ActuatorCalls, actuator_of
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader
 
@@ -45,8 +45,8 @@ class Scaler:
         self._pool = pool
         self._reader = reader
         self._metrics = metrics
-        self._asking = Asking(actuator_of(settings.autoscale), pool.name, clock)
-        self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._asking.ask)
+        self._calls = ActuatorCalls(actuator_of(settings.autoscale), pool.name, clock)
+        self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._calls.actuate)
         self._keeper = ScaleKeeper(
             settings.autoscale,
             worker_id,
@@ -67,7 +67,7 @@ class Scaler:
 
     async def close(self) -> None:
         """End the call of an actuator; the next leader repeats it with the same key."""
-        await self._asking.close()
+        await self._calls.close()
 
     async def _now(self) -> FleetNow:
         loads, instances = await self._reader.loads(), (await self._reader.membership()).instances

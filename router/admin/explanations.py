@@ -47,7 +47,7 @@ async def recent(
     own = _own_recent(runtime, limit)
     if local:
         return own
-    answers, _ = await _ask_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
+    answers, _ = await _query_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
     lists = [
         [explained for explained in answer if "rounds" in explained] for answer in answers if isinstance(answer, list)
     ]
@@ -88,7 +88,7 @@ async def explain(
             return _as_json(runtime, explanation)
     gaps: list[str] = []
     if not local:
-        answers, gaps = await _ask_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
+        answers, gaps = await _query_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
         explained = next((answer for answer in answers if isinstance(answer, dict) and "rounds" in answer), None)
         if explained is not None:
             return explained
@@ -164,7 +164,7 @@ async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | 
     return None
 
 
-async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
+async def _query_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
     """The JSON that peers answer, and why others could not be reached in time."""
     addresses = await runtime.addresses()
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}
@@ -178,7 +178,7 @@ async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[lis
     async with httpx.AsyncClient(
         timeout=PEER_TIMEOUT_S, headers=headers, verify=system_trust(), trust_env=False
     ) as client:
-        answers = await asyncio.gather(*(_ask_peer(client, f"{url}{path}") for url in peers.values()))
+        answers = await asyncio.gather(*(_query_peer(client, f"{url}{path}") for url in peers.values()))
     silent = [
         name for (name, url), answer in zip(peers.items(), answers, strict=True) if answer is None and url not in shared
     ]
@@ -191,7 +191,7 @@ async def _ask_peers(request: Request, runtime: Runtime, path: str) -> tuple[lis
     return [answer for answer in answers if answer], gaps
 
 
-async def _ask_peer(client: httpx.AsyncClient, url: str) -> Any:
+async def _query_peer(client: httpx.AsyncClient, url: str) -> Any:
     """The JSON that the peer answers, empty if it remembers nothing; None if it could not be reached."""
     try:
         answer = await client.get(url)

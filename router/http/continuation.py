@@ -78,8 +78,8 @@ def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Con
 
 def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
     """Whether its text is all that an answer to it depends on, and it is one answer to one prompt."""
-    asked = [request.get(name) for name in _NOT_CONTINUED]
-    if not all(each is None or each is False or each == [] for each in asked) or not may_split(path, request):
+    chosen = [request.get(name) for name in _NOT_CONTINUED]
+    if not all(each is None or each is False or each == [] for each in chosen) or not may_split(path, request):
         return False
     if request.get("include_reasoning") is False:  # so no event shows whether there was any
         return False

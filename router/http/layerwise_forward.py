@@ -39,16 +39,16 @@ class LayerwiseLegs:
     async def run(self) -> ExchangeResult:
         """The result of the decode leg, or that of a prefill leg that ended before it."""
         live = self._live
-        asked = live.metaserver.expect(live.request_id)
+        expected = live.metaserver.expect(live.request_id)
         answering = asyncio.ensure_future(self._answer())
         try:
             limit_s = live.pool.settings.transfer_timeout_s
-            await asyncio.wait((asked, answering), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((expected, answering), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 return await answering
-            if not asked.done():
+            if not expected.done():
                 return ExchangeResult(failure=never_asked(limit_s))
-            return await self._prefill(asked.result(), answering)
+            return await self._prefill(expected.result(), answering)
         finally:
             live.metaserver.forget(live.request_id)
             await _end(answering)

@@ -23,12 +23,12 @@ from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
-ASK_TIMEOUT_S: Final = 1.0
+QUERY_TIMEOUT_S: Final = 1.0
 AGAIN_S: Final = 1.0
 """Time between two readings of one instance's list: clients may ask for what is nowhere as often as they like."""
 
 
-class InstanceAsker:
+class InstanceQueries:
     """Asks instances for ``/v1/models``."""
 
     def __init__(
@@ -44,10 +44,10 @@ class InstanceAsker:
         self._transport = transport
 
     async def models(self, url: str) -> tuple[int, Any]:
-        """The status and the parsed answer; 0 and None where there is none within ``ASK_TIMEOUT_S``."""
+        """The status and the parsed answer; 0 and None where there is none within ``QUERY_TIMEOUT_S``."""
         try:
             async with (
-                asyncio.timeout(ASK_TIMEOUT_S),
+                asyncio.timeout(QUERY_TIMEOUT_S),
                 httpx.AsyncClient(
                     headers=self._headers, verify=self._trust.context, trust_env=False, transport=self._transport
                 ) as client,
@@ -61,10 +61,10 @@ class InstanceAsker:
 class ModelLists:
     """The model lists of the instances of one pool."""
 
-    def __init__(self, store: ReplicaPool, view: ViewKeeper, asker: InstanceAsker, clock: Clock) -> None:
+    def __init__(self, store: ReplicaPool, view: ViewKeeper, queries: InstanceQueries, clock: Clock) -> None:
         self._store = store
         self._view = view
-        self._asker = asker
+        self._queries = queries
         self._clock = clock
         self._not_before_s: dict[str, float] = {}
         self._reading: dict[str, asyncio.Task[None]] = {}
@@ -79,7 +79,7 @@ class ModelLists:
         reading.add_done_callback(lambda _: self._reading.pop(instance_id, None))
 
     async def _read(self, spec: InstanceSpec) -> None:
-        status, answer = await self._asker.models(spec.url)
+        status, answer = await self._queries.models(spec.url)
         models = ModelList(listed_models(answer), status).after(spec.models)
         if models == spec.models:
             return

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FIRST_S: Final = 5.0
 """Peers that start at the same time are given this long."""
 INTERVAL_S: Final = 30.0
-ASK_TIMEOUT_S: Final = 2.0
+QUERY_TIMEOUT_S: Final = 2.0
 FAILURES: Final = 2
 """Failures in a row before a peer is reported: one that is just restarted is missed by one round."""
 
@@ -64,9 +64,9 @@ class PeerWatch:
         shared = Counter(known.values())
         peers = {name: url for name, url in known.items() if url and name != self._own_id and shared[url] == 1}
         async with httpx.AsyncClient(
-            timeout=ASK_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
+            timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
         ) as client:
-            answers = await asyncio.gather(*(self._ask(client, name, url) for name, url in peers.items()))
+            answers = await asyncio.gather(*(self._query(client, name, url) for name, url in peers.items()))
         wrong = {name: why for name, why in zip(peers, answers, strict=True) if why is not None}
         self._failures = Counter({name: self._failures[name] + 1 for name in wrong})
         unreachable = {name: why for name, why in wrong.items() if self._failures[name] >= FAILURES}
@@ -85,13 +85,13 @@ class PeerWatch:
         for name in self.unreachable.keys() & peers.keys() - unreachable.keys():
             log.info("replica %s can be reached at %s", name, peers[name])
 
-    async def _ask(self, client: httpx.AsyncClient, name: str, url: str) -> str | None:
+    async def _query(self, client: httpx.AsyncClient, name: str, url: str) -> str | None:
         """Why the replica cannot be reached there; None if it can."""
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 answer = (await client.get(f"{url}/health")).json()
         except TimeoutError:
-            return f"no answer within {ASK_TIMEOUT_S:g} s"
+            return f"no answer within {QUERY_TIMEOUT_S:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             return f"{type(error).__name__}: {error}"
         found = answer.get("replica_id") if isinstance(answer, dict) else None

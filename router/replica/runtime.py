@@ -14,7 +14,7 @@ from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.model_lengths import ModelLengths
-from dualmap.router.pool.model_lists import InstanceAsker, ModelLists
+from dualmap.router.pool.model_lists import InstanceQueries, ModelLists
 from dualmap.router.pool.outbox import Outbox
 from dualmap.router.pool.pool_directory import PoolDirectory
 from dualmap.router.pool.pool_fleet import PoolFleet
@@ -102,7 +102,7 @@ class Runtime:
         """Port of the endpoint, which other replicas may share; "" where it is not known."""
         models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
         self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
-        self.model_lengths = ModelLengths(self.context.clock, InstanceAsker(settings.upstream_api_key, self.trust))
+        self.model_lengths = ModelLengths(self.context.clock, InstanceQueries(settings.upstream_api_key, self.trust))
         self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
         self._supervisor = Supervisor(self.context.clock)
         self._end_listeners = [
@@ -295,7 +295,7 @@ def _served_pool(
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
-        model_lists=ModelLists(shared, view, InstanceAsker(settings.upstream_api_key, trust), clock),
+        model_lists=ModelLists(shared, view, InstanceQueries(settings.upstream_api_key, trust), clock),
         configured=scheduling,
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,

@@ -35,11 +35,11 @@ class Metaserver:
     def forget(self, request_id: str) -> None:
         self._expected.pop(request_id, None)
 
-    def ask(self, params: dict[str, Any]) -> bool:
+    def requested(self, params: dict[str, Any]) -> bool:
         """A decoder asks; False where no such request waits for it."""
-        asked_for = str(params.get("request_id", ""))
-        bare = [asked_for.removeprefix(prefix) for prefix in _PREFIXES]
-        for name in (asked_for, *bare, *(each.rpartition("-")[0] for each in bare)):
+        named = str(params.get("request_id", ""))
+        bare = [named.removeprefix(prefix) for prefix in _PREFIXES]
+        for name in (named, *bare, *(each.rpartition("-")[0] for each in bare)):
             waiting = self._expected.get(name)
             if waiting is not None:
                 if not waiting.done():

@@ -137,7 +137,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     @app.post(METASERVER, include_in_schema=False)
     async def metaserver(params: dict[str, Any]) -> dict[str, bool]:
         """A decoder of a layerwise connector asks for the prefill leg of its request."""
-        if not runtime.context.metaserver.ask(params):
+        if not runtime.context.metaserver.requested(params):
             raise NotFoundError("no request of this replica waits for such a prefill leg", param="request_id")
         return {"found": True}
 

@@ -26,7 +26,7 @@ from dualmap.statestore.answers import PoolOverview
 
 COUNTS_PATH: Final = "/metrics/counts"
 """Path of a replica's counts, as JSON, for its peers."""
-ASK_TIMEOUT_S: Final = 0.5
+QUERY_TIMEOUT_S: Final = 0.5
 """Timeout for all peers at once: a scrape waits no longer for one that hangs, and has its last counts."""
 
 
@@ -62,10 +62,10 @@ class PortMetrics:
         return orjson.dumps(page)
 
     async def page(self) -> bytes:
-        """The page, after the overviews were refreshed. Waits for ``ASK_TIMEOUT_S`` at most."""
+        """The page, after the overviews were refreshed. Waits for ``QUERY_TIMEOUT_S`` at most."""
         if self._fleet.overviews:  # else the store is away, and the peers are those last known
             self._peers = self._sharing(self._fleet.overviews)
-        await self._ask(set(filter(None, self._peers.values())))
+        await self._query(set(filter(None, self._peers.values())))
         self._said = {name: said for name, said in self._said.items() if name in self._peers}
         port, fleet = RouterMetrics(self._models), _Latest(self._latest_overviews(), self._fleet.ages_s)
         for counts in (self._own.instruments.counts(), *(said["counts"] for said in self._said.values())):
@@ -98,15 +98,15 @@ class PortMetrics:
         others = [replica for replica in replicas if here is not None and replica.replica_id != self._replica_id]
         return {replica.replica_id: replica.info.get("ops_url", "") for replica in others}
 
-    async def _ask(self, urls: Collection[str]) -> None:
+    async def _query(self, urls: Collection[str]) -> None:
         if not urls:
             return
         if self._client is None:
             self._client = httpx.AsyncClient(
-                timeout=ASK_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
+                timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
             )
-        asking = [asyncio.create_task(self._read(self._client, url)) for url in urls]
-        _, late = await asyncio.wait(asking, timeout=ASK_TIMEOUT_S)
+        queries = [asyncio.create_task(self._read(self._client, url)) for url in urls]
+        _, late = await asyncio.wait(queries, timeout=QUERY_TIMEOUT_S)
         for each in late:
             each.cancel()
 

@@ -33,8 +33,8 @@ MAX_WAITING: Final = 64
 """Prompts whose tokens are awaited; one more has byte blocks at once."""
 MAX_ASKING: Final = 4
 """Requests to instances at a time, of this replica: they take its servers' time from inference."""
-ASK_TIMEOUT_S: Final = 10.0
-ASK_AGAIN_S: Final = 30.0
+QUERY_TIMEOUT_S: Final = 10.0
+RETRY_S: Final = 30.0
 """Time before the next query after an instance that has no ``/tokenize``, or did not answer."""
 MAX_TEXT_BYTES: Final = 1 << 20
 _ENTRY_BYTES: Final = 200
@@ -70,7 +70,7 @@ class InstanceTokenizer:
         self._client: httpx.AsyncClient | None = None
         self._known: OrderedDict[int, array[int]] = OrderedDict()
         self._known_bytes = 0
-        self._asked: dict[int, asyncio.Task[array[int] | None]] = {}
+        self._pending: dict[int, asyncio.Task[array[int] | None]] = {}
         self._turn = asyncio.Semaphore(MAX_ASKING)
         self._not_before_s = 0.0
 
@@ -97,24 +97,24 @@ class InstanceTokenizer:
         return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
 
     async def close(self) -> None:
-        for task in self._asked.values():
+        for task in self._pending.values():
             task.cancel()
-        await asyncio.gather(*self._asked.values(), return_exceptions=True)
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
         if self._client is not None:
             await self._client.aclose()
             self._client = None
 
     async def _await(self, key: int, question: bytes, model: str) -> array[int] | None:
         """The instance's answer if it comes in time; callers with the same prompt share one query."""
-        task = self._asked.get(key)
+        task = self._pending.get(key)
         if task is None:
             if self._clock.monotonic_s() < self._not_before_s:
                 self._count("bytes")
                 return None
-            if len(self._asked) >= MAX_WAITING:
+            if len(self._pending) >= MAX_WAITING:
                 self._count("busy")
                 return None
-            task = self._asked[key] = asyncio.create_task(self._learn(key, question, model))
+            task = self._pending[key] = asyncio.create_task(self._learn(key, question, model))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ids = await asyncio.shield(task)
@@ -128,24 +128,24 @@ class InstanceTokenizer:
     async def _learn(self, key: int, question: bytes, model: str) -> array[int] | None:
         try:
             async with self._turn:
-                ids = await self._ask(question, model)
+                ids = await self._query(question, model)
         finally:
-            del self._asked[key]
+            del self._pending[key]
         if ids is not None:
             self._keep(key, ids)
         return ids
 
-    async def _ask(self, question: bytes, model: str) -> array[int] | None:
+    async def _query(self, question: bytes, model: str) -> array[int] | None:
         view = self._view()
         ready = view.serving(model).ready
         if not ready:
             return None
         url = view.instances[random.choice(ready)].url
         try:
-            return await self._ask_at(url, question)
+            return await self._query_at(url, question)
         except TokenizeError as error:
-            self._not_before_s = self._clock.monotonic_s() + ASK_AGAIN_S
-            log.warning("%s/tokenize does not count: %s; prompts are cut by bytes for %.0f s", url, error, ASK_AGAIN_S)
+            self._not_before_s = self._clock.monotonic_s() + RETRY_S
+            log.warning("%s/tokenize does not count: %s; prompts are cut by bytes for %.0f s", url, error, RETRY_S)
             return None
 
     async def ids(self, source: TokenSource, url: str) -> array[int] | None:
@@ -155,19 +155,19 @@ class InstanceTokenizer:
             TokenizeError: the instance does not tokenize.
         """
         question = _question(source, self._model)
-        return None if question is None else await self._ask_at(url, question)
+        return None if question is None else await self._query_at(url, question)
 
-    async def _ask_at(self, url: str, question: bytes) -> array[int] | None:
+    async def _query_at(self, url: str, question: bytes) -> array[int] | None:
         if self._client is None:
             self._client = httpx.AsyncClient(
                 headers=self._headers,
                 verify=self._trust.context,
                 trust_env=False,
                 transport=self._transport,
-                timeout=ASK_TIMEOUT_S,
+                timeout=QUERY_TIMEOUT_S,
             )
         try:
-            async with asyncio.timeout(ASK_TIMEOUT_S):
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
                 answer = await self._client.post(f"{url}/tokenize", content=question)
             if answer.status_code == 400:  # this prompt is at fault, and the request itself will be told so
                 return None
@@ -192,15 +192,15 @@ def _question(source: TokenSource, model: str) -> bytes | None:
     body = source.body()
     special = bool(body.get("add_special_tokens", source.adds_special_tokens))
     if source.path == "/v1/completions":
-        asked: dict[str, Any] = {"prompt": body["prompt"]}
+        fields: dict[str, Any] = {"prompt": body["prompt"]}
     elif body.get("chat_template") is not None:
         return None
     else:
-        asked = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
-        asked["messages"] = [_chat_message(message) for message in body["messages"]]
-        asked["chat_template_kwargs"] = _variables(body)
+        fields = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
+        fields["messages"] = [_chat_message(message) for message in body["messages"]]
+        fields["chat_template_kwargs"] = _variables(body)
     try:
-        return orjson.dumps({"model": model, "add_special_tokens": special, **asked})
+        return orjson.dumps({"model": model, "add_special_tokens": special, **fields})
     except orjson.JSONEncodeError:  # a lone surrogate
         return None
 

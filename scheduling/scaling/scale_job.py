@@ -27,7 +27,7 @@ RECENT_BLOCKS = 2048
 """Blocks of an instance that are compared to find out what only it has."""
 START_PATIENCE = 4.0
 """Multiples of ``start_s`` after which an instance that is not ready counts as failed."""
-MAX_ASKED = 5
+MAX_CALLS = 5
 """Calls of an actuator that fails, before the decision is given up."""
 OTHERS_TERM_MS = 60_000
 """A decision under other bounds keeps this leader's hands off for so long: two fleets may share the pool."""
@@ -317,7 +317,7 @@ class ScaleKeeper:
                 yield from self._move(name, state, _E.RESUME)
         outside = record.wanted - record.size - len(record.starting)
         if outside > 0 and self.settings.actuator != "standby" and not record.accepted:
-            record = yield from self._ask(now, record)
+            record = yield from self._actuate(now, record)
             if not record.is_open:
                 return
         size = sum(is_scheduled(spec) for spec in now.instances.values())
@@ -355,7 +355,7 @@ class ScaleKeeper:
             now, record, DecisionStatus.FAILED, f"{outcome} ({waited_s:.0f} s)" if not late else outcome
         )
 
-    def _ask(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, ScaleRecord]:
+    def _actuate(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, ScaleRecord]:
         """Call the actuator, unless its last answer is not in yet."""
         reply = yield from Actuate(record)
         if reply is None:
@@ -363,7 +363,7 @@ class ScaleKeeper:
         record = replace(record, asked=record.asked + 1, accepted=int(reply.accepted))
         event = "accepted" if reply.accepted else "refused"
         yield from self._write(now, record, event, reply.text)
-        if not reply.accepted and record.asked >= MAX_ASKED:
+        if not reply.accepted and record.asked >= MAX_CALLS:
             outcome = f"the actuator failed {record.asked} times: {reply.text}"
             yield from self._close(now, record, DecisionStatus.FAILED, outcome)
         return self.record or record
@@ -385,7 +385,7 @@ class ScaleKeeper:
         spares = tuple(sorted({*record.spares, *states}))
         record = replace(record, spares=spares)
         if self.settings.actuator != "standby" and not record.accepted:
-            record = yield from self._ask(now, record)
+            record = yield from self._actuate(now, record)
             if not (record.accepted and record.is_open):
                 return
         waited_s = (now.now_ms - record.at_ms) / 1000 * self.time_scale

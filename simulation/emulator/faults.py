@@ -54,7 +54,7 @@ class Faults:
         self._lie: Lie | None = None
         self._retry_after: str | None = None
         self._lies_every = 1
-        self._asked = 0
+        self._requests = 0
 
     def routes(self) -> Routes:
         generator = self._generator
@@ -84,8 +84,8 @@ class Faults:
         lie = self._lie
         if lie is None:
             return responder
-        self._asked += 1
-        if self._asked % self._lies_every:
+        self._requests += 1
+        if self._requests % self._lies_every:
             return responder
         if lie_at_once(lie, responder, retry_after=self._retry_after):
             return None
@@ -127,7 +127,7 @@ class Faults:
             raise bad_request(f"lie must be null or one of {', '.join(Lie)}.", "lie")
         self._lie, self._lies_every = (None if lie is None else Lie(lie)), max(1, whole_number(payload, "every", 1))
         self._retry_after = None if retry_after is None else str(retry_after)
-        self._asked = 0
+        self._requests = 0
         send(responder, {"lie": lie})
 
     def _take_death(self, request: HttpRequest, responder: Responder) -> None:

@@ -75,9 +75,10 @@ def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generation
     top = integer(payload, "top_n") or 0
     if top < 0:
         raise invalid("top_n", "greater_than_equal", "Input should be greater than or equal to 0", top)
-    asked = query.encode("utf-8", "surrogatepass")
+    query_bytes = query.encode("utf-8", "surrogatepass")
     scores = sorted(
-        ((similarity(asked, document), index) for index, document in enumerate(documents)), key=lambda one: -one[0]
+        ((similarity(query_bytes, document), index) for index, document in enumerate(documents)),
+        key=lambda one: -one[0],
     )
     results = [
         {
@@ -88,7 +89,7 @@ def read_rerank(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generation
         for score, index in scores[: top or len(scores)]
     ]
     answer = {"id": f"score-{stamp.request_id}", "model": stamp.model, "usage": {}, "results": results}
-    return _gen_request([asked, *documents], limits), PoolingReply(answer)
+    return _gen_request([query_bytes, *documents], limits), PoolingReply(answer)
 
 
 class PoolingReply:

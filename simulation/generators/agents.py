@@ -44,7 +44,7 @@ SUB_AGENTS = QuantileTable(((0, 2), (0.6, 3), (1, 5)))
 SUB_AGENT_STEPS = QuantileTable(((0, 3), (0.5, 10), (1, 40)))
 REPORT_TOKENS = QuantileTable(((0, 200), (0.5, 800), (1, 3000)))
 
-COMPACTION_ASK_TOKENS = 400
+COMPACTION_REQUEST_TOKENS = 400
 SUMMARY_TOKENS = QuantileTable(((0, 1500), (0.5, 3000), (1, 6000)))
 READ_AGAIN_TOKENS = QuantileTable(((0, 2000), (0.5, 8000), (1, 20_000)))
 
@@ -125,7 +125,7 @@ class _Session:
     def _compact(self, at_s: float, added: int) -> float:
         """Ask for a summary of the whole context; go on with it, and with what is read again."""
         full = self._prompt.full_ids(self._draft.block_tokens)
-        self._say(at_s, full, self._prompt.tokens + COMPACTION_ASK_TOKENS)
+        self._say(at_s, full, self._prompt.tokens + COMPACTION_REQUEST_TOKENS)
         at_s, summary_tokens = self._answer(at_s, SUMMARY_TOKENS.sample_int(self._rng))
         kept = summary_tokens + min(added, 8000) + READ_AGAIN_TOKENS.sample_int(self._rng)
         at_s += 0.5

@@ -2,7 +2,8 @@
 -- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
 -- for does not hold. A request that may be served in two ways has two options: the least of each is found, and these are
 -- compared.
--- ARGV  1 clock, 2 the different options, as a JSON array; then 4 for each request: ask as JSON (statestore/pool/placing.py);
+-- ARGV  1 clock, 2 the different options, as a JSON array; then 4 for each request: placement as JSON
+--       (statestore/pool/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance
@@ -11,7 +12,7 @@ local FIRST_REQUEST = 3
 local options, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local ask, chain, samples, seen, known, best, second, option
+local placement, chain, samples, seen, known, best, second, option
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -26,7 +27,7 @@ local function consider(id)
   if not instance then
     return
   end
-  local offer = weigh(instance, chain, ask, option, best and best.hit, now_ms)
+  local offer = weigh(instance, chain, placement, option, best and best.hit, now_ms)
   local place = #seen
   seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.hit
   if not takes_requests(instance, option.leg) then
@@ -41,18 +42,19 @@ end
 -- Whether an instance beyond the candidates serves the model name of the request, where only some do. One whose list is
 -- not known does.
 local function serves_name(id)
-  local description = ask.told.model ~= '' and redis.call('HGET', keys.instances, id)
+  local description = placement.told.model ~= '' and redis.call('HGET', keys.instances, id)
   local models = (decoded(description) or {}).models
-  return type(models) ~= 'table' or models[ask.told.model] ~= nil
+  return type(models) ~= 'table' or models[placement.told.model] ~= nil
 end
 
 -- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
 local function look_beyond()
-  if option.beyond + idle_cost(best.instance, #chain / 8, ask, option) >= best.cost then
+  if option.beyond + idle_cost(best.instance, #chain / 8, placement, option) >= best.cost then
     return
   end
   local holder, sample = find_holder(samples)
-  local least_cost = option.beyond + idle_cost(best.instance, math.max(best.hit, ask.samples_at[sample] or 0), ask, option)
+  local deepest = math.max(best.hit, placement.samples_at[sample] or 0)
+  local least_cost = option.beyond + idle_cost(best.instance, deepest, placement, option)
   for _, role in ipairs(option.roles) do
     if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) and serves_name(holder) then
       consider(holder)
@@ -68,9 +70,9 @@ local function look_beyond()
   end
 end
 
-local function weigh_option(asked)
-  option, best, second, known = options[asked.option], nil, nil, asked.excluded or {}
-  for _, id in ipairs(asked.instances) do
+local function weigh_option(given)
+  option, best, second, known = options[given.option], nil, nil, given.excluded or {}
+  for _, id in ipairs(given.instances) do
     consider(id)
   end
   if best and option.beyond then
@@ -80,10 +82,10 @@ end
 
 -- Sets the best and the second of the option where it costs least.
 local function weigh_options()
-  weigh_option(ask)
-  if ask.other then
+  weigh_option(placement)
+  if placement.other then
     local first, next_best, first_option = best, second, option
-    weigh_option(ask.other)
+    weigh_option(placement.other)
     if first and not (best and best.decides < first.decides) then
       best, second, option = first, next_best, first_option
     end
@@ -92,10 +94,10 @@ end
 
 -- A repetition after a lost answer gets the present state; another request of the id is left alone.
 local function reply_again(former)
-  if former.told.replica_id ~= ask.told.replica_id or former.told.attempt ~= ask.told.attempt then
+  if former.told.replica_id ~= placement.told.replica_id or former.told.attempt ~= placement.told.attempt then
     return reply('duplicate')
   end
-  option, known, former.alternative_id = options[ask.option], ask.excluded or {}, ''
+  option, known, former.alternative_id = options[placement.option], placement.excluded or {}, ''
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
@@ -105,35 +107,35 @@ local function goes_at_once(instance, tokens, rank_ms)
     return true -- a second leg: prefilled elsewhere, so never held
   end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
-  return instance.queued_requests == 0 and (not ask.defers or finds_memory(instance, tokens)) and (
-    has_room(instance, ask.at_once and math.huge) and (is_idle or not (ask.defers and best.missed))
-    or ask.defers and is_calm(instance, tokens, rank_ms, now_ms))
+  return instance.queued_requests == 0 and (not placement.defers or finds_memory(instance, tokens)) and (
+    has_room(instance, placement.at_once and math.huge) and (is_idle or not (placement.defers and best.missed))
+    or placement.defers and is_calm(instance, tokens, rank_ms, now_ms))
 end
 
 -- Stores and counts the request, whose first blocks are resident already, and tells the leader of it.
 local function enter_chosen(request, resident, told, head)
   local instance, key = best.instance, keys.request .. request.id
   if request.state == 'held' then
-    redis.call('HSET', key, 'placed', placed_text(request), 'told', told, 'chain', chain, 'block_tokens', ask.block_tokens)
+    redis.call('HSET', key, 'placed', placed_text(request), 'told', told, 'chain', chain, 'block_tokens', placement.block_tokens)
   else
     redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
     resident = #chain / 8
   end
-  enter(instance, request, request.enqueued_ms + ask.rank_ms, now_ms)
-  stamp_chain(instance, chain, ask.block_tokens, resident, best.hit, best.stamp)
+  enter(instance, request, request.enqueued_ms + placement.rank_ms, now_ms)
+  stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
     stamp_samples(samples, instance.id)
-    if ask.told.attempt == 1 then
+    if placement.told.attempt == 1 then
       redis.call('XADD', keys.arrivals, 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', head)
     end
   end
   write_instance(instance)
-  if not met[ask.told.replica_id] then
-    met[ask.told.replica_id] = true
-    lease_first(ask.told.replica_id, now_ms)
+  if not met[placement.told.replica_id] then
+    met[placement.told.replica_id] = true
+    lease_first(placement.told.replica_id, now_ms)
   end
-  for _, offer in ipairs(ask.rebalances and best.missed and { best, second } or {}) do
+  for _, offer in ipairs(placement.rebalances and best.missed and { best, second } or {}) do
     if offer.missed then
       redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, offer.instance.id)
     end
@@ -141,7 +143,7 @@ local function enter_chosen(request, resident, told, head)
 end
 
 local function place_one(told, head)
-  local former = read_request(ask.request_id, 'told')
+  local former = read_request(placement.request_id, 'told')
   if former then
     return reply_again(former)
   end
@@ -149,24 +151,24 @@ local function place_one(told, head)
   if not best then
     return reply('not_ready')
   end
-  local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', ask.enqueued_ms or now_ms
+  local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', placement.enqueued_ms or now_ms
   local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
-  local tokens = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, resident)
-  local goes_now = goes_at_once(instance, tokens, enqueued_ms + ask.rank_ms)
+  local tokens = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident)
+  local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
   local request = {
-    id = ask.request_id, told = ask.told, instance_id = instance.id, leg = option.leg,
+    id = placement.request_id, told = placement.told, instance_id = instance.id, leg = option.leg,
     state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
-    uncached_tokens = (goes_now or ask.defers) and tokens or best.uncached,
+    uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
-  if ask.max_pending_tokens and instance.pending_tokens > ask.max_pending_tokens then
+  if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then
     return reply('stale', request)
-  elseif ask.refuses and best.missed then
+  elseif placement.refuses and best.missed then
     return reply('missed', request)
-  elseif not goes_now and ask.told.attempt == 1 and instance.queued_requests >= instance.max_queued_requests then
+  elseif not goes_now and placement.told.attempt == 1 and instance.queued_requests >= instance.max_queued_requests then
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
@@ -174,9 +176,9 @@ local function place_one(told, head)
 end
 
 for first = FIRST_REQUEST, #ARGV, 4 do
-  ask, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
-  ask.told = cjson.decode(ARGV[first + 2])
-  for place, depth in ipairs(ask.samples_at) do
+  placement, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
+  placement.told = cjson.decode(ARGV[first + 2])
+  for place, depth in ipairs(placement.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
   end
   replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])

@@ -53,11 +53,11 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argu
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_ask_json(placement, options), packed, reported_of(placement.request), head)
+        arguments += (_placement_json(placement, options), packed, reported_of(placement.request), head)
     return [b"[%b]" % b",".join(options), *arguments]
 
 
-def _ask_json(placement: Placement, options: dict[bytes, int]) -> bytes:
+def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     """The placement as JSON, without fields that are false, empty or not given. ``options`` has the number of each
     option; new ones are added."""
     request, chain = placement.request, placement.chain

@@ -76,7 +76,7 @@ class Servers:
         tls = None if options.get("sentinel_ssl") == "false" else self._tls
         command = ("SENTINEL", "MASTER", parsed.master)
         try:
-            answers = await self._ask(parsed.nodes, command, login, tls, "sentinel_username or sentinel_password")
+            answers = await self._query(parsed.nodes, command, login, tls, "sentinel_username or sentinel_password")
         except StoreUnavailableError as error:
             raise StoreUnavailableError(f"no Sentinel names a master {parsed.master!r}: {error}") from error
         masters = [dict(zip(reply[::2], reply[1::2], strict=True)) for _, reply in answers]
@@ -87,16 +87,16 @@ class Servers:
         """The node that owns the pool's slot: the one that most of the queried nodes name."""
         command, slot = ("CLUSTER", "SLOTS"), key_slot(keys.meta)
         try:
-            answers = await self._ask(self._url.nodes, command, self._login, self._tls)
+            answers = await self._query(self._url.nodes, command, self._login, self._tls)
         except StoreUnavailableError as error:
             if not self._learned:
                 raise StoreUnavailableError(f"no node of the cluster answers: {error}") from error
-            answers = await self._ask(self._learned, command, self._login, self._tls)
+            answers = await self._query(self._learned, command, self._login, self._tls)
         owners, learned = Counter[Address](), set[Address]()
-        for (asked, _), ranges in answers:
+        for (queried, _), ranges in answers:
             for first, last, *nodes in ranges:
                 # A node that does not know its own address leaves it out: it is the address that was queried.
-                owner, *replicas = [(node[0].decode() if node[0] else asked, int(node[1])) for node in nodes]
+                owner, *replicas = [(node[0].decode() if node[0] else queried, int(node[1])) for node in nodes]
                 learned.update((owner, *replicas))
                 if first <= slot <= last:
                     owners[owner] += 1
@@ -105,7 +105,7 @@ class Servers:
             raise StoreUnavailableError(f"no node of the cluster owns the slot of {keys.meta.decode()!r}")
         return owners.most_common(1)[0][0]
 
-    async def _ask(
+    async def _query(
         self,
         servers: Collection[Address],
         command: Command,
@@ -120,7 +120,7 @@ class Servers:
             StoreUnavailableError: none answers.
         """
 
-        async def ask(server: Address) -> tuple[Address, Any]:
+        async def query(server: Address) -> tuple[Address, Any]:
             timeout_s = self._timeout_s / 3
             pool = connection_pool(server, login, timeout_s, tls=tls, credentials=credentials)
             calls = WireCalls(pool, {}, timeout_s)
@@ -133,7 +133,7 @@ class Servers:
             finally:
                 await calls.close()
 
-        replies = await asyncio.gather(*map(ask, servers), return_exceptions=True)
+        replies = await asyncio.gather(*map(query, servers), return_exceptions=True)
         answers = [reply for reply in replies if not isinstance(reply, BaseException)]
         errors = [reply for reply in replies if isinstance(reply, BaseException)]
         if answers:

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError, RedisError
 from dualmap.scheduling.backoff import worth_logging
 from dualmap.statestore.errors import StoreError
 
-ASK_AGAIN_S = 5.0
+RETRY_S = 5.0
 """How often a silent server is pinged, and a refused channel subscribed again."""
 _RECONNECT_S = 0.1
 
@@ -43,21 +43,21 @@ class Subscriber:
 
     async def _read(self, subscription: Any, channel: bytes, deliver: Callable[[bytes], None]) -> None:
         """Hand on what is published, until the connection is lost or the server leaves a ping unanswered."""
-        loop, refusals, asked = asyncio.get_running_loop(), 0, False
+        loop, refusals, pinged = asyncio.get_running_loop(), 0, False
         await subscription.subscribe(channel)
         while True:
             try:
-                async with asyncio.timeout(ASK_AGAIN_S) as silence:
+                async with asyncio.timeout(RETRY_S) as silence:
                     while True:
                         message = await subscription.get_message(timeout=None)
-                        asked = False
+                        pinged = False
                         if message["type"] == "message":
                             deliver(message["data"])
-                        silence.reschedule(loop.time() + ASK_AGAIN_S)
+                        silence.reschedule(loop.time() + RETRY_S)
             except TimeoutError:
-                if asked:
+                if pinged:
                     raise
-                asked = True
+                pinged = True
                 await subscription.ping()
             except NoPermissionError as error:
                 refusals += 1
@@ -65,7 +65,7 @@ class Subscriber:
                     _log.warning(
                         "channel %s is refused, so grants are noticed by polling alone: %s", channel.decode(), error
                     )
-                await asyncio.sleep(ASK_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
                 await subscription.subscribe(channel)
 
     async def close(self) -> None:

@@ -126,7 +126,7 @@ async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
 async def test_a_channel_that_may_not_be_read_is_told_of_and_asked_for_on_the_same_connection(
     allow: Allow, server_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualmap.statestore.redis.subscriber.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("dualmap.statestore.redis.subscriber.RETRY_S", 0.01)
     store = RedisStore(StoreSettings(url=allow("~*", "resetchannels", "+@all")), scheduling=SCHEDULING)
     await store.open()
     store.pool("default").on_grant("router-1", lambda grant: None)

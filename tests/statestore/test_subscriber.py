@@ -50,7 +50,7 @@ async def test_after_a_lost_connection_messages_come_again_without_a_caller(serv
 async def test_a_server_that_says_nothing_is_asked_and_given_up_if_it_does_not_answer(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, answers: bool
 ) -> None:
-    monkeypatch.setattr("dualmap.statestore.redis.subscriber.ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr("dualmap.statestore.redis.subscriber.RETRY_S", 0.05)
     subscribed = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"
     pong = b"*2\r\n$4\r\npong\r\n$0\r\n\r\n"
     by_command = {b"SUBSCRIBE": subscribed, b"PING": pong if answers else None}

@@ -18,7 +18,7 @@ import trustme
 from dualmap.scheduling.scaling.scale_job import ActuatorReply
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.workers.actuators import Asking, Command, Webhook, actuator_of, decision_key
+from dualmap.workers.actuators import ActuatorCalls, Command, Webhook, actuator_of, decision_key
 from tests.support.manual_clock import ManualClock
 
 RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")
@@ -122,34 +122,34 @@ async def until(holds: Callable[[], Awaitable[ActuatorReply | None]]) -> Actuato
 
 async def test_a_call_runs_beside_the_rounds_and_once_at_a_time(clock: ManualClock) -> None:
     slow = Slow()
-    asking = Asking(slow, "default", clock)
-    assert await asking.ask(RECORD) is None
-    assert await asking.ask(RECORD) is None
+    calls = ActuatorCalls(slow, "default", clock)
+    assert await calls.actuate(RECORD) is None
+    assert await calls.actuate(RECORD) is None
     assert len(slow.calls) == 1
     slow.answers.put_nowait(ActuatorReply(True, "yes"))
-    assert (await until(lambda: asking.ask(RECORD))).text == "yes"
+    assert (await until(lambda: calls.actuate(RECORD))).text == "yes"
 
 
 async def test_a_failed_call_is_repeated_after_a_pause(clock: ManualClock) -> None:
     slow = Slow()
-    asking = Asking(slow, "default", clock)
+    calls = ActuatorCalls(slow, "default", clock)
     slow.answers.put_nowait(ActuatorReply(False, "no"))
-    await until(lambda: asking.ask(RECORD))
-    assert await asking.ask(RECORD) is None
+    await until(lambda: calls.actuate(RECORD))
+    assert await calls.actuate(RECORD) is None
     assert len(slow.calls) == 1
     clock.jump(2.0)
-    assert await asking.ask(RECORD) is None
+    assert await calls.actuate(RECORD) is None
     assert len(slow.calls) == 2
-    await asking.close()
+    await calls.close()
 
 
 async def test_another_decision_gives_the_call_for_the_former_one_up(clock: ManualClock) -> None:
     slow = Slow()
-    asking = Asking(slow, "default", clock)
-    await asking.ask(RECORD)
-    await asking.ask(ScaleRecord(decision_id=8, at_ms=2000))
+    calls = ActuatorCalls(slow, "default", clock)
+    await calls.actuate(RECORD)
+    await calls.actuate(ScaleRecord(decision_id=8, at_ms=2000))
     assert [each.decision_id for each in slow.calls] == [7, 8]
-    await asking.close()
+    await calls.close()
 
 
 def test_the_settings_name_the_actuator() -> None:

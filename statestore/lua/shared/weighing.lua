@@ -23,23 +23,24 @@ local function features_of(instance, uncached, prompt_tokens, now_ms)
   }
 end
 
--- What the request of an ask would cost on an instance of one option, an expected miss of its SLO included; and what is
+-- What a placement would cost on an instance of one option, an expected miss of its SLO included; and what is
 -- compared with the other option.
-local function weigh(instance, chain, ask, option, guess, now_ms)
+local function weigh(instance, chain, placement, option, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
-  local uncached = prefill_tokens(ask.told.prompt_tokens, ask.block_tokens, hit)
-  local features = features_of(instance, uncached, ask.told.prompt_tokens, now_ms)
+  local uncached = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, hit)
+  local features = features_of(instance, uncached, placement.told.prompt_tokens, now_ms)
   local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
-  local missed = ttft_s > ask.slo_s
+  local missed = ttft_s > placement.slo_s
   return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,
-    cost = cost + (missed and weighted(option.missed, features) or 0), decides = ask.other and weighted(option.decider, features),
+    cost = cost + (missed and weighted(option.missed, features) or 0),
+    decides = placement.other and weighted(option.decider, features),
     running = instance.running_requests, context = instance.context_tokens }
 end
 
 -- What it would cost on one with nothing to do and such a hit, as fast as this one.
-local function idle_cost(instance, hit, ask, option)
-  local prompt_tokens = ask.told.prompt_tokens
-  local uncached = prefill_tokens(prompt_tokens, ask.block_tokens, hit)
+local function idle_cost(instance, hit, placement, option)
+  local prompt_tokens = placement.told.prompt_tokens
+  local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   return weighted(option.cost, { 1, 0, 0, 0, uncached / instance.tokens_per_s, uncached,
     uncached * (prompt_tokens - uncached / 2), 0, 0, 0, 0, 0, prompt_tokens })
 end

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.pool.model_lengths import ASK_AGAIN_S, KEPT_S, ModelLengths
-from dualmap.router.pool.model_lists import InstanceAsker
+from dualmap.router.pool.model_lengths import KEPT_S, RETRY_S, ModelLengths
+from dualmap.router.pool.model_lists import InstanceQueries
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.view import ClusterView
 from tests.router import tools
@@ -37,7 +37,7 @@ def instance() -> Instance:
 
 @pytest.fixture
 def lengths(clock: Any, instance: Instance) -> ModelLengths:
-    return ModelLengths(clock, InstanceAsker(SecretStr("secret"), transport=instance))
+    return ModelLengths(clock, InstanceQueries(SecretStr("secret"), transport=instance))
 
 
 def pool(*ready: str) -> Any:
@@ -64,7 +64,7 @@ async def test_what_was_learned_stays_while_no_instance_answers(
     await lengths.of(pool("a"))
     clock.now_s += KEPT_S
     assert await lengths.of(pool()) == 4096
-    clock.now_s += ASK_AGAIN_S
+    clock.now_s += RETRY_S
     instance.answer = httpx.ConnectError("refused")
     assert await lengths.of(pool("a")) == 4096
 
@@ -79,5 +79,5 @@ async def test_an_instance_that_does_not_say_it_is_asked_again_soon(
     assert await lengths.of(pool("a")) is None
     instance.answer = {"data": [{"id": "m", "max_model_len": 64}]}
     assert await lengths.of(pool("a")) is None
-    clock.now_s += ASK_AGAIN_S
+    clock.now_s += RETRY_S
     assert await lengths.of(pool("a")) == 64

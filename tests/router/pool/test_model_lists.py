@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from dualmap.router.pool.model_lists import AGAIN_S, InstanceAsker, ModelLists
+from dualmap.router.pool.model_lists import AGAIN_S, InstanceQueries, ModelLists
 from dualmap.router.replica.runtime import Runtime
 from tests.router import tools
 
@@ -36,7 +36,7 @@ async def runtime(start_runtime: Any) -> Runtime:
 @pytest.fixture
 async def lists(runtime: Runtime, instance: Instance, clock: Any) -> Any:
     pool = runtime.pools.pools["default"]
-    made = ModelLists(pool.store, pool.view, InstanceAsker(None, transport=instance), clock)
+    made = ModelLists(pool.store, pool.view, InstanceQueries(None, transport=instance), clock)
     yield made
     await made.close()
 

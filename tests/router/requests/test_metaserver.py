@@ -10,7 +10,7 @@ async def test_a_decoder_finds_its_request_by_the_id_that_vllm_gives_it(asked_fo
     metaserver = Metaserver()
     expected = metaserver.expect("r-1")
 
-    assert metaserver.ask({"request_id": asked_for, "remote_port": 7})
+    assert metaserver.requested({"request_id": asked_for, "remote_port": 7})
     assert (await expected)["remote_port"] == 7
 
 
@@ -19,8 +19,8 @@ async def test_what_nobody_waits_for_is_told_so() -> None:
     metaserver.expect("gone")
     metaserver.forget("gone")
 
-    assert not metaserver.ask({"request_id": "gone"})
-    assert not metaserver.ask({})
+    assert not metaserver.requested({"request_id": "gone"})
+    assert not metaserver.requested({})
     assert len(metaserver) == 0
 
 
@@ -28,6 +28,6 @@ async def test_a_decoder_may_ask_twice() -> None:
     metaserver = Metaserver()
     expected = metaserver.expect("r")
 
-    assert metaserver.ask({"request_id": "r", "remote_port": 1})
-    assert metaserver.ask({"request_id": "r", "remote_port": 2})
+    assert metaserver.requested({"request_id": "r", "remote_port": 1})
+    assert metaserver.requested({"request_id": "r", "remote_port": 2})
     assert (await expected)["remote_port"] == 1

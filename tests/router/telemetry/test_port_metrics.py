@@ -117,7 +117,7 @@ async def test_a_replica_of_another_port_is_not_counted(info: dict[str, str]) ->
 
 
 async def test_a_peer_that_hangs_or_fails_counts_with_what_it_said_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualmap.router.telemetry.port_metrics.ASK_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("dualmap.router.telemetry.port_metrics.QUERY_TIMEOUT_S", 0.01)
     stand, other = Stand(replica("me", HERE), replica("peer", HERE)), RouterMetrics(["default"])
     other.refused(429, "queue_full")
     stand.answers["peer"] = lambda _: peer_counts("peer", other)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from dualmap.router.prompts.prompt import sent_prompt
-from dualmap.router.tokens.instance_tokenizer import ASK_AGAIN_S, MAX_WAITING, InstanceTokenizer
+from dualmap.router.tokens.instance_tokenizer import MAX_WAITING, RETRY_S, InstanceTokenizer
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -145,7 +145,7 @@ async def test_an_instance_that_cannot_count_is_left_alone_for_a_while(
     assert [await chain_of(tokenizer, CHAT, chat(text)) for text in ("a", "b")] == [None, None]
     assert len(instance.asked) == 1
     instance.status = 200
-    clock.now_s += ASK_AGAIN_S
+    clock.now_s += RETRY_S
     assert await chain_of(tokenizer, CHAT, chat("a")) is not None
     assert results == ["bytes", "bytes"]
 

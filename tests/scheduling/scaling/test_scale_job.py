@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.scaling.scale_job import MAX_ASKED, OTHERS_TERM_MS, ActuatorReply, FleetNow, ScaleKeeper
+from dualmap.scheduling.scaling.scale_job import MAX_CALLS, OTHERS_TERM_MS, ActuatorReply, FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
@@ -223,9 +223,9 @@ def test_a_start_that_dies_frees_the_decision_at_once() -> None:
 
 def test_an_actuator_that_fails_is_asked_again_and_given_up_after_some_times() -> None:
     plan, fleet = HandPlan(2), HandFleet({"a": READY})
-    fleet.replies = [ActuatorReply(False, "503")] * MAX_ASKED
+    fleet.replies = [ActuatorReply(False, "503")] * MAX_CALLS
     made = keeper(plan, spares=(), **webhook())
-    record = tick(made, fleet, MAX_ASKED)
+    record = tick(made, fleet, MAX_CALLS)
     assert record.status is DecisionStatus.FAILED
     assert "5 times: 503" in record.outcome
     assert {each.decision_id for each in fleet.asked} == {1}
