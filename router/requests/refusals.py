@@ -18,6 +18,7 @@ from dualmap.router.errors import (
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.scheduling.request.machine import Refusal, Refuse, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.statestore.errors import StoreError
 
 
 def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterError:
@@ -122,4 +123,4 @@ def outcome_of(error: BaseException) -> Outcome:
         return Outcome.TIMED_OUT
     if isinstance(error, UpstreamError):
         return Outcome.UPSTREAM_FAILED
-    return Outcome.REFUSED if isinstance(error, RouterError) else Outcome.INTERNAL_ERROR
+    return Outcome.REFUSED if isinstance(error, RouterError | StoreError) else Outcome.INTERNAL_ERROR

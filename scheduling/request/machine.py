@@ -81,6 +81,7 @@ class Phase(StrEnum):
     BROKEN_OFF = "broken_off"
     """Its instance failed after the client had a part of the answer: nothing else is tried."""
     DONE = "done"
+    """It is over. What was reserved for it is released, or being released."""
 
 
 class Step(StrEnum):

@@ -9,6 +9,7 @@ import pytest
 from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
 from dualmap.router.requests.refusals import exhausted, outcome_of
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.statestore.errors import StoreUnavailableError
 
 
 def test_time_outs_are_told_from_other_failures() -> None:
@@ -28,6 +29,7 @@ def test_time_outs_are_told_from_other_failures() -> None:
         (UpstreamTimeoutError("x"), Outcome.TIMED_OUT),
         (UpstreamError("x"), Outcome.UPSTREAM_FAILED),
         (QueueFullError("x"), Outcome.REFUSED),
+        (StoreUnavailableError("x"), Outcome.REFUSED),  # its client gets 503, and it reached no instance
         (ValueError("x"), Outcome.INTERNAL_ERROR),
     ],
     ids=repr,
