@@ -128,8 +128,13 @@ def _leaving(known: InstanceSpec, found: Found | None) -> Step | None:
 
 
 def described_after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
-    """The instance after a step, from its description at that moment; None where the step does not fit it any more:
-    an operator has entered or removed it meanwhile."""
+    """The instance after a step, from its description at that moment; None where the step does not fit it any more: an
+    operator has entered or removed it meanwhile, or the step was made already, after its members were read."""
+    spec = _after(step, known)
+    return None if spec == known else spec
+
+
+def _after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
     if known is None:
         return None if step.act is not Act.ENTER or step.found is None else _entered(step.found)
     if known.origin is None:

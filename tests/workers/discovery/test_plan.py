@@ -87,6 +87,14 @@ def test_no_step_brings_back_what_an_operator_removed_meanwhile(act: Act) -> Non
     assert described_after(Step(act, "a", FOUND), None) is None
 
 
+@pytest.mark.parametrize("act", [Act.ENTER, Act.REPLACE, Act.RESUME, Act.CHANGE_ROLE])
+def test_a_step_that_was_made_already_is_none(act: Act) -> None:
+    """The members that a plan starts from may be a little old."""
+    assert described_after(Step(act, "a", FOUND), MEMBER) is None
+    left = replace(MEMBER, state=_S.DRAINING, origin=LEAVING)
+    assert described_after(Step(Act.DRAIN, "a", why=LEAVING["leaving"]), left) is None
+
+
 def test_a_server_that_an_operator_entered_under_another_id_is_not_entered_again() -> None:
     plan = plan_round({"a": FOUND}, {"mine": InstanceSpec("mine", FOUND.url)})
 
