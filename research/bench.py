@@ -1,4 +1,4 @@
-"""The bench that runs are made on: processes, a cache of figures, and somebody who is told of the progress."""
+"""The bench that runs are made on: processes, a cache of figures, and a callback for the progress."""
 
 from __future__ import annotations
 

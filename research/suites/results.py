@@ -26,7 +26,7 @@ Seeds = Mapping[Workload, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate as asked for: requests per second, or a multiple of the saturation rate."""
+    """A rate as requested: requests per second, or a multiple of the saturation rate."""
 
     value: float
     of_saturation: bool

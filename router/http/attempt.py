@@ -44,7 +44,7 @@ class ExchangeResult:
     unsent_events: bytes = b""
     """The rest of such a stream."""
     sends_usage_unrequested: bool = False
-    """The stream, which was asked for its usage, shows that it would have had it anyway."""
+    """Whether the stream, whose usage was requested, shows that it would have had it anyway."""
     stream_goes_on: bool = False
     """The client has a head and comments alone: the next instance may try, and answers in the same stream."""
     overdue: bool = False

@@ -1,4 +1,4 @@
-"""The legs of a split request by a layerwise connector: the decode leg goes first, and asks for its prefill leg.
+"""The legs of a split request by a layerwise connector: the decode leg goes first, and requests its prefill leg.
 
     decode sent ── it has memory ──▶ prefill sent ── layer by layer ──▶ first token ──▶ the client's answer
          └── failure ───────────────────┴── failure ──▶ another try; the other leg is aborted

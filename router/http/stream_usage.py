@@ -41,7 +41,7 @@ def id_edit(body: bytes, answer_id: str) -> Edit:
 class UsageRemover:
     """Passes a stream's bytes on by complete events, except the usage event.
 
-    vLLM puts ``system_fingerprint`` into its last event, and that is the usage event of a stream that was asked for it:
+    vLLM puts ``system_fingerprint`` into its last event, and that is the usage event of a stream that has it requested:
     it goes back to the event with the finish reason, which waits for that, and so does a comment behind it. An instance
     that counts usage beside a choice does so unasked, and its stream passes as it is.
 
@@ -58,7 +58,7 @@ class UsageRemover:
         self._behind = b""
         """Comments that came after it."""
         self.sends_unrequested = False
-        """The instance sends usage without being asked for it."""
+        """Whether the instance sends usage without a request for it."""
 
     @property
     def held(self) -> bytes:

@@ -61,8 +61,8 @@ class Transfers:
             connection.abort()
 
     def free(self, tries: Callable[[], Sequence[Try]]) -> None:
-        """No decode leg took the KV over: try these, which have no client, until one does. They are asked for again
-        after a pause: decoders that are away may come back."""
+        """No decode leg took the KV over: try these, which have no client, until one does. They are made again after a
+        pause: decoders that are away may come back."""
         self._start(self._free(tries))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> bool:

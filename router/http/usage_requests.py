@@ -34,7 +34,7 @@ class UsageRequests:
         self._known: dict[str, _Known] = {}
 
     def needed(self, url: str) -> bool:
-        """Whether the next stream to the instance is to be asked for its usage, which is then hidden."""
+        """Whether the usage of the next stream to the instance is to be requested, and hidden from its client."""
         known = self._known.get(url)
         if known is None or known.sends_unrequested:
             return False

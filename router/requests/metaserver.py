@@ -29,14 +29,15 @@ class Metaserver:
         return self.base_url + PATH
 
     def expect(self, request_id: str) -> asyncio.Future[dict[str, Any]]:
-        """The ``kv_transfer_params`` for the prefill leg, once its decoder has asked. The caller calls ``forget``."""
+        """The ``kv_transfer_params`` for the prefill leg, once its decoder has posted them. The caller calls
+        ``forget``."""
         return self._expected.setdefault(request_id, asyncio.get_running_loop().create_future())
 
     def forget(self, request_id: str) -> None:
         self._expected.pop(request_id, None)
 
     def requested(self, params: dict[str, Any]) -> bool:
-        """A decoder asks; False where no such request waits for it."""
+        """Take a decoder's request for its prefill leg; False where no such request waits for it."""
         named = str(params.get("request_id", ""))
         bare = [named.removeprefix(prefix) for prefix in _PREFIXES]
         for name in (named, *bare, *(each.rpartition("-")[0] for each in bare)):

@@ -71,7 +71,7 @@ T = TypeVar("T", Counter, Gauge, Histogram)
 
 
 class Family(Generic[T]):
-    """One metric: an instrument for each set of label values, made when first asked for."""
+    """One metric: an instrument for each set of label values, made when first used."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], make: Callable[[], T], *, largest: bool = False

@@ -42,7 +42,7 @@ class LocalEncoder:
     """The tokenizer of a folder with a model's files. Raises ValueError if it cannot be read.
 
     vLLM has transformers load it, which for some models takes no more than the vocabulary from ``tokenizer.json``, and
-    the rest from its own code. So transformers is asked; where it is missing, the file is taken as it is: for models as
+    the rest from its own code. So transformers is used; where it is missing, the file is taken as it is: for models as
     they are published both are the same.
     """
 

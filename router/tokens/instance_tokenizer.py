@@ -1,7 +1,7 @@
 """Token ids as an instance counts them, by its ``/tokenize``: for models whose files are not at hand.
 
 The instance renders the prompt by its own chat template and tokenizes it: the ids are exact whatever the model. It is
-asked for each new prompt as a whole, beside the request and for a set time: a request that has no ids by then has byte
+called for each new prompt as a whole, beside the request and for a set time: a request that has no ids by then has byte
 blocks, and the answer serves its retry, or the next request with the same prompt. Needs no extra of the package.
 """
 

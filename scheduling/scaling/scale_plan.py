@@ -210,7 +210,7 @@ class ScalePlanner:
     rule: ScaleRule
     _now: FleetFigures = field(default_factory=lambda: FleetFigures(float("-inf"), 0))
     _level_from_s: float = 0.0
-    """Time from which looks tell the level: before it caches were cold, or a crowd was there."""
+    """Time from which looks show the level: before it caches were cold, or a crowd was there."""
     _spans: deque[Span] = field(default_factory=deque)
     """Looks of the last minutes."""
     _same: Span = field(default_factory=lambda: Span(0.0))

@@ -40,7 +40,7 @@ class Change:
     counted: bool = False
     """Plans for these instances were made for other figures."""
     queue_of: str = ""
-    """An instance whose queue is told, where that has room then."""
+    """The instance whose queue is replied, where that has room then."""
 
     @property
     def is_empty(self) -> bool:
@@ -58,8 +58,8 @@ class Changes:
         return self._calls.script(script, self._keys.base, *arguments)
 
     async def _make(self, change: Change) -> list[Any] | None:
-        """The store's time, what each command replied, and what it tells; None where something was read that is
-        otherwise by now. Raises LeaseLostError."""
+        """The store's time, what each command replied, and the queue of ``queue_of``; None where something was read
+        that is otherwise by now. Raises LeaseLostError."""
         about = {
             "read": [*_conditions(change)],
             "instances": {

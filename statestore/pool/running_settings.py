@@ -30,7 +30,7 @@ class RunningSettings(Changes):
         super().__init__(keys, calls)
         self._configured = configured
         self._last_order: tuple[Mapping[bytes, bytes], QueueOrder] = {}, queue_order_of(configured)
-        """The texts that an order was last asked for, and what follows from them: to save its computation."""
+        """The texts that an order was last made from, and the order: to save its computation."""
 
     def override_from(self, name: str, text: bytes) -> Any:
         """The value that a setting was changed to. Raises ValueError where it is not one."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 class ServerClock:
     """Bounds of the difference between a server's clock, in milliseconds, and this process's monotonic one, in seconds.
 
-    A server tells its time at some moment between the question and the answer, which bounds the difference from both
-    sides. Each further time narrows the bounds; one that contradicts them replaces them, since the server's clock was
-    set. A time read from this is never later than the server's own, so that what must not act after it does not.
+    A server reads its time at some moment between the call and the reply, which bounds the difference from both sides.
+    Each further time narrows the bounds; one that contradicts them replaces them, since the server's clock was set. A
+    time read from this is never later than the server's own, so that what must not act after it does not.
     """
 
     def __init__(self) -> None:

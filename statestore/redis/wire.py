@@ -33,10 +33,10 @@ pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ig
 class Wire(asyncio.Protocol):
     """One connection to a Redis server, from ``open`` until it is lost: commands out in batches, replies back in order.
 
-    Commands of all callers within one turn of the event loop leave in one write, so a busy replica pays for the kernel
-    and the server's wake-up once per batch. A command that finds none under way is sent at once: an idle server need
-    not wait for the next turn. Replies are matched by order, as RESP prescribes. There is no timer per command: a sweep
-    checks only the oldest one, as no younger reply can overtake it.
+    Commands of all callers within one iteration of the event loop leave in one write, so a busy replica pays for the
+    kernel and the server's wake-up once per batch. A command that finds none under way is sent at once: an idle server
+    need not wait for the next iteration. Replies are matched by order, as RESP prescribes. There is no timer per
+    command: a sweep checks only the oldest one, as no younger reply can overtake it.
     """
 
     def __init__(self, writer: asyncio.StreamWriter, timeout_s: float) -> None:
@@ -84,7 +84,7 @@ class Wire(asyncio.Protocol):
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
-        """Send a packed command, at once or with the others of its turn; the future gets its reply or a
+        """Send a packed command, at once or with the others of its iteration; the future gets its reply or a
         ``StoreError``. ``timeout_s`` is that of the connection unless given."""
         future = self._loop.create_future()
         if self._transport is None:

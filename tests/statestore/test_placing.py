@@ -1,4 +1,4 @@
-"""Calls of one turn of the event loop that share a script."""
+"""Items of one iteration of the event loop that share a script call."""
 
 from __future__ import annotations
 

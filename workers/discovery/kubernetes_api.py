@@ -1,9 +1,9 @@
 """The calls of the Kubernetes API that discovery makes: read an object, list a page, watch.
 
-They are made with the HTTP client that the project has, not with a client library. Those that are well kept
-(lightkube, kr8s, kubernetes-asyncio) reconnect watches, retry and read tokens by rules of their own, and discovery has
-to decide just these: when to list again, how long silence may last, what an operator is told of a refusal. What is left
-of a library then are three GET requests, for which it brings models of every kind of object.
+They are made with the HTTP client that the project has, not with a client library. Those that are well kept (lightkube,
+kr8s, kubernetes-asyncio) reconnect watches, retry and read tokens by rules of their own, and discovery has to decide
+just these: when to list again, how long silence may last, what an operator reads about a refusal. What is left of a
+library then are three GET requests, for which it brings models of every kind of object.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ApiError(Exception):
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-        """Pause that the server asks for; 0 if it asks for none."""
+        """Pause that the server requests; 0 if it requests none."""
 
 
 class ExpiredError(ApiError):

@@ -28,7 +28,7 @@ from dualmap.workers.discovery.kubernetes_api import PAGE_LIMIT, ApiError, Expir
 log = logging.getLogger(__name__)
 
 WATCH_S = 60.0
-"""So long a watch is asked to last. A dead connection is noticed after it, and the grace."""
+"""Time that a watch is requested to last. A dead connection is noticed after it, and the grace."""
 WATCH_GRACE_S = 10.0
 LIST_TIMEOUT_S = 60.0
 FIRST_PAUSE_S = 0.5
