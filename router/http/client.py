@@ -376,7 +376,7 @@ class ClientConnection(asyncio.Protocol):
 
     # deadlines -----------------------------------------------------------------------------------------------
     def check_deadlines(self, now_s: float) -> None:
-        """Called by the deadline checks: compares the waits for the client."""
+        """Compare the waits for the client with their limits."""
         settings = self._plane.settings
         waited_s = now_s - self._since_s
         if self._lingering:

@@ -518,7 +518,8 @@ class Exchange:
 
     # deadlines -----------------------------------------------------------------------------------------------
     def check_deadlines(self, now_s: float) -> None:
-        """Called by the deadline checks. A client that reads slowly is not the instance's delay."""
+        """Compare the waits for the instance with their limits. A client that reads slowly is not the
+        instance's delay."""
         times = self._times
         if self._failing_status:
             if now_s - self._last_progress_s > ERROR_BODY_S:

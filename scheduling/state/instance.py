@@ -59,7 +59,7 @@ class InstanceSpec:
     """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
     adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
     origin: Mapping[str, str] | None = None
-    """What discovery noted when it entered the instance. None for one that was configured or entered by an operator,
+    """Notes of discovery from when it entered the instance. None for one that was configured or entered by an operator,
     which discovery leaves alone."""
 
     def lists(self, model: str) -> bool:

@@ -24,7 +24,7 @@ from dualmap.runtime.trust import system_trust
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-"""For each part of a reply; a watch has bounds of its own."""
+"""Timeout of each part of a reply; a watch has bounds of its own."""
 PAGE_LIMIT = 500
 MAX_PAGE_BYTES = 256 * 2**20
 MAX_EVENT_BYTES = 8 * 2**20
@@ -114,7 +114,7 @@ class KubernetesApi:
             yield _events(answer)
 
     def _headers(self) -> dict[str, str]:
-        """With the token as it is now: that of a service account is replaced about hourly."""
+        """Headers with the token as it is now: that of a service account is replaced about hourly."""
         token_file = self._settings.token_file
         try:
             token = (token_file or SERVICE_ACCOUNT / "token").read_text("utf-8").strip()

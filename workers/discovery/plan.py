@@ -37,7 +37,7 @@ class Found:
 
 
 class Act(StrEnum):
-    """What discovery does with an instance."""
+    """An action of discovery on an instance."""
 
     ENTER = "entered"
     REPLACE = "replaced"
@@ -61,7 +61,7 @@ class Step:
 class Plan:
     steps: tuple[Step, ...] = ()
     left_out: tuple[str, ...] = ()
-    """What was found and cannot be entered, each with the reason."""
+    """Pods that were found and cannot be entered, each with the reason."""
 
 
 def plan_round(found: Mapping[str, Found], members: Mapping[str, InstanceSpec]) -> Plan:
@@ -92,7 +92,7 @@ def plan_round(found: Mapping[str, Found], members: Mapping[str, InstanceSpec]) 
 
 
 def _act_for(found: Found, known: InstanceSpec) -> Act | None:
-    """What a known instance needs whose server serves."""
+    """The action that a known instance needs whose server serves."""
     assert known.origin is not None
     if not _is_same(found, known):
         return Act.REPLACE

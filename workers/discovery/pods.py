@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """What counts of a pod."""
+    """The fields of a pod that discovery reads."""
 
     uid: str
     name: str
@@ -63,7 +63,7 @@ class Pod:
     labels: Mapping[str, str]
     annotations: Mapping[str, str]
     ports: tuple[int, ...] = ()
-    """Where its servers listen, by the EndpointSlice that named it; empty: by the rule."""
+    """Ports of its servers, by the EndpointSlice that named it; empty: by the rule."""
 
     @property
     def not_serving(self) -> str:
@@ -167,7 +167,7 @@ class Reading:
 
 
 def reading_of(pod: Pod, rule: Rule) -> Reading:
-    """What a pod is by the rule."""
+    """The instances of a pod by the rule, or why it has none."""
     try:
         return Reading(tuple(_instances_of(pod, rule)))
     except UnfitPodError as error:
@@ -207,7 +207,7 @@ def _instances_of(pod: Pod, rule: Rule) -> Iterator[Found]:
 
 
 def _said(pod: Pod, *names: str) -> str | None:
-    """What a label, else an annotation, of the first of these names says."""
+    """The text of a label, else of an annotation, of the first of these names that the pod has."""
     for name in names:
         text = pod.labels.get(name, pod.annotations.get(name))
         if text is not None:

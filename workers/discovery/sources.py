@@ -1,4 +1,4 @@
-"""Where a pool's pods are found: by a label selector, by an InferencePool, or by a Service."""
+"""Sources of a pool's pods: a label selector, an InferencePool, or a Service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POOL_CHECK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a source has found."""
+    """The instances that a source has found."""
 
     found: Mapping[str, Found]
     left_out: tuple[str, ...]
@@ -32,13 +32,13 @@ class Source(Protocol):
     """Looks for instances while ``run`` runs."""
 
     name: str
-    """For people."""
+    """Name of the source for people."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
 
     def sighting(self) -> Sighting | None:
-        """What was found last, the same object while that is unchanged; None before anything was."""
+        """The last sighting, the same object while it is unchanged; None before the first."""
 
     @property
     def trouble(self) -> str | None:
@@ -112,7 +112,7 @@ class ServiceSource:
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """What counts of an InferencePool."""
+    """The fields of an InferencePool that discovery reads."""
 
     selector: str
     ports: tuple[int, ...]
@@ -174,7 +174,7 @@ class InferencePoolSource:
             await asyncio.gather(*watching, return_exceptions=True)
 
     def _current(self) -> PoolSpec | None:
-        """As the pool is now, None where it is not there."""
+        """The pool as it is now; None where it is not there."""
         return next(iter(self._watch.objects.values()), None) if self._watch.objects else None
 
     def sighting(self) -> Sighting | None:
@@ -200,7 +200,7 @@ def source_of(
     clock: Clock,
     jitter: random.Random,
 ) -> Source:
-    """What the settings name; ``models`` are the names that the pool serves, None if it names none."""
+    """The source that the settings name; ``models`` are the names that the pool serves, None if it names none."""
     namespace = api.namespace
     rule = Rule(scheme=settings.scheme, models=models)
     if settings.port is not None:

@@ -68,7 +68,7 @@ class Watch(Generic[Kept]):
         """Why what is kept may be out of date; None while it is watched."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self._list_and_watch()
@@ -107,7 +107,7 @@ class Watch(Generic[Kept]):
         self.trouble = None
 
     async def _list_and_watch(self) -> None:
-        """From a list to the next one that is due. Raises ApiError, httpx.HTTPError, OSError, TimeoutError."""
+        """Watch from a list to the next one that is due. Raises ApiError, httpx.HTTPError, OSError, TimeoutError."""
         async with asyncio.timeout(LIST_TIMEOUT_S):
             listed, version = await self._list()
         self.objects = listed
