@@ -18,6 +18,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease
@@ -47,6 +48,7 @@ READS = frozenset(
         "publications.samples",
         "publications.scaling",
         "publications.scaling_log",
+        "publications.discovery",
         "settings.history",
         "publications.recent_blocks",
         "upkeep.expired_replicas",
@@ -91,6 +93,9 @@ CHANGES: dict[str, Change] = {
     "members.put_instance": lambda pool, _: pool.members.put_instance(instance("late")),
     "members.enter_all": lambda pool, _: pool.members.enter_all([instance("late")]),
     "members.update_instance": lambda pool, _: pool.members.update_instance("a", {"kv_capacity_tokens": 77}),
+    "members.describe_instance": lambda pool, lease: pool.members.describe_instance(
+        "a", lambda _: replace(instance("a"), kv_capacity_tokens=77), fence=lease.fence
+    ),
     "members.set_instance_state": lambda pool, _: pool.members.set_instance_state("a", InstanceState.DOWN),
     "members.remove_instance": lambda pool, _: pool.members.remove_instance("c"),
     "members.forget_cache": lambda pool, _: pool.members.forget_cache("a"),
@@ -119,6 +124,9 @@ CHANGES: dict[str, Change] = {
     ),
     "publications.record_scaling": lambda pool, lease: pool.publications.record_scaling(
         ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "late"), fence=lease.fence
+    ),
+    "publications.record_discovery": lambda pool, lease: pool.publications.record_discovery(
+        DiscoveryStatus(at_ms=9, by="late"), fence=lease.fence
     ),
     "kv_events.renew_subscriber": lambda pool, _: pool.kv_events.renew_subscriber("late", 60_000),
     "kv_events.claim": lambda pool, _: pool.kv_events.claim("b", "late"),
