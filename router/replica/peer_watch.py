@@ -63,15 +63,19 @@ class PeerWatch:
         known = await self._addresses()
         shared = Counter(known.values())
         peers = {name: url for name, url in known.items() if url and name != self._own_id and shared[url] == 1}
-        async with httpx.AsyncClient(
-            timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
-        ) as client:
-            answers = await asyncio.gather(*(self._query(client, name, url) for name, url in peers.items()))
-        wrong = {name: why for name, why in zip(peers, answers, strict=True) if why is not None}
+        wrong = await self._wrong(peers) if peers else {}
         self._failures = Counter({name: self._failures[name] + 1 for name in wrong})
         unreachable = {name: why for name, why in wrong.items() if self._failures[name] >= FAILURES}
         self._tell(unreachable, peers)
         self.unreachable = unreachable
+
+    async def _wrong(self, peers: Mapping[str, str]) -> Mapping[str, str]:
+        """Why peers could not be reached, by id."""
+        async with httpx.AsyncClient(
+            timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
+        ) as client:
+            answers = await asyncio.gather(*(self._query(client, name, url) for name, url in peers.items()))
+        return {name: why for name, why in zip(peers, answers, strict=True) if why is not None}
 
     def _tell(self, unreachable: Mapping[str, str], peers: Mapping[str, str]) -> None:
         for name in unreachable.keys() - self.unreachable.keys():
