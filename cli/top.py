@@ -51,7 +51,7 @@ class Shown:
     history: deque[tuple[float, TrafficCounts]] = field(default_factory=lambda: deque(maxlen=64))
 
     def read(self, overview: PoolOverview, now_s: float) -> tuple[TrafficCounts, TrafficCounts, float]:
-        """The counts in all, the counts of late, and the seconds that the latter span."""
+        """The counts in all, the recent counts, and the seconds that these span."""
         total = self.traffic.read(overview.replicas)
         self.history.append((now_s, total))
         while len(self.history) > 1 and self.history[0][0] < now_s - _WINDOW_S:

@@ -13,7 +13,8 @@ Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class KubernetesSettings(BaseModel):
-    """Which pods of a namespace are the pool's instances: exactly one of label_selector, inference_pool and service."""
+    """The rule that says which pods of a namespace are the pool's instances: exactly one of label_selector,
+    inference_pool and service."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +36,7 @@ class KubernetesSettings(BaseModel):
         " or the Service says, else 8000)",
     )
     scheme: Literal["http", "https"] = Field("http", description="how instances are called")
-    resync_s: float = Field(300.0, ge=1, description="time after which all pods are listed anew, seconds")
+    resync_s: float = Field(300.0, ge=1, description="time after which all pods are listed again, seconds")
     api_url: str | None = Field(
         None, pattern=r"^https?://", description="URL of the API server (none: that of the cluster the worker runs in)"
     )

@@ -2,7 +2,7 @@
 
 FORMER and PRESENT are the two `dualmap` commands. They share one Valkey and the emulated instances. The update goes as
 an operator's does, under load all the time: the former version alone; both, the former one leading; both, the present
-one leading, and a router of the former version that starts anew, as when going back; the present one alone. It fails
+one leading, and a router of the former version that starts again, as when going back; the present one alone. It fails
 unless every request is answered, each version's requests were granted by the other version, no process logged an error,
 and no count and no request is left in the store.
 """
@@ -191,7 +191,8 @@ def instances(dualmap: str, folder: Path) -> Iterator[list[str]]:
 
 
 def configured(folder: Path, store_url: str, model: str, urls: list[str]) -> Path:
-    """Settings for both versions. Few requests run at a time: most are held, and granted by whoever makes room."""
+    """Settings for both versions. Few requests run at a time: most are held, and granted by the replica that makes
+    room."""
     limits = {"max_running_requests": 2, "dispatch_window_tokens": 1024}
     members = [{"id": f"i{place}", "url": url, **limits} for place, url in enumerate(urls)]
     config = folder / "fleet.yaml"  # JSON is YAML
@@ -274,7 +275,7 @@ def ready_instances(client: redis.Redis) -> int:
 
 
 def faults_of(load: Load, client: redis.Redis, started: list[Process]) -> list[str]:
-    """What went wrong, once all processes have ended."""
+    """List what went wrong, once all processes have ended."""
     faults = [f"unanswered: {each}" for each in load.failed]
     for name, text in client.hgetall(f"{POOL}instances:records").items():
         counts = {count: json.loads(text)[count] for count in COUNTS}

@@ -38,7 +38,6 @@ from dualmap.scheduling.request.machine import (
     Reserved,
     ReserveDecoder,
     Send,
-    Sent,
     StartTimer,
     TrialOver,
     TurnedAway,
@@ -122,7 +121,7 @@ class RequestDriver:
             case Rename():
                 return self._rename(machine)
             case Refuse():
-                pass  # nobody waits for the error
+                pass  # no client waits for the error
             case _:
                 assert_never(effect)
         return None
@@ -217,7 +216,3 @@ class RequestDriver:
             machine = self.live.get(request_id)
             if machine is not None and all(grant.request_id != request_id for grant in self._pool.granted):
                 self.report(machine, TurnedAway(why))
-
-    def sent(self, machine: RequestMachine) -> None:
-        """Its engine has it."""
-        self.report(machine, Sent())

@@ -14,8 +14,6 @@ from dataclasses import replace
 
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.breaker import BreakerRule
@@ -32,6 +30,7 @@ from dualmap.scheduling.request.machine import (
     RequestMachine,
     RequestRules,
     RequestSpec,
+    Sent,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.quarantine import Quarantine
@@ -112,16 +111,12 @@ class Simulation:
             breakers=breakers,
             now_s=lambda: self._now_s,
         )
-        split_rule = SplitRule(settings.scheduling.split)
         self._rules = RequestRules(
             replica_id=REPLICA,
             fleet=self._fleet,
             policy=self._policy,
             order=self._order,
-            decode_policy=DecodeLegs(settings.scheduling.max_key_blocks, settings.scheduling.kv_weight_s, split_rule),
-            split_rule=split_rule,
-            decode_stall_s=settings.scheduling.decode_stall_s,
-            max_hold_s=settings.scheduling.max_hold_s,
+            scheduling=settings.scheduling,
             at_once=self._direct,
             refuses_late=scenario.refuses_late,
             evidence=Evidence(breakers, Quarantine(), retries),
@@ -231,7 +226,7 @@ class Simulation:
 
     def _kill(self, instance_id: str) -> None:
         """The engine dies, with what it computed: every request that it holds fails, and those that come are refused
-        until it is back. The members do not change: nobody checks the health of engines here."""
+        until it is back. The members do not change: no worker checks the health of engines here."""
         self._dead.add(instance_id)
         self._renew(self._pool.members.instances[instance_id])
         self._waiting[instance_id] = 0
@@ -327,7 +322,11 @@ class Simulation:
         """Give a request, or the leg of it that is to be sent now, to its engine."""
         leg, outcome = machine.to_send, self._outcomes[int(machine.request_id)]
         if leg is Leg.DECODE:
-            instance_id, leg_id, source = machine.answering_id, decode_leg_id(machine.request_id), self._source(machine)
+            instance_id, leg_id, source = (
+                machine.answering_id,
+                decode_leg_id(machine.request_id),
+                self._staged[machine.request_id],
+            )
             outcome.decode_id = instance_id
         else:
             instance_id, leg_id, source = machine.instance_id, machine.request_id, None
@@ -347,16 +346,12 @@ class Simulation:
         except RequestRefusedError:
             self._waiting[instance_id] -= 1
             return self._requests.report(machine, Ended(Outcome.CLIENT_ERROR))
-        return self._requests.sent(machine)
+        return self._requests.report(machine, Sent())
 
     def _on_ended(self, machine: RequestMachine) -> None:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
-
-    def _source(self, machine: RequestMachine) -> KvSource:
-        """The source of a decode leg's KV, which is no longer kept for another leg once this one began to pull it."""
-        return self._staged[machine.request_id]
 
     def _leave_staged(self, machine: RequestMachine) -> None:
         """It is no longer on its instances: what is staged for it, and was not pulled, is free."""

@@ -20,7 +20,7 @@ LONGEST_LINE = 120
 
 
 def faults(fragment: Path) -> Iterator[str]:
-    """What is wrong with a fragment, in words that say what to write."""
+    """Return what is wrong with a fragment, in words that say what to write."""
     if not re.fullmatch(rf"[a-z0-9]+(-[a-z0-9]+)*\.({'|'.join(KINDS)})\.md", fragment.name):
         yield f"{fragment.name}: name it NAME.KIND.md, NAME of lower-case words with hyphens, KIND one of {KINDS}"
     text = fragment.read_text("utf-8").strip("\n")

@@ -460,7 +460,7 @@ def balance(tmp_path: Path) -> Iterator[Balance]:
 
 @contextmanager
 def begun_stream(endpoint: httpx.Client) -> Iterator[Iterator[bytes]]:
-    """What comes behind the first piece of an answer."""
+    """Return what comes behind the first piece of an answer."""
     with endpoint.stream("GET", "/stream") as stream:
         pieces = stream.iter_raw()
         assert next(pieces) == b"one"

@@ -37,7 +37,7 @@ def version(folder: Path, **environment: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What a version follows from, without git."""
+    """A checkout without git, and what its version follows from."""
     made = tmp_path / "source"
     made.mkdir()
     for name in BUILT_FROM:
@@ -61,7 +61,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def archive(checkout: Path) -> Path:
-    """What ``git archive`` of the checkout's commit contains."""
+    """Return what ``git archive`` of the checkout's commit contains."""
     unpacked = checkout.parent / "archive"
     shutil.rmtree(unpacked, ignore_errors=True)
     unpacked.mkdir()

@@ -1,4 +1,4 @@
-"""What is installed: one package, with the rooms in it."""
+"""The installed wheel has one package, with the rooms in it."""
 
 from __future__ import annotations
 

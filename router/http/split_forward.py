@@ -77,7 +77,7 @@ class SplitLegs:
         """Body that a decode leg is sent to take the staged KV over; None once a decoder has it, or where there is
         none."""
         self._decode: DecodeLeg | None = None
-        """The leg that was sent last: the request forgets it when it is placed anew."""
+        """The leg that was sent last: the request forgets it when it is placed again."""
         self._takes_over: list[Edit] = []
         """Edits that make that body from the client's."""
 

@@ -102,10 +102,6 @@ class PoolFleet:
                 self._waiters.deliver(grant)
         return reply
 
-    def over(self, request_id: str, attempt: int, note: str = "", *, seen: bool = False) -> Release:
-        """The release of what is left of a request of this replica; ``seen``: it has had its whole answer."""
-        return Release(request_id, "", self._replica_id, attempt, note, seen)
-
     async def release(self, releases: Sequence[Release]) -> None:
         """Queues that have room then are planned in the background: the next releases do not wait for that."""
         for transition in await measured(self._releasing, self._store.release(releases)):

@@ -21,8 +21,6 @@ from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.placing.decision import Policy, holds
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import RequestRules
@@ -67,16 +65,13 @@ class ServedPool:
         self._schedule_by(self.scheduling)
 
     def _schedule_by(self, scheduling: SchedulingSettings) -> None:
-        self.scheduling, split_rule = scheduling, SplitRule(scheduling.split)
+        self.scheduling = scheduling
         self.rules = RequestRules(
             replica_id=self.replica_id,
             fleet=self.fleet,
             policy=self.policy,
             order=self.fleet.order,
-            decode_policy=DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, split_rule),
-            split_rule=split_rule,
-            decode_stall_s=scheduling.decode_stall_s,
-            max_hold_s=scheduling.max_hold_s,
+            scheduling=scheduling,
             at_once=not holds(self.policy, self.fleet.order),
             refuses_late=self.refuses_late,
             max_tries=self.max_tries,

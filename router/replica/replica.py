@@ -12,6 +12,7 @@ from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.telemetry.metrics import measured
 from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
@@ -203,7 +204,7 @@ class Replica:
     def _release(self, leftover: Sequence[StoredRequest]) -> None:
         context = self._context
         for record in leftover:
-            self._pool.outbox.post(self._pool.fleet.over(record.request_id, record.attempt))
+            self._pool.outbox.post(Release(record.request_id, replica_id=context.replica_id, attempt=record.attempt))
         if leftover:
             context.metrics.reconciled.inc(len(leftover))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))

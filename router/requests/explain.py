@@ -37,7 +37,7 @@ REASONS: Mapping[Reason, str] = {
 
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
-"""Of requests that ended last: a few megabytes."""
+"""Explanations that are kept, of the requests that ended last: a few megabytes."""
 
 
 @value
@@ -47,7 +47,7 @@ class PlacementRound:
     named: tuple[str, ...]
     """The instances that the policy asked for."""
     loads: Mapping[str, InstanceLoad]
-    """Of those that were weighed or observed; a few of them where they are many."""
+    """The loads of the instances that were weighed or observed; a few of them where they are many."""
     decision: Decision
     attempt: int
     status: PlaceStatus
@@ -91,7 +91,7 @@ class PlacementRound:
 
 
 def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
-    """Those that were asked for, and others beside them that were weighed."""
+    """The instances that the policy named, and others beside them that were weighed."""
     return tuple(dict.fromkeys((*named, *loads)))
 
 
@@ -142,7 +142,7 @@ class Explanation:
     decode_placed_s: float | None = None
     decode_rounds: tuple[PlacementRound, ...] = ()
     transferred_tokens: int | None = None
-    """Of the prompt, whose KV the decode instance was not believed to hold."""
+    """Prompt tokens whose KV the decode instance was not believed to hold."""
 
 
 def explanation(
@@ -154,8 +154,8 @@ def explanation(
     now_s: float,
     now_unix_s: float,
 ) -> Explanation:
-    """What has happened to a request so far. ``seen`` are the epoch, the version of the hotness tree and the tree with
-    which the request began."""
+    """Describe what has happened to a request so far. ``seen`` are the epoch, the version of the hotness tree and the
+    tree with which the request began."""
     spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
     if spec.chain is None:
         return _explanation_of_passed_on(machine, pool, received_unix_s)

@@ -74,7 +74,7 @@ _FIRST_TOKEN: Final = FirstToken()
 class LiveRequest:
     """A driver without a rule of a request's life: it reports events, and carries out the effects of the machine.
 
-    Whoever took it in must call ``finish``. A method that raises, or is cancelled, has done so already.
+    The caller that took it in must call ``finish``. A method that raises, or is cancelled, has done so already.
     """
 
     _timer: TimerHandle | None = None
@@ -129,20 +129,12 @@ class LiveRequest:
 
     @property
     def to_send(self) -> Leg:
-        """What is to be sent now."""
+        """The leg that is to be sent now, or the whole request."""
         return self.machine.to_send
 
     @property
     def instance_id(self) -> str:
         return self.machine.instance_id
-
-    @property
-    def instance_url(self) -> str:
-        return self.target.url
-
-    @property
-    def data_parallel_rank(self) -> int | None:
-        return self.target.data_parallel_rank
 
     @property
     def answering_id(self) -> str:
@@ -187,7 +179,7 @@ class LiveRequest:
 
     @property
     def _ran_there(self) -> Running | None:
-        """What the store counted as running on its instance when it was dispatched."""
+        """The requests that the store counted as running on its instance when it was dispatched."""
         machine = self.machine
         if machine.grant is not None or machine.estimate is None:
             return machine.grant
@@ -290,9 +282,9 @@ class LiveRequest:
                 raise from_exception(error) from error
             raise
 
-    # effects that nobody waits for -------------------------------------------------------------------------------
+    # effects without an answer -------------------------------------------------------------------------------------
     def _send(self, _: Send) -> None:
-        """Whoever reported the event reads where to."""
+        """Do nothing: the caller that reported the event reads ``to_send``."""
 
     def _leave_instance(self, effect: LeaveInstance) -> None:
         self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
@@ -439,11 +431,11 @@ class LiveRequest:
         return self.pool.settings.name
 
     def records(self, now_ms: int) -> Sequence[StoredRequest]:
-        """What the store should know of it: one for each leg that is reserved."""
+        """The records that the store should have of it: one for each leg that is reserved."""
         return stored_requests(self.machine, now_ms, self._now_s())
 
     def explain(self) -> Explanation | None:
-        """What has happened so far; None if it was passed on without a decision."""
+        """Describe what has happened so far; None if it was passed on without a decision."""
         return None if self.machine.spec.chain is None else self._explanation()
 
     def _explanation(self) -> Explanation:
@@ -462,7 +454,7 @@ _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] =
     StartTimer: LiveRequest._start_timer,
     CountRetry: LiveRequest._count_retry,
 }
-"""How effects are carried out that nobody waits for."""
+"""How effects without an answer are carried out."""
 
 _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
     Reserve: LiveRequest._reserve,

@@ -1,4 +1,4 @@
-"""What the metrics count of a request."""
+"""The metrics of a request: functions that count its placement, first token, end and usage."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Rules for this file:
 - Every end goes through ``_end``, which releases what may be reserved. A reservation may exist from the moment its
   search begins, as the answer of the store can be lost.
 - A request that is passed on without being scheduled is the same machine. It reserves nothing, so nothing is released.
-- Nothing here knows HTTP, or what carries the bytes. Whoever does says what failed (``InstanceFailure``), and whether
+- Nothing here knows HTTP, or what carries the bytes. The data plane says what failed (``InstanceFailure``), and whether
   the client has a part of the answer.
 
 Times are seconds of the driver's monotonic clock. What is recorded of the request is its age, in seconds.
@@ -33,6 +33,7 @@ from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
 from dualmap.scheduling.placing.decision import Policy, RouteQuery
 from dualmap.scheduling.placing.placement import Fleet, Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.policies.pinned import Pinned
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
@@ -44,6 +45,7 @@ from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Out
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -54,7 +56,7 @@ class Phase(StrEnum):
     """Where a request is."""
 
     NEW = "new"
-    """Nobody but its driver knows of it."""
+    """Only its driver knows of it."""
     ADMITTING = "admitting"
     """It is about to be placed, for the first time or once more, and another copy of its prompt, of which an engine
     died, is on trial: it waits for that one."""
@@ -85,7 +87,7 @@ class Phase(StrEnum):
 
 
 class Step(StrEnum):
-    """What may happen to a request: the columns of ``TRANSITIONS``. An event is one of several steps, by its content
+    """The steps of a request's life: the columns of ``TRANSITIONS``. An event is one of several steps, by its content
     and by the rules."""
 
     ADMITTED = "admitted"
@@ -96,7 +98,7 @@ class Step(StrEnum):
     TAKEN = "taken"
     """An instance has room for it."""
     TAKEN_IN_PAIR = "taken_in_pair"
-    """The same, and the decode leg goes first."""
+    """An instance has room for it, and the decode leg goes first."""
     RESERVATION_LOST = "reservation_lost"
     SENT = "sent"
     PREFILL_PRESUMED = "prefill_presumed"
@@ -287,9 +289,9 @@ class Failed:
     overdue: bool = False
     """The time for the whole request is over."""
     leg: Leg | None = None
-    """Which leg failed of a request whose two legs run at once; None: the one that its phase says."""
+    """The leg that failed, where two run at once; None: the one that its phase says."""
     keeps_kv: bool = False
-    """Of a decode leg: its KV is still staged, so that another decoder could take it."""
+    """The KV of its decode leg is still staged, so that another decoder could take it."""
 
 
 @value
@@ -399,7 +401,7 @@ class LeaveInstance:
 
     instance_id: str
     failure: InstanceFailure | None = None
-    """What failed it there."""
+    """The failure that ended its try there; None: it was not a failure."""
 
 
 @value
@@ -481,7 +483,7 @@ def turned_away(record: StoredRequest, waited_s: float, order: QueueOrder, *, re
 
 # the machine -----------------------------------------------------------------------------------------------------
 class PlacingFleet(Fleet, Protocol):
-    """What the machine looks at, beside what a search does."""
+    """The fleet as the machine sees it, beside what a search needs of it."""
 
     def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
         """Time until the instance has prefilled a full dispatch window, and so many tokens behind it."""
@@ -489,17 +491,13 @@ class PlacingFleet(Fleet, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What a pool's requests are served by on one replica, as its settings are now."""
+    """The rules that a pool's requests are served by on one replica, as its settings are now."""
 
     replica_id: str
     fleet: PlacingFleet
     policy: Policy
     order: QueueOrder
-    decode_policy: Policy
-    """The policy of decode legs, whatever the other one is."""
-    split_rule: SplitRule
-    decode_stall_s: float
-    max_hold_s: float
+    scheduling: SchedulingSettings
     at_once: bool = False
     """No request waits in the fleet for the dispatch window of its instance, see ``placing.decision.holds``."""
     refuses_late: bool = False
@@ -513,11 +511,25 @@ class RequestRules:
     evidence: Evidence = field(default_factory=Evidence)
     balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
     """Picks instances for requests that are passed on."""
+    split_rule: SplitRule = field(init=False)
+    decode_policy: DecodeLegs = field(init=False)
+    """The policy of decode legs, whatever the other one is."""
+    decode_stall_s: float = field(init=False)
+    max_hold_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        scheduling, rule = self.scheduling, SplitRule(self.scheduling.split)
+        # Read for every request: what follows from the settings is at hand, and said once for all drivers.
+        object.__setattr__(self, "split_rule", rule)
+        decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, rule)
+        object.__setattr__(self, "decode_policy", decode_policy)
+        object.__setattr__(self, "decode_stall_s", scheduling.decode_stall_s)
+        object.__setattr__(self, "max_hold_s", scheduling.max_hold_s)
 
 
 @value
 class RequestSpec:
-    """What is known of a request before it is placed."""
+    """A request as it is known before it is placed."""
 
     prompt_hash: int
     """Equal prompts have equal ones: a prompt that kills engines is known by it."""
@@ -555,7 +567,7 @@ class DecodeLeg:
     target: InstanceSpec | None = None
     """Where it may be sent; None while it is being placed."""
     cached_tokens: int = 0
-    """Of the prompt, believed to be there already: the rest is transferred."""
+    """Prompt tokens that are believed to be there already: the rest is transferred."""
     placed_s: float | None = None
     staged_s: float | None = None
     """When the prefill leg ended."""
@@ -593,9 +605,9 @@ class RequestMachine:
     answering_id: str = ""
     """The instance whose answer the client gets, or is to get: that of the decode leg as soon as one has room."""
     uncached_tokens: int = 0
-    """What that instance has to prefill, by its KV metadata."""
+    """Prompt tokens that that instance has to prefill, by its KV metadata."""
     grant: Grant | None = None
-    """What dispatched it last, if it was held."""
+    """The grant that dispatched it last; None where it was not held."""
     decode: DecodeLeg | None = None
     decode_attempt: int = 0
     """Counts reservations of decode legs."""
@@ -606,7 +618,7 @@ class RequestMachine:
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
     """Answers that its instances are to blame for if another one answers it."""
 
-    # What people are told. ``…_s`` is its age at that time, unless it says otherwise.
+    # The figures for people. ``…_s`` is its age at that time, unless it says otherwise.
     failures: tuple[tuple[str, InstanceFailure, float], ...] = ()
     """Each with its instance and the age at which it came."""
     placed_s: float | None = None
@@ -648,7 +660,7 @@ class RequestMachine:
 
     @property
     def to_send(self) -> Leg:
-        """What is to be sent now: to ``target``, or to that of the decode leg."""
+        """The leg that is to be sent now, to ``target`` or to that of the decode leg; WHOLE for the request itself."""
         return Leg.DECODE if self.phase is Phase.DECODING else self.leg
 
     @property
@@ -924,7 +936,7 @@ class RequestMachine:
         return grant is None or not grant.deferred
 
     def _transfer_sample(self, decode: DecodeLeg, now_s: float) -> str:
-        """What its first token teaches of transfers; "" where it was placed again."""
+        """The sample of its transfer, as JSON; "" where its decode leg was placed more than once."""
         if decode.staged_s is None or len(decode.rounds) != 1:
             return ""
         assert self.spec.chain is not None
@@ -1026,9 +1038,7 @@ class RequestMachine:
         self._move(Step.FAILED)
         self._exclude(decode, failure)
         self.failure = failure
-        left: Effects = (LeaveInstance(self.instance_id, failure),)
-        if self.spec.chain is None:
-            self.rules.balancer.leave(self.instance_id)
+        left: Effects = (self._leave(failure),)
         self.placed = None
         if event.overdue:
             return left + self._refuse(Refusal.OVERDUE, now_s)
@@ -1038,6 +1048,12 @@ class RequestMachine:
         if self.tries >= self.rules.max_tries:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)
         return left + self._admit(now_s)
+
+    def _leave(self, failure: InstanceFailure | None) -> LeaveInstance:
+        """Its try on its instance is over."""
+        if self.spec.chain is None:
+            self.rules.balancer.leave(self.instance_id)
+        return LeaveInstance(self.instance_id, failure)
 
     def _judge_failed(self, decode: DecodeLeg | None, failure: InstanceFailure, now_s: float) -> None:
         """Judge the instance that failed it. None is to blame for a decode leg that no instance took."""
@@ -1052,7 +1068,8 @@ class RequestMachine:
         if decode is None:
             self.excluded |= {self.instance_id}
             return
-        # What is not found is prefilled elsewhere: its source may be what failed. Decoders are not at fault then.
+        # KV that is not found is computed on another instance: its source may be what failed, and no decoder is at
+        # fault then.
         lost_kv = decode.target is not None and failure.lost_kv and failure.kind is not FailureKind.RECOMPUTED
         stuck_again = failure.kind is FailureKind.TRANSFER and bool(self.excluded)
         self.excluded |= {self.instance_id} if lost_kv or stuck_again else decode.failed
@@ -1144,9 +1161,7 @@ class RequestMachine:
             evidence.ended(self.answering_id, outcome, now_s)
         effects: list[Effect] = []
         if before in ON_AN_INSTANCE or before is Phase.BROKEN_OFF:
-            effects.append(LeaveInstance(self.instance_id))
-            if self.spec.chain is None:
-                self.rules.balancer.leave(self.instance_id)
+            effects.append(self._leave(None))
         if reserved and self.spec.chain is not None and (self.tries or before not in (Phase.NEW, Phase.ADMITTING)):
             effects += self._last_releases(answered=answered)
         effects.append(_CLOSE)
@@ -1167,7 +1182,7 @@ class RequestMachine:
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:
-        """What is learned from its first token: the features of its placement, as JSON."""
+        """The sample of its first token: the features of its placement, as JSON."""
         assert self.placed is not None
         assert self.spec.chain is not None
         features = self.placed.features(self.spec.chain, self.rules.decode_stall_s)

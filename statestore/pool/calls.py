@@ -21,7 +21,7 @@ class Calls(ABC):
 
     @abstractmethod
     def another(self) -> Calls:
-        """The same calls over another connection."""
+        """Return these calls over another connection."""
 
     @abstractmethod
     def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:

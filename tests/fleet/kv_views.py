@@ -1,4 +1,4 @@
-"""What a fleet expects its instances to hold of a prompt, and how exactly it follows them."""
+"""Helpers that read what a fleet expects its instances to hold of a prompt, and how exactly it follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool is to its callers: types say which calls there are, and to read is to change nothing."""
+"""A pool as its callers see it: types say which calls there are, and to read is to change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def state_of(pool: PoolStore) -> dict[str, object]:
-    """What the pool and its parts hold beside each other."""
+    """Return what the pool and its parts hold beside each other."""
     parts = {"": pool, **{name: part for name, part in vars(pool).items() if isinstance(part, Changes)}}
     return {
         f"{name}.{field}": copy.copy(held) if isinstance(held, dict) else held

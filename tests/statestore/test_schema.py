@@ -23,7 +23,7 @@ NUMBERS = {b"schema": b"%d" % SCHEMA, b"oldest_schema": b"%d" % OLDEST_BESIDE}
 
 
 async def numbers(pool: PoolStore) -> Mapping[bytes, bytes]:
-    """What the pool says of the versions that wrote it."""
+    """Return what the pool says of the versions that wrote it."""
     meta = pairs_from(await pool._calls.command("HGETALL", KEYS.meta))
     return {name: text for name, text in meta.items() if name in NUMBERS}
 

@@ -59,12 +59,12 @@ class Call:
 
 
 class Cluster:
-    """What is in the cluster, and how its API server behaves now."""
+    """The content of the cluster, and how its API server behaves now."""
 
     def __init__(self, clock: Clock) -> None:
         self.calls: list[Call] = []
         self.refuse: Callable[[Call], Refusal | None] = lambda _: None
-        """What to reply to a call instead of the right answer."""
+        """The reply to a call instead of the right answer."""
         self.is_silent = False
         """Watches are open, and nothing comes any more, not even their end."""
         self.expires_by_status = False
@@ -180,7 +180,7 @@ class Cluster:
         return 200, {}, _once(json.dumps({"kind": "List", "metadata": metadata, "items": page}).encode())
 
     def _at(self, version: int, call: Call) -> list[Object]:
-        """What is selected, as it was at a version."""
+        """Return the selected objects, as they were at a version."""
         objects = dict(self._objects.get(call.path, {}))
         for happened in reversed(self.log):
             if happened.version > version and happened.path == call.path:
@@ -247,7 +247,7 @@ def _selects(call: Call, given: Object) -> bool:
 
 
 def _event(call: Call, happened: Happened) -> bytes | None:
-    """What a change looks like through the selector of a watch."""
+    """Return a change as it looks through the selector of a watch."""
     if happened.path != call.path:
         return None
     was = happened.before is not None and _selects(call, happened.before)

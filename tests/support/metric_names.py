@@ -1,4 +1,4 @@
-"""Which metrics there are."""
+"""The names of all metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 
 
 def router_registry() -> CollectorRegistry:
-    """What a replica exposes, the fleet's gauges included."""
+    """Return the metrics that a replica exposes, the fleet's gauges included."""
     router = RouterMetrics(["default"])
     pool = MemoryStore(SchedulingSettings()).pool("default")
     fleet = FleetOverviews({"default": pool}, clock=RealClock(), call=router.store_calls["overview"])

@@ -125,7 +125,7 @@ class KubernetesApi:
         return {"authorization": f"Bearer {token}"}
 
     async def _current(self) -> httpx.AsyncClient:
-        """The client, made anew where the file of the CA was replaced."""
+        """The client, made again where the file of the CA was replaced."""
         trusted = self._ca_stamp()
         if self._client is None or trusted != self._trusted:
             await self.close()

@@ -1,4 +1,4 @@
-"""What the experiment with a constant load counts as a change."""
+"""The experiment with a constant load says what it counts as a change."""
 
 from __future__ import annotations
 

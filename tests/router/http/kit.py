@@ -52,7 +52,7 @@ class PlacedRequest:
     connector: str = "nixl"
     first_tokens: int = 0
     faults: list[InstanceFailure] = field(default_factory=list)
-    """Of answers that had begun."""
+    """Failures of answers that had begun."""
     failures: list[InstanceFailure] = field(default_factory=list)
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 

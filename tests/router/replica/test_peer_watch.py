@@ -11,7 +11,7 @@ from dualmap.router.replica.peer_watch import FAILURES, PeerWatch
 
 
 class Network(httpx.AsyncBaseTransport):
-    """Which replica answers, by host; an exception where none does."""
+    """The replica that answers, by host; an exception where none does."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, Any] = {}

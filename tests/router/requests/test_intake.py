@@ -74,8 +74,8 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
 
     request = await runtime.intake.place(tools.request(LONG))
 
-    assert (request.instance_id, request.instance_url, request.tries) == ("a", "http://a.test:8000", 1)
-    assert request.data_parallel_rank is None
+    assert (request.instance_id, request.target.url, request.tries) == ("a", "http://a.test:8000", 1)
+    assert request.target.data_parallel_rank is None
     assert (await loads(store))["a"].pending_tokens == 1250
     request.first_token()
     await tools.settle()

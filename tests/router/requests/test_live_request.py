@@ -1,4 +1,4 @@
-"""What a scheduled request tells a store that forgot it, and how its timers end."""
+"""A live request describes itself to a store that forgot it, and its timers end with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failure means."""
+"""A failure becomes an error for the client, and an outcome."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
-from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import (
@@ -49,7 +47,7 @@ def member(instance_id: str, role: Role = Role.MIXED) -> InstanceSpec:
 
 @dataclass
 class Fleet:
-    """What a machine looks at."""
+    """A fleet as a machine sees it."""
 
     members: tuple[InstanceSpec, ...]
     learned: Learned = field(default_factory=Learned)
@@ -78,19 +76,15 @@ class Life:
         budget: float = 100.0,
         **spec: object,
     ) -> None:
-        settings = SchedulingSettings(policy="dualmap")
+        settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0, decode_stall_s=3.0)
         roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
         members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
-        policy, rule = build_policy(settings), SplitRule(settings.split)
         self.rules = RequestRules(
             replica_id="r",
             fleet=Fleet(members),
-            policy=policy,
+            policy=build_policy(settings),
             order=queue_order_of(settings),
-            decode_policy=DecodeLegs(8, 1.0, rule),
-            split_rule=rule,
-            decode_stall_s=3.0,
-            max_hold_s=60.0,
+            scheduling=settings,
             max_tries=max_tries,
             decode_first=decode_first,
             evidence=Evidence(retries=RetryBudget(0.0, budget / 10, 0.0)),
@@ -117,7 +111,7 @@ class Life:
 
     @property
     def released(self) -> list[tuple[str, int | None]]:
-        """What the last effects release for good: request and attempt."""
+        """The releases of the last effects that leave nothing: request and attempt."""
         posted = [effect.release for effect in self.effects if isinstance(effect, Post)]
         waited = [each for effect in self.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
         return [(each.request_id, each.attempt) for each in (*waited, *posted) if not each.instance_id]

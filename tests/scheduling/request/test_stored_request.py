@@ -1,4 +1,4 @@
-"""What a store is given back that lost a live request."""
+"""A store that lost a live request is given its record back."""
 
 from __future__ import annotations
 

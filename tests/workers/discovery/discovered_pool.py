@@ -81,7 +81,7 @@ class DiscoveredPool:
             await self.round(after_s=after_s)
 
     async def make_ready(self) -> None:
-        """What health checks do with an instance that starts."""
+        """Do what health checks do with an instance that starts."""
         for name, spec in (await self.instances()).items():
             if spec.state is InstanceState.STARTING and spec.origin is not None:
                 await self.pool.members.set_instance_state(name, InstanceState.READY)

@@ -1,4 +1,4 @@
-"""What is read from pods and EndpointSlices, and which instances they are."""
+"""Pods and EndpointSlices are read as instances, and which of them serve."""
 
 from __future__ import annotations
 
