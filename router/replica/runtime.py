@@ -263,12 +263,13 @@ def _served_pool(
         call=calls["records"],
     )
     metrics = context.metrics.pools[pool.name]
+    warn = partial(log.warning, "pool %s: %s", pool.name)
     breakers = CircuitBreakers(
         BreakerRule(),
         view=lambda: view.view,
         on_fault=metrics.count_fault,
         on_ejection=metrics.count_ejection,
-        warn=log.warning,
+        warn=warn,
     )
     fleet = PoolFleet(
         shared,
@@ -290,7 +291,7 @@ def _served_pool(
         fleet=fleet,
         outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),
-        evidence=Evidence(breakers, Quarantine(log.warning), retries),
+        evidence=Evidence(breakers, Quarantine(warn), retries),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
