@@ -118,6 +118,7 @@ async def local_haproxy(router_port: int, folder: Path) -> AsyncIterator[str]:
     text = text.replace("default-path config", f"default-path origin {HAPROXY.parent}")
     text = text.replace("bind :8000\n", f"bind 127.0.0.1:{port}\n").replace("bind :8404\n", f"bind {folder}/health\n")
     text = re.sub(r"server-template .*", f"server router 127.0.0.1:{router_port} init-addr last,libc", text)
+    text = re.sub(r"check port \d+", "check", text)  # this router has no port of its own for checks
     configuration = folder / "haproxy.cfg"
     configuration.write_text(text)
     haproxy = await asyncio.create_subprocess_exec("haproxy", "-db", "-f", str(configuration))
