@@ -35,6 +35,11 @@ class KubernetesSettings(BaseModel):
         description="port of the engine, unless a pod's label or annotation names another (none: what the InferencePool"
         " or the Service says, else 8000)",
     )
+    role_label: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9./_-]{0,315}[A-Za-z0-9])?$",
+        description="a further label of pods that names their role, as DYN_EPP_ROLE_LABEL does for Dynamo",
+    )
     scheme: Literal["http", "https"] = Field("http", description="how instances are called")
     resync_s: float = Field(300.0, ge=1, description="time after which all pods are listed again, seconds")
     api_url: str | None = Field(

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from dualmap.workers.metrics import WorkerMetrics
-from tests.support.kubernetes_cluster import PODS, POOLS, SLICES
+from tests.support.kubernetes_cluster import PODS, POOLS, SERVICES, SLICES
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
 PROMETHEUS = shutil.which("prometheus")
@@ -56,7 +56,7 @@ def test_the_role_of_discovery_has_the_rights_that_its_calls_need_and_no_more() 
 
     assert role["kind"] == "Role", "one namespace is enough"
     assert {verb for verbs in allowed.values() for verb in verbs} == {"list", "watch"}
-    assert allowed.keys() == {called(path) for path in (PODS, POOLS, SLICES)}
+    assert allowed.keys() == {called(path) for path in (PODS, POOLS, SERVICES, SLICES)}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
 

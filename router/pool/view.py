@@ -71,7 +71,8 @@ class ViewKeeper:
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Callback for the scheduling settings that were changed in the running fleet, after every refresh."""
         self.on_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
-        """Callback for the model names that operators added, and those that instances list, after every refresh."""
+        """Callback for the model names that operators and pods add, and those that instances list, after every
+        refresh."""
 
     def renew(self) -> None:
         """The copy is out of date, as a reply shows: read it again soon. Never waits."""
@@ -106,7 +107,8 @@ class ViewKeeper:
         self.learned = membership.learned
         self.follow(membership.overrides)
         listed = merged_models(spec.models for spec in membership.instances.values())
-        self.on_names(membership.names, listed)
+        discovered = {alias: "" for spec in membership.instances.values() for alias in spec.aliases}
+        self.on_names({**discovered, **membership.names} if discovered else membership.names, listed)
         if membership.instances:
             self.last_seen = membership
         self._seen(self.view)

@@ -27,7 +27,7 @@ from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.answers import DiscoveryStatus, PoolOverview
 from dualmap.statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,8 @@ class Feed:
         """Time of the scaling log's line that was reported last, by pool."""
         self._scaled: dict[str, ScaleEntry] = {}
         """The newest line of each pool's scaling log."""
+        self._discovery: dict[str, DiscoveryStatus] = {}
+        """How discovery goes, by pool, where the replica knows that the pool has one."""
         self._sent: dict[str, tuple[int, int]] = {}
         """Epoch and tree version of the topology that was sent last, by pool."""
         self._requests = KeptRows(KEPT_REQUESTS, KEPT_NOTABLE)
@@ -193,6 +195,9 @@ class Feed:
         try:
             overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
             happened += await self._scale_steps(name)
+            if self._discovers(name):
+                publications = self._runtime.pools.pools[name].store.publications
+                self._discovery[name] = await publications.discovery()
         except StoreError:
             return None
         reading = Reading(overview, view)
@@ -227,7 +232,7 @@ class Feed:
             pool, history = self._runtime.pools.pools[name], self._history[name]
             counted = history[-1][1].since(history[0][1]) if overview is not None else TrafficCounts()
             slo_s = pool.scheduling.slo_ttft_s
-            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, self._scaled.get(name)))
+            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, *self._published(name)))
         lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s())
         fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
         found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
@@ -236,6 +241,15 @@ class Feed:
         for name, each in of_instances.items():
             pools[name]["troubles"] = dict(zip(each, as_values(list(each.values()), first), strict=True))
         return as_values(found, first)
+
+    def _discovers(self, name: str) -> bool:
+        pool = self._runtime.pools.pools[name]
+        entered = any(spec.origin is not None for spec in pool.view.view.instances.values())
+        return pool.settings.discovery is not None or entered
+
+    def _published(self, name: str) -> tuple[ScaleEntry | None, DiscoveryStatus]:
+        """The reports of the pool's leader, as they were read last."""
+        return self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
         """The lines of the autoscaler's log after the line that was reported last, the oldest first."""

@@ -17,7 +17,7 @@ from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.answers import DiscoveryStatus, Note, PoolOverview
 from dualmap.statestore.leases import RETIRED
 
 STALLED_S: Final = 10.0
@@ -76,6 +76,7 @@ class PoolState:
     """Counts of the last minute."""
     scaled: ScaleEntry | None = None
     """The newest line of the scaling log."""
+    discovery: DiscoveryStatus = field(default_factory=DiscoveryStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,13 @@ def problems(fleet: FleetState) -> list[Problem]:
     """All of them, the worst first. Several instances with the same problem share a line."""
     found = [*_of_replicas(fleet), *_of_refusals(fleet.lately)]
     for pool in fleet.pools:
-        of_pool = [*_of_store(fleet, pool), *_of_members(pool), *_of_traffic(pool), *_of_scaling(pool)]
+        of_pool = [
+            *_of_store(fleet, pool),
+            *_of_members(pool),
+            *_of_traffic(pool),
+            *_of_scaling(pool),
+            *_of_discovery(pool),
+        ]
         of_pool = [replace(each, key=f"{pool.name}/{each.key}") for each in of_pool]
         of_pool += _gathered([*troubles(fleet, pool).values()], pool.name)
         if len(fleet.pools) > 1:
@@ -317,6 +324,20 @@ def _of_scaling(pool: PoolState) -> Iterator[Problem]:
     if line is not None and line.event in ("failed", "refused"):
         advice = "The worker's log has the answer of what scales; dualmap autoscale shows the decision."
         yield Problem("scaling", Severity.WARNING, "The last scale step failed", line.text, advice, line.at_ms)
+
+
+def _of_discovery(pool: PoolState) -> Iterator[Problem]:
+    status = pool.discovery
+    if status.state == "failing":
+        why = f"{status.detail}. What was found last stays: pods that come are not used, what goes is found by checks"
+        advice = "The detail names the right or setting that is missing; see When the API server does not answer in"
+        advice += " docs/operate/kubernetes.md, and dualmap inspect discovery."
+        yield Problem("discovery", Severity.WARNING, "Discovery fails", why, advice, status.at_ms)
+    elif status.left_out:
+        first = "; ".join(status.left_out[:NAMED])
+        why = first + (f"; and {len(status.left_out) - NAMED} more" if len(status.left_out) > NAMED else "")
+        advice = "Correct the labels or annotations that are named; dualmap inspect discovery lists all."
+        yield Problem("left out", Severity.NOTICE, "Discovery leaves something out", why, advice, status.at_ms)
 
 
 # replicas -------------------------------------------------------------------------------------------------------

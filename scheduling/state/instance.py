@@ -62,6 +62,11 @@ class InstanceSpec:
     """Notes of discovery from when it entered the instance. None for one that was configured or entered by an operator,
     which discovery leaves alone."""
 
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the pool's model that discovery read from the server's pod."""
+        return tuple((self.origin or {}).get("aliases", "").split())
+
     def lists(self, model: str) -> bool:
         """Whether its server lists the model name."""
         return self.models is not None and model in self.models

@@ -22,6 +22,7 @@ import httpx
 from dualmap.runtime.clock import Clock
 
 PODS = "/api/v1/namespaces/default/pods"
+SERVICES = "/api/v1/namespaces/default/services"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools"
 
@@ -78,6 +79,7 @@ class Cluster:
         self._uids = 0
         self._cuts = 0
         self._bookmarks = 0
+        self._said: list[bytes] = []
         self._is_closed = False
         self._changed: asyncio.Future[None] | None = None
 
@@ -139,6 +141,11 @@ class Cluster:
         self._bookmarks += 1
         self._wake()
 
+    def say(self, line: bytes) -> None:
+        """Send every watch a line that is no event of the cluster: an ERROR, or garbage."""
+        self._said.append(line)
+        self._wake()
+
     def close(self) -> None:
         """End every watch, as a server that stops does."""
         self._is_closed = True
@@ -195,7 +202,7 @@ class Cluster:
         if since < self._compacted:
             yield _line("ERROR", _EXPIRED)
             return
-        cuts, bookmarks = self._cuts, self._bookmarks
+        cuts, bookmarks, said = self._cuts, self._bookmarks, len(self._said)
         end = asyncio.ensure_future(self._clock.sleep(float(call.params["timeoutSeconds"])))
         try:
             while True:
@@ -212,6 +219,9 @@ class Cluster:
                     bookmarks = self._bookmarks
                     since = self._version
                     yield _line("BOOKMARK", {"kind": "Pod", "metadata": {"resourceVersion": str(since)}})
+                for line in self._said[said:]:
+                    said += 1
+                    yield line
                 if self._is_closed or (end.done() and not self.is_silent):
                     return
                 if self._version == since or not any(each.version > since for each in self.log):

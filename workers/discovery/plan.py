@@ -30,6 +30,8 @@ class Found:
     url: str
     role: Role = Role.MIXED
     data_parallel_rank: int | None = None
+    aliases: tuple[str, ...] = ()
+    """Further names of the pool's model."""
     not_serving: str = ""
     """Why it takes no new requests; empty while it serves."""
     is_ending: bool = False
@@ -43,6 +45,7 @@ class Act(StrEnum):
     REPLACE = "replaced"
     RESUME = "resumed"
     CHANGE_ROLE = "role changed"
+    CHANGE_ALIASES = "aliases changed"
     DRAIN = "drained"
     REMOVE = "removed"
 
@@ -98,7 +101,9 @@ def _act_for(found: Found, known: InstanceSpec) -> Act | None:
         return Act.REPLACE
     if known.origin.get("leaving"):
         return Act.RESUME
-    return Act.CHANGE_ROLE if known.origin.get("role") != found.role.value else None
+    if known.origin.get("role") != found.role.value:
+        return Act.CHANGE_ROLE
+    return Act.CHANGE_ALIASES if known.aliases != found.aliases else None
 
 
 def _is_same(found: Found, known: InstanceSpec) -> bool:
@@ -158,7 +163,8 @@ def _after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
             state=state,
             models=None,
         )
-    origin = {name: text for name, text in known.origin.items() if name != "leaving"}
+    origin = {name: text for name, text in known.origin.items() if name not in ("leaving", "aliases")}
+    origin |= _aliases_note(found)
     state = next_state(known.state, InstanceEvent.RESUME) if known.origin.get("leaving") else known.state
     if origin.get("role") != found.role.value:
         return replace(known, state=state, role=found.role, origin={**origin, "role": found.role.value})
@@ -171,7 +177,11 @@ def _is_held_out(known: InstanceSpec) -> bool:
 
 
 def _entered(found: Found) -> InstanceSpec:
-    origin = {"uid": found.uid, "role": found.role.value}
+    origin = {"uid": found.uid, "role": found.role.value, **_aliases_note(found)}
     return InstanceSpec(
         found.instance_id, found.url, role=found.role, data_parallel_rank=found.data_parallel_rank, origin=origin
     )
+
+
+def _aliases_note(found: Found) -> dict[str, str]:
+    return {"aliases": " ".join(found.aliases)} if found.aliases else {}

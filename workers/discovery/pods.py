@@ -2,12 +2,14 @@
 
 Labels and annotations that count, ours first; a label wins over an annotation of the same name:
 
-- role: ``dualmap/role`` (mixed, prefill, decode), ``llm-d.ai/role``, AIBrix's ``role-name``
+- role: ``dualmap/role`` (mixed, prefill, decode), ``llm-d.ai/role``, the label that ``role_label`` names (as Dynamo's
+  DYN_EPP_ROLE_LABEL does), AIBrix's ``role-name``
 - ports: ``dualmap/port``, ``llm-d.ai/active-ports``, ``smg.ai/worker-ports``, ``model.aibrix.ai/port``. Each port is a
   server of its own, as data-parallel ranks are where each has a port
 - data-parallel ranks behind one port: ``dualmap/data-parallel-ranks``, as 8 (ranks 0 to 7) or 8-15
-- model: ``dualmap/model``, ``model.aibrix.ai/name``. A pod of another model than the pool's is left out; aliases and
-  adapters are what the server itself lists
+- model: ``dualmap/model``, ``model.aibrix.ai/name``. A pod of another model than the pool's is left out; adapters and
+  served names are what the server itself lists
+- aliases: ``dualmap/aliases``, further names of the pool's model for clients, with commas between them
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ MAX_RANKS = 1024
 _PORT_NAMES = ("dualmap/port", "llm-d.ai/active-ports", "smg.ai/worker-ports", "model.aibrix.ai/port")
 _ROLE_NAMES = ("dualmap/role", "llm-d.ai/role")
 _MODEL_NAMES = ("dualmap/model", "model.aibrix.ai/name")
+_ALIASES_NAME = "dualmap/aliases"
 _RANKS_NAME = "dualmap/data-parallel-ranks"
 _ROLES = {
     "mixed": Role.MIXED,
@@ -39,6 +42,8 @@ _ROLES = {
 }
 _RANKS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,112}")
+MAX_ALIASES = 64
+_ALIAS = re.compile(r"[!-~]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Rule:
     scheme: str = "http"
     models: frozenset[str] | None = None
     """Names that the pool serves; None: whatever its instances serve."""
+    role_label: str | None = None
+    """A further label that names the role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +203,15 @@ def _instances_of(pod: Pod, rule: Rule) -> Iterator[Found]:
     if not _NAME.fullmatch(pod.name):
         raise UnfitPodError("its name is longer than the 112 characters that leave room for a port and a rank in an id")
     ports, ranks = _ports(pod, rule), _ranks(pod)
-    first = Found(pod.name, pod.uid, "", _role(pod), not_serving=pod.not_serving, is_ending=pod.is_terminating)
+    first = Found(
+        pod.name,
+        pod.uid,
+        "",
+        _role(pod, rule),
+        aliases=_aliases(pod),
+        not_serving=pod.not_serving,
+        is_ending=pod.is_terminating,
+    )
     for port in ports:
         name = pod.name if len(ports) == 1 else f"{pod.name}:{port}"
         at_port = replace(first, instance_id=name, url=_url(rule.scheme, pod.ip, port))
@@ -215,8 +230,15 @@ def _said(pod: Pod, *names: str) -> str | None:
     return None
 
 
-def _role(pod: Pod) -> Role:
-    text = _said(pod, *_ROLE_NAMES)
+def _aliases(pod: Pod) -> tuple[str, ...]:
+    names = [each.strip() for each in (_said(pod, _ALIASES_NAME) or "").split(",") if each.strip()]
+    if len(names) > MAX_ALIASES or not all(map(_ALIAS.fullmatch, names)):
+        raise UnfitPodError(f"{_ALIASES_NAME} names no model names without blanks, {MAX_ALIASES} at most")
+    return tuple(dict.fromkeys(names))
+
+
+def _role(pod: Pod, rule: Rule) -> Role:
+    text = _said(pod, *_ROLE_NAMES, *((rule.role_label,) if rule.role_label else ()))
     if text is None:
         # AIBrix's label has a name that others may use too: what is no role of ours says nothing.
         return _ROLES.get(pod.labels.get("role-name", ""), Role.MIXED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,19 @@ async def test_every_refreshed_view_is_shown(store: Any) -> None:
 
     assert [view.instances["a"].state for view in shown] == [InstanceState.READY, InstanceState.DOWN]
     assert shown[-1] is kept.view
+
+
+async def test_aliases_that_pods_name_are_names_of_the_pool_behind_those_of_operators(store: Any, clock: Any) -> None:
+    pool = store.pool("default")
+    kept, told = keeper(pool, clock), []
+    kept.on_names = lambda added, listed: told.append(dict(added))
+    origin = {"uid": "u", "aliases": "gpt-4o sql"}
+    await pool.members.put_instance(replace(tools.spec("a"), origin=origin))
+    await pool.members.add_name("sql", "lora")
+
+    await kept.refresh()
+
+    assert told == [{"gpt-4o": "", "sql": "lora"}]
 
 
 async def test_refreshes_at_the_same_time_share_one_call(store: Any, clock: Any) -> None:

@@ -17,6 +17,8 @@ from dualmap.router.ui.own_requests import NEW_REQUESTS
 from dualmap.router.ui.peers import Peers
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 
@@ -185,6 +187,24 @@ async def test_scale_steps_are_told_once_as_their_log_has_them(start_runtime: An
     await clock.advance(1.0)
     assert (await viewer.read())[1]["happened"] == []
     await viewer.close()
+
+
+async def test_the_page_says_that_discovery_fails_and_why(start_runtime: Any, clock: Any, store: Any) -> None:
+    entered = InstanceSpec("a", "http://a.test:8000", origin={"uid": "u"})
+    runtime = await start_runtime(instances=(entered,))
+    pool = store.pool("default")
+    lease = await pool.leader_lease.acquire("leader", 60_000)
+    viewer = Viewer(feed_of(runtime))
+    await viewer.read()
+    failing = DiscoveryStatus(5, "leader", "pods", "failing", "403 pods is forbidden")
+    await pool.publications.record_discovery(failing, fence=lease.fence)
+
+    await clock.advance(1.0)
+    tick = (await viewer.read())[1]
+    await viewer.close()
+
+    told = [problem["why"] for problem in tick["problems"] if problem["what"] == "Discovery fails"]
+    assert len(told) == 1 and "403 pods is forbidden" in told[0]
 
 
 async def test_the_page_says_why_an_instance_does_not_serve(start_runtime: Any, clock: Any, store: Any) -> None:

@@ -26,7 +26,7 @@ from dualmap.router.ui.problems import (
 from dualmap.router.ui.status import Avoidance, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.answers import DiscoveryStatus, Note, PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
 READY, DOWN, STARTING = InstanceState.READY, InstanceState.DOWN, InstanceState.STARTING
@@ -215,3 +215,16 @@ def test_since_when_is_kept_while_it_lasts_and_unknown_at_the_first_reading() ->
     assert first == {"one": (13.0, False)}
     [plain] = as_values([replace(one, since_ms=5000)], first)
     assert (plain["since_s"], plain["or_longer"]) == (5.0, False)
+
+
+def test_discovery_that_fails_is_a_warning_with_its_reason_and_what_it_leaves_out_is_a_notice() -> None:
+    failing = DiscoveryStatus(17, "w", "pods", "failing", "403 pods is forbidden", left_out=("vllm-1: no port",))
+
+    [problem] = found(fleet(pool({"a": READY}, discovery=failing)))
+    assert (problem.severity, problem.since_ms) == (Severity.WARNING, 17)
+    assert "403 pods is forbidden" in problem.why
+
+    left = replace(failing, state="watching", detail="", left_out=tuple(f"p{number}: no port" for number in range(5)))
+    [problem] = found(fleet(pool({"a": READY}, discovery=left)))
+    assert problem.severity is Severity.NOTICE
+    assert "p0: no port" in problem.why and "2 more" in problem.why and "p4" not in problem.why

@@ -119,6 +119,20 @@ async def test_an_instance_that_an_operator_drained_stays_out_until_its_pod_goes
         assert await fleet.instances() == {}
 
 
+async def test_aliases_of_a_pod_are_noted_and_follow_its_annotation() -> None:
+    async with DiscoveredPool() as fleet:
+        fleet.cluster.put_pod("vllm-0", annotations={"dualmap/aliases": "gpt-4o,chat"})
+        await fleet.round()
+        assert (await fleet.instances())["vllm-0"].aliases == ("gpt-4o", "chat")
+
+        fleet.cluster.put_pod("vllm-0", annotations={"dualmap/aliases": "chat"})
+        await fleet.round()
+        assert (await fleet.instances())["vllm-0"].aliases == ("chat",)
+        fleet.cluster.put_pod("vllm-0")
+        await fleet.round()
+        assert (await fleet.instances())["vllm-0"].aliases == ()
+
+
 async def test_a_role_that_the_leader_moved_stays_until_the_label_changes() -> None:
     async with DiscoveredPool() as fleet:
         fleet.cluster.put_pod("vllm-0", labels={"app": "vllm", "llm-d.ai/role": "prefill"})
@@ -216,7 +230,7 @@ def test_after_random_lives_of_pods_and_failures_of_the_watch_the_members_are_th
     seen: set[str] = set()
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.integers(0, 2)), min_size=20, max_size=40))
+    @given(st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.integers(0, 11)), min_size=20, max_size=40))
     def lives(events: list[tuple[str, int]]) -> None:
         seen.update(name for name, _ in events)
         asyncio.run(_live_through(events))
@@ -256,16 +270,21 @@ def _serving(cluster: Cluster) -> list[tuple[str, str, str]]:
     ]
 
 
+def pod_name(number: int) -> str:
+    return f"vllm-{number % 3}"
+
+
 def put(fleet: DiscoveredPool, number: int, **how: Any) -> None:
     """A pod by its number, with an address of its own from its beginning to its end."""
-    pod = fleet.cluster.pods().get(f"vllm-{number}")
+    name = pod_name(number)
+    pod = fleet.cluster.pods().get(name)
     ip = f"10.0.{number}.{len(fleet.cluster.log)}" if pod is None else pod["status"]["podIP"]
-    fleet.cluster.put_pod(f"vllm-{number}", ip=ip, **how)
+    fleet.cluster.put_pod(name, ip=ip, **how)
 
 
 def delete(fleet: DiscoveredPool, number: int) -> None:
-    if f"vllm-{number}" in fleet.cluster.pods():
-        fleet.cluster.delete(PODS, f"vllm-{number}")
+    if pod_name(number) in fleet.cluster.pods():
+        fleet.cluster.delete(PODS, pod_name(number))
 
 
 def recreate(fleet: DiscoveredPool, number: int) -> None:
@@ -276,13 +295,27 @@ def recreate(fleet: DiscoveredPool, number: int) -> None:
 def compact(fleet: DiscoveredPool, number: int) -> None:
     fleet.cluster.expires_by_status = number % 2 == 0
     fleet.cluster.compact()
-    if number > 1:
+    if number % 3 > 1:
         fleet.cluster.cut()
 
 
 def refuse(fleet: DiscoveredPool, number: int) -> None:
-    refusal = FAILURES[sorted(FAILURES)[number]]
-    fleet.cluster.refuse = lambda call: refusal if call.is_watch or number % 2 else None
+    refusal = FAILURES[sorted(FAILURES)[number % len(FAILURES)]]
+    fleet.cluster.refuse = lambda call: refusal if call.is_watch or number >= len(FAILURES) else None
+
+
+SAID = (
+    b'{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}\n',
+    b'{"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "etcdserver: request timed out"}}\n',
+    b'{"type": "ERROR", "object": {}}\n',
+    b'{"type": "ADDED", "object": {"metadata": {"name": "half"}}}\n',
+    b"<html>a proxy</html>\n",
+    b'{"type": "BOOKMARK", "object": {"metadata": {}}}\n',
+)
+
+
+def say(fleet: DiscoveredPool, number: int) -> None:
+    fleet.cluster.say(SAID[number % len(SAID)])
 
 
 def accept(fleet: DiscoveredPool, _: int) -> None:
@@ -290,7 +323,7 @@ def accept(fleet: DiscoveredPool, _: int) -> None:
 
 
 def be_silent(fleet: DiscoveredPool, number: int) -> None:
-    fleet.cluster.is_silent = number > 0
+    fleet.cluster.is_silent = number % 3 > 0
 
 
 async def change_leader(fleet: DiscoveredPool, _: int) -> None:
@@ -306,11 +339,12 @@ EVENTS: dict[str, Callable[[DiscoveredPool, int], Awaitable[None] | None]] = {
     "deleted": delete,
     "recreated": recreate,
     "health checks": lambda fleet, _: fleet.make_ready(),
-    "round": lambda fleet, number: fleet.round(after_s=(0.25, 5.0, 70.0)[number]),
+    "round": lambda fleet, number: fleet.round(after_s=(0.25, 5.0, 70.0)[number % 3]),
     "connections cut": lambda fleet, _: fleet.cluster.cut(),
     "compacted": compact,
     "bookmark": lambda fleet, _: fleet.cluster.bookmark(),
     "silence": be_silent,
+    "said": say,
     "refusals": refuse,
     "no refusals": accept,
     "another leader": change_leader,

@@ -38,6 +38,9 @@ def acts(found: Found | None, member: InstanceSpec | None) -> list[Act]:
         (replace(FOUND, uid="u2"), MEMBER, [Act.REPLACE]),
         (replace(FOUND, url="http://10.0.0.2:8000"), MEMBER, [Act.REPLACE]),
         (replace(FOUND, role=Role.DECODE), MEMBER, [Act.CHANGE_ROLE]),
+        (replace(FOUND, aliases=("gpt",)), MEMBER, [Act.CHANGE_ALIASES]),
+        (FOUND, replace(MEMBER, origin={**ORIGIN, "aliases": "gpt"}), [Act.CHANGE_ALIASES]),
+        (replace(FOUND, aliases=("gpt",)), replace(MEMBER, origin={**ORIGIN, "aliases": "gpt"}), []),
         (FOUND, replace(MEMBER, role=Role.DECODE), []),  # the leader moved it
         (AWAY, MEMBER, [Act.DRAIN]),
         (ENDING, MEMBER, [Act.DRAIN]),

@@ -125,6 +125,28 @@ def test_roles_are_read_from_labels_of_several_projects(labels: dict[str, str], 
     assert found_in(pod(labels=labels))[0]["vllm-0"].role is role
 
 
+def test_a_role_is_read_from_the_label_that_is_configured_after_those_that_are_known() -> None:
+    labels = {"dynamo-role": "prefill", "llm-d.ai/role": "decode"}
+
+    assert found_in(pod(labels=labels), role_label="dynamo-role")[0]["vllm-0"].role is Role.DECODE
+    del labels["llm-d.ai/role"]
+    assert found_in(pod(labels=labels), role_label="dynamo-role")[0]["vllm-0"].role is Role.PREFILL
+    assert found_in(pod(labels=labels))[0]["vllm-0"].role is Role.MIXED
+    assert "role 'frontend'" in left_out(pod(labels={"dynamo-role": "frontend"}), role_label="dynamo-role")
+
+
+def test_aliases_are_read_from_an_annotation() -> None:
+    named = pod(annotations={"dualmap/aliases": "gpt-4o, org/model:7b, gpt-4o"})
+
+    assert found_in(named)[0]["vllm-0"].aliases == ("gpt-4o", "org/model:7b")
+    assert found_in(pod())[0]["vllm-0"].aliases == ()
+
+
+@pytest.mark.parametrize("text", ["two words", ",".join(f"m{number}" for number in range(65)), "é"])
+def test_aliases_that_are_no_model_names_are_left_out_with_the_reason(text: str) -> None:
+    assert "dualmap/aliases" in left_out(pod(annotations={"dualmap/aliases": text}))
+
+
 def test_an_encoder_is_left_out() -> None:
     assert "role 'encode'" in left_out(pod(labels={"llm-d.ai/role": "encode"}))
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from dualmap.scheduling.state.instance import InstanceSpec
-from tests.support.kubernetes_cluster import POOLS, SLICES
+from tests.support.kubernetes_cluster import PODS, POOLS, SERVICES, SLICES, Refusal
 from tests.workers.discovery.discovered_pool import DiscoveredPool
 
 
@@ -96,6 +98,66 @@ async def test_a_service_names_its_pods_by_endpoint_slices() -> None:
         fleet.cluster.put(SLICES, "s2", metadata=labels, ports=ports, endpoints=[ending])
         await fleet.rounds()
         assert await urls(fleet) == {}
+
+
+def put_service(fleet: DiscoveredPool, *endpoints: dict[str, Any], selector: dict[str, str] | None = None) -> None:
+    labels = {"labels": {"kubernetes.io/service-name": "vllm"}}
+    fleet.cluster.put(SLICES, "s1", metadata=labels, ports=[{"port": 8080}], endpoints=list(endpoints))
+    fleet.cluster.put(SERVICES, "vllm", spec={"selector": selector} if selector else {})
+
+
+def put_labelled_pod(fleet: DiscoveredPool, name: str, ip: str, role: str) -> dict[str, Any]:
+    """The pod's endpoint."""
+    pod = fleet.cluster.put_pod(name, ip=ip, labels={"app": "vllm", "llm-d.ai/role": role})
+    target = {"kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}
+    return {**endpoint(name, ip, ready=True), "targetRef": target}
+
+
+async def test_labels_of_pods_behind_a_service_count_where_they_may_be_read() -> None:
+    async with DiscoveredPool(service="vllm") as fleet:
+        one = put_labelled_pod(fleet, "a", "10.0.0.1", "prefill")
+        put_service(fleet, one, selector={"app": "vllm"})
+        await fleet.rounds(6)
+        assert {name: spec.role.value for name, spec in (await fleet.instances()).items()} == {"a": "prefill"}
+
+        put_labelled_pod(fleet, "a", "10.0.0.1", "decode")
+        await fleet.rounds()
+        assert {name: spec.role.value for name, spec in (await fleet.instances()).items()} == {"a": "decode"}
+        assert (await fleet.status()).state == "watching"
+
+
+@pytest.mark.parametrize("refused", [SERVICES, PODS])
+async def test_without_the_right_to_read_labels_pods_of_a_service_are_mixed_and_that_is_reported(refused: str) -> None:
+    fleet = DiscoveredPool(service="vllm")
+    fleet.cluster.refuse = lambda call: Refusal(403) if call.path == refused else None
+    async with fleet:
+        one = put_labelled_pod(fleet, "a", "10.0.0.1", "prefill")
+        put_service(fleet, one, selector={"app": "vllm"})
+        await fleet.rounds(6)
+
+        assert {name: spec.role.value for name, spec in (await fleet.instances()).items()} == {"a": "mixed"}
+        status = await fleet.status()
+        assert status.state == "watching" and "403" in status.left_out[0]
+
+
+async def test_a_pod_whose_labels_have_not_come_is_not_entered_in_a_wrong_role() -> None:
+    async with DiscoveredPool(service="vllm") as fleet:
+        put_service(fleet, endpoint("a", "10.0.0.1", ready=True), selector={"app": "vllm"})
+        await fleet.rounds(6)
+        assert await urls(fleet) == {}
+
+        put_service(fleet, put_labelled_pod(fleet, "a", "10.0.0.1", "prefill"), selector={"app": "vllm"})
+        await fleet.rounds()
+        assert (await urls(fleet)).keys() == {"a"}
+
+
+async def test_pods_of_a_service_without_a_selector_are_taken_without_labels() -> None:
+    async with DiscoveredPool(service="vllm") as fleet:
+        put_service(fleet, endpoint("a", "10.0.0.1", ready=True))
+        await fleet.rounds(6)
+
+        assert (await urls(fleet)).keys() == {"a"}
+        assert not (await fleet.status()).left_out
 
 
 async def test_a_member_that_discovery_entered_is_taken_over_by_an_operator_who_enters_it() -> None:
