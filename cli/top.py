@@ -22,12 +22,12 @@ from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.simulation.terminal import terminal
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreConfigurationError, StoreError
+from dualmap.statestore.pool import PoolStore
 
 SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = {
     "name": ("n", lambda load: (load.instance_id,)),
@@ -91,14 +91,14 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
             print(as_json({name: values(overview) for name, overview in overviews.items()}))
             return
         if arguments.once or not console.is_terminal:
-            console.print(await _screen(store, shown, settings, arguments.sort, None))
+            console.print(await _screen(store, shown, arguments.sort, None))
             return
         with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             sort = arguments.sort
             key = ""
             while key != "q":
                 sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
-                live.update(await _screen(store, shown, settings, sort, console.height), refresh=True)
+                live.update(await _screen(store, shown, sort, console.height), refresh=True)
                 try:
                     async with asyncio.timeout(arguments.interval_s):
                         key = await keys.get()
@@ -108,12 +108,10 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
         await store.close()
 
 
-async def _screen(
-    store: Store, shown: Mapping[str, Shown], settings: Settings, sort: str, height: int | None
-) -> RenderableType:
+async def _screen(store: Store, shown: Mapping[str, Shown], sort: str, height: int | None) -> RenderableType:
     overviews = await _overviews(store, shown)
     rows = None if height is None else max(3, height // len(overviews) - _OVERHEAD_LINES)
-    slos_s = {name: await _slo_s(store, name, settings.scheduling) for name in shown}
+    slos_s = {name: await _slo_s(store.pool(name)) for name in shown}
     parts = [pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows) for name in shown]
     hint = "  ".join(f"{key} {name}" for name, (key, _) in SORTS.items())
     return Group(*parts, *([Text(f"sort: {hint}   q quit", "dim")] if height is not None else []))
@@ -137,9 +135,9 @@ def values(overview: PoolOverview) -> dict[str, object]:
     }
 
 
-async def _slo_s(store: Store, pool: str, configured: SchedulingSettings) -> float:
+async def _slo_s(pool: PoolStore) -> float:
     """The pool's SLO, which may have been changed in the running fleet."""
-    return with_overrides(configured, (await store.pool(pool).membership()).overrides).slo_ttft_s
+    return pool.settings.in_force((await pool.membership()).overrides).slo_ttft_s
 
 
 def pool_table(

@@ -151,3 +151,11 @@ def test_tests_share_nothing_by_a_conftest_or_by_another_test() -> None:
     ]
 
     assert shared == [], "move what they share into a module of its own"
+
+
+def test_one_module_merges_the_settings_in_force_and_others_request_them_of_it() -> None:
+    calls = [path for room in MAY_IMPORT for path in modules(room) if "with_overrides" in path.read_text("utf-8")]
+    assert [str(path.relative_to(ROOT)) for path in calls] == [
+        "scheduling/settings.py",
+        "statestore/pool/running_settings.py",
+    ]

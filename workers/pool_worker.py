@@ -13,7 +13,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.drainer import Drainer
@@ -52,7 +52,6 @@ class PoolWorker:
         self,
         pool: PoolStore,
         settings: PoolSettings,
-        scheduling: SchedulingSettings,
         worker: WorkerSettings,
         *,
         trust: InstanceTrust | None = None,
@@ -63,7 +62,6 @@ class PoolWorker:
     ) -> None:
         self.pool = pool
         self._settings = settings
-        self._scheduling = scheduling
         self._worker = worker
         self._trust = trust
         self._worker_id = worker_id
@@ -123,7 +121,7 @@ class PoolWorker:
             while True:
                 overrides = (await reader.membership()).overrides
                 watch = SettingsWatch(reader, overrides)
-                scheduling = with_overrides(self._scheduling, overrides)
+                scheduling = self.pool.settings.in_force(overrides)
                 hotness = HotnessJob(self.pool, lease.fence, scheduling, clock=self._clock, metrics=self._metrics)
                 jobs = self._other_jobs(lease.fence, reader, scheduling)
                 async with self._scaler(lease.fence, reader, scheduling, hotness) as scaler:

@@ -82,7 +82,7 @@ async def serve(
             if opened is None:
                 return
             try:
-                workers = _pool_workers(opened, worker, scheduling, pools, trust, owner, waiting, metrics)
+                workers = _pool_workers(opened, worker, pools, trust, owner, waiting, metrics)
                 status.pools = workers
                 await _until(stopping, _run_pools(workers))
             finally:
@@ -93,7 +93,6 @@ async def serve(
 def _pool_workers(
     store: Store,
     worker: WorkerSettings,
-    scheduling: SchedulingSettings,
     pools: Sequence[PoolSettings],
     trust: InstanceTrust | None,
     owner: str,
@@ -104,7 +103,6 @@ def _pool_workers(
         PoolWorker(
             store.pool(pool.name),
             pool,
-            scheduling,
             worker,
             trust=trust,
             worker_id=owner,

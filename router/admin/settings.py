@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from dualmap.router.admin.scope import PoolParam
 from dualmap.router.errors import InvalidRequestError
 from dualmap.router.settings import not_finite
-from dualmap.scheduling.settings import with_overrides
 
 routes = APIRouter(prefix="/admin/settings", tags=["settings"])
 
@@ -28,7 +27,7 @@ class SettingsChanges(BaseModel):
 async def effective(pool: PoolParam) -> dict[str, Any]:
     """The scheduling settings in effect, and which of them were changed in the running fleet."""
     overrides = dict((await pool.store.membership()).overrides)
-    scheduling = with_overrides(pool.configured, overrides)
+    scheduling = pool.store.settings.in_force(overrides)
     return {"pool": pool.settings.name, "changed": overrides, "scheduling": scheduling.model_dump(mode="json")}
 
 
@@ -36,9 +35,8 @@ async def effective(pool: PoolParam) -> dict[str, Any]:
 async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
     """Change settings for all replicas and workers: each replica follows with its next reply from the store."""
     known = (await pool.store.membership()).overrides
-    merged = {name: given for name, given in {**known, **wanted.changes}.items() if given is not None}
     try:
-        scheduling = with_overrides(pool.configured, merged)
+        scheduling = pool.store.settings.in_force_after(known, wanted.changes)
     except ValueError as error:
         raise InvalidRequestError(str(error), param="changes") from error
     for name in not_finite(scheduling):

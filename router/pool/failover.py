@@ -28,7 +28,7 @@ from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
@@ -248,13 +248,10 @@ class FailoverPool:
 
     def _local_state(self, known: Membership) -> PoolStore:
         """The last known members and rates, and only this replica's live requests."""
-        store = MemoryStore(self._in_force(known), now_ms=self._now_ms)
+        store = MemoryStore(self._scheduling, now_ms=self._now_ms)
         local = store.pool_of(self.name, known, self._rates())
         at_once(local.adopt(self._live(self._now_ms())))
         return local
-
-    def _in_force(self, known: Membership) -> SchedulingSettings:
-        return with_overrides(self._scheduling, known.overrides)
 
     async def _return(self) -> None:
         """Probe the store until a hand-over succeeds; meanwhile no worker sweeps the queues, so do it here."""
@@ -276,7 +273,7 @@ class FailoverPool:
 
     async def _sweep(self, local: PoolStore) -> None:
         assert self._known is not None
-        order = queue_order_of(self._in_force(self._known))
+        order = queue_order_of(self.settings.in_force(self._known.overrides))
         for instance_id in (await local.membership()).instances:
             await drive(sweep_queue(instance_id, order), local)
 

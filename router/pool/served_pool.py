@@ -25,7 +25,7 @@ from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import RequestRules
 from dualmap.scheduling.request.passed_on import PassedOnBalancer
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
@@ -48,8 +48,6 @@ class ServedPool:
     recent_answers: RecentAnswers
     contexts_ahead: ContextsAhead
     model_lists: ModelLists
-    configured: SchedulingSettings
-    """``scheduling`` as it was at the start."""
     replica_id: str
     max_tries: int
     refuses_late: bool
@@ -87,7 +85,7 @@ class ServedPool:
         of the engines' blocks."""
         if self.view.view.block_tokens != self.blocks.engine_block_tokens:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
-        scheduling = with_overrides(self.configured, overrides)
+        scheduling = self.store.settings.in_force(overrides)
         if scheduling != self.scheduling:
             self.policy, self.fleet.order = build_policy(scheduling), queue_order_of(scheduling)
             self._schedule_by(scheduling)

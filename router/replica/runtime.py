@@ -297,7 +297,6 @@ def _served_pool(
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
         model_lists=ModelLists(shared, view, InstanceQueries(settings.upstream_api_key, trust), clock),
-        configured=scheduling,
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,
         refuses_late=settings.late_requests == "refuse",

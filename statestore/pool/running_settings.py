@@ -23,8 +23,8 @@ SETTINGS_HISTORY = 1000
 
 
 class RunningSettings(Changes):
-    """The settings in force are the configured ones with the changes that the store keeps. What needs them reads the
-    changes in the same transaction as all else that it derives a change from."""
+    """The only owner of the settings in force: the configured ones with the changes that the store keeps. A caller has
+    read these with whatever else it decides on, so both are of one moment."""
 
     def __init__(self, keys: PoolKeys, calls: Calls, configured: SchedulingSettings) -> None:
         super().__init__(keys, calls)
@@ -32,10 +32,22 @@ class RunningSettings(Changes):
         self._last_order: tuple[Mapping[bytes, bytes], QueueOrder] = {}, queue_order_of(configured)
         """The texts that an order was last made from, and the order: to save its computation."""
 
+    def in_force(self, overrides: Mapping[str, Any]) -> SchedulingSettings:
+        """The settings in force with the changes that a ``Membership`` has.
+
+        Raises:
+            ValueError: a name is unknown or fixed at the start, or a value is wrong.
+        """
+        return with_overrides(self._configured, overrides)
+
+    def in_force_after(self, overrides: Mapping[str, Any], changes: Mapping[str, Any]) -> SchedulingSettings:
+        """The settings in force once more is changed; None for a name reverts its change. Raises as ``in_force``."""
+        return self.in_force({name: given for name, given in {**overrides, **changes}.items() if given is not None})
+
     def override_from(self, name: str, text: bytes) -> Any:
         """The value that a setting was changed to. Raises ValueError where it is not one."""
         given = orjson.loads(text)
-        with_overrides(self._configured, {name: given})
+        self.in_force({name: given})
         return given
 
     def overrides_from(self, texts: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -46,7 +58,7 @@ class RunningSettings(Changes):
         """The queue order in force with these changes."""
         known, order = self._last_order
         if texts != known:
-            order = queue_order_of(with_overrides(self._configured, self.overrides_from(texts)))
+            order = queue_order_of(self.in_force(self.overrides_from(texts)))
             self._last_order = texts, order
         return order
 
@@ -57,10 +69,7 @@ class RunningSettings(Changes):
         Raises:
             ValueError: a name is unknown or fixed at the start, or a value is wrong.
         """
-        known = await self._overrides()
-        with_overrides(
-            self._configured, {name: given for name, given in {**known, **changes}.items() if given is not None}
-        )
+        self.in_force_after(await self._overrides(), changes)
         keys, texts = self._keys, {name: orjson.dumps(given) for name, given in changes.items()}
         commands: list[Command] = [
             ("HDEL", keys.settings, name) if given is None else ("HSET", keys.settings, name, texts[name])

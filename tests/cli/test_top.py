@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dualmap.cli.settings import Settings
 from dualmap.cli.top import Shown, _bar, _screen, pool_table
 from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
 from dualmap.scheduling.settings import SchedulingSettings
@@ -72,7 +71,7 @@ async def test_the_slo_is_the_one_in_effect() -> None:
     await pool.members.put_instance(InstanceSpec("a", url="http://a"))
     await pool.settings.change({"slo_ttft_s": 2.5}, by="ops")
 
-    shown = text(await _screen(store, {"default": Shown()}, Settings(), "name", None))
+    shown = text(await _screen(store, {"default": Shown()}, "name", None))
 
     assert "│SLO 2.5s" in shown
 

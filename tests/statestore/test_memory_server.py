@@ -163,6 +163,8 @@ async def test_a_pool_can_be_made_of_known_members() -> None:
     known = MemoryStore(SCHEDULING).pool("default")
     for name in ("a", "b"):
         await known.members.put_instance(instance(name))
+    await known.members.add_name("adapter", "lora")
+    await known.settings.change({"max_hold_s": 9.0}, by="an operator")
     told = await known.membership()
 
     made = MemoryStore(SCHEDULING).pool_of("default", told, {"a": 77.0})

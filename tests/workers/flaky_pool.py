@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Changes
+from dualmap.statestore.pool.running_settings import RunningSettings
 
 AddInstance = Callable[..., Awaitable[None]]
 Reserve = Callable[..., Awaitable[PlaceStatus]]
@@ -44,6 +46,11 @@ class FlakyPart:
     def __init__(self, flaky: FlakyPool, part: Changes) -> None:
         self._flaky = flaky
         self._part = part
+
+    def in_force(self, overrides: Mapping[str, Any]) -> SchedulingSettings:
+        """Computed here, without a call of the store."""
+        assert isinstance(self._part, RunningSettings)
+        return self._part.in_force(overrides)
 
     def __getattr__(self, method: str) -> Any:
         return self._flaky.call_of(method, getattr(self._part, method))

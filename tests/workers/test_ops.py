@@ -59,7 +59,7 @@ async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_wi
 ) -> None:
     settings = WorkerSettings(lease_ms=3000)
     worker = PoolWorker(
-        flaky, PoolSettings(), SchedulingSettings(), settings,
+        flaky, PoolSettings(), settings,
         worker_id="w1", clock=clock, metrics=metrics, jitter=random.Random(1),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())

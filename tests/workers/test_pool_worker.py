@@ -46,7 +46,6 @@ class Runner:
         worker = PoolWorker(
             self.pool,
             self._settings,
-            self.scheduling,
             QUICK,
             worker_id=worker_id,
             clock=RealClock(),

@@ -234,6 +234,22 @@ async def test_without_the_store_the_replica_sweeps_its_queues_itself_by_the_ord
     await store.close()
 
 
+async def test_without_the_store_settings_that_were_changed_stay_in_force(
+    shared: PoolStore, server: EmbeddedValkey
+) -> None:
+    await shared.settings.change({"max_deferred_s": 9.0}, by="an operator")
+    await shared.members.put_instance(instance("a"))
+    store, replica = await _replica_on(server, SCHEDULING)
+    stop(server)
+    await replica.place("r")
+    assert replica.degraded
+
+    overrides = (await replica.pool.membership()).overrides
+
+    assert replica.pool.settings.in_force(overrides).max_deferred_s == 9.0
+    await store.close()
+
+
 async def test_a_store_that_refuses_the_replica_is_away_until_it_is_put_right(
     replica: Replica, server: EmbeddedValkey
 ) -> None:

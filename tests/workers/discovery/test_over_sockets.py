@@ -54,7 +54,6 @@ async def test_pods_come_and_go_through_a_change_of_leader(
         worker = PoolWorker(
             pool,
             settings,
-            SchedulingSettings(),
             QUICK,
             worker_id=name,
             clock=RealClock(),
