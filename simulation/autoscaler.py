@@ -98,7 +98,7 @@ class SimulatedAutoscaler:
                     name, self._order, loads, pool.members.instances, reason="drain", decode_stall_s=self._stall_s
                 )
                 drive_now(steps, self._led)
-            if not _is_busy(pool.loads()[name]):
+            if not pool.loads()[name].in_flight:
                 pool.set_instance_state(name, InstanceState.STANDBY, expected=InstanceState.DRAINING)
 
 
@@ -106,11 +106,7 @@ async def _refuse(_: ScaleRecord) -> ActuatorReply:
     return ActuatorReply(False, "no actuator")
 
 
-def _is_busy(load: InstanceLoad) -> bool:
-    return load.queued_requests + load.running_requests > 0
-
-
 def paid_instances(loads: Iterable[InstanceLoad]) -> int:
     """Instances whose machines are in use: not those that are parked, nor those that drained."""
     serving = (InstanceState.READY, InstanceState.STARTING)
-    return sum(load.state in serving or _is_busy(load) for load in loads)
+    return sum(load.state in serving or load.in_flight > 0 for load in loads)

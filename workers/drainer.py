@@ -22,7 +22,7 @@ def plan_tick(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
     return tuple(
         instance_id
         for instance_id, load in loads.items()
-        if load.state is InstanceState.DRAINING and not load.queued_requests and not load.running_requests
+        if load.state is InstanceState.DRAINING and not load.in_flight
     )
 
 

@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median_low
-from typing import Final, Protocol
+from typing import Final
 
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.instance import Running
 
 _ENGINES_OWN_BLOCKS: Final = 1
 """vLLM keeps one block of its memory to itself."""
@@ -35,16 +36,6 @@ _MAX_INSTANCES: Final = 1024
 and go."""
 _REMEMBERED: Final = 15
 """Requests, the last ones, from which the others' are guessed."""
-
-
-class Running(Protocol):
-    """The store's counts of what runs on an instance, through whichever replica: contexts with whole answers."""
-
-    @property
-    def running_requests(self) -> int: ...
-
-    @property
-    def context_tokens(self) -> int: ...
 
 
 @dataclass(slots=True)

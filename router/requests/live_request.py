@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from dualmap.router.errors import from_exception
-from dualmap.router.pool.contexts_ahead import Running
 from dualmap.router.pool.grant_waiters import GrantWaiter, ReservationLostError, TurnedAwayError
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.served_pool import ServedPool
@@ -61,7 +60,7 @@ from dualmap.scheduling.request.machine import (
 from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec, Running
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive

@@ -83,7 +83,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
         compute_s * kv_demand,
         stalled_s if stalled_s >= stall_from_s else 0.0,
         min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
-        load.running_requests / load.max_running_requests,
+        load.running_share,
         compute_s * load.running_requests,
         chain.prompt_tokens,
     )

@@ -38,7 +38,7 @@ from math import inf
 from typing import NamedTuple
 
 from dualmap.scheduling.settings import Order, SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
+from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import value
@@ -135,13 +135,13 @@ def plan_queue(queue: QueueHead, order: QueueOrder) -> QueuePlan:
 
 
 class _Room:
-    """The room that an instance has left while a plan fills it."""
+    """The room that an instance has left while a plan fills it, and what runs there by then (``Running``)."""
 
     def __init__(self, load: InstanceLoad) -> None:
         self._load = load
         self._serves = load.state in SERVING
-        self._running = load.running_requests
-        self._context_tokens = load.context_tokens
+        self.running_requests = load.running_requests
+        self.context_tokens = load.context_tokens
         self.dispatched_tokens = load.dispatched_tokens
         self._late_tokens = 0
         """Dispatched tokens that the plan gave to late requests."""
@@ -155,7 +155,7 @@ class _Room:
         return (
             self._serves
             and self.dispatched_tokens < windows * load.dispatch_window_tokens
-            and self._running < load.max_running_requests
+            and self.running_requests < load.max_running_requests
         )
 
     def spares(self, late: QueueEntry) -> bool:
@@ -167,16 +167,16 @@ class _Room:
         if self._late_tokens and (self._late_tokens >= window_tokens // 2 or together_tokens > window_tokens):
             return False
         takes_little = late.uncached_tokens <= window_tokens
-        return takes_little or kv_demand(self._context_tokens, self._load.kv_capacity_tokens) < 1.0
+        return takes_little or kv_demand(self.context_tokens, self._load.kv_capacity_tokens) < 1.0
 
     def fits(self, entry: QueueEntry) -> bool:
         """Whether KV memory does not keep it from being dispatched."""
-        return finds_memory(entry.uncached_tokens, self._running, self._context_tokens, self._load.kv_capacity_tokens)
+        return finds_memory(entry.uncached_tokens, self, self._load.kv_capacity_tokens)
 
     def take(self, entry: QueueEntry) -> PlanStep:
         self.dispatched_tokens += entry.uncached_tokens
-        self._context_tokens += entry.uncached_tokens
-        self._running += 1
+        self.context_tokens += entry.uncached_tokens
+        self.running_requests += 1
         self._late_tokens += entry.uncached_tokens if entry.deferred else 0
         return PlanStep(entry.request_id)
 
@@ -227,11 +227,11 @@ def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> 
     return now_ms + tokens * 1000 / tokens_per_s <= deadline_ms
 
 
-def finds_memory(tokens: int, running_requests: int, context_tokens: int, kv_capacity_tokens: int) -> bool:
+def finds_memory(tokens: int, running: Running, kv_capacity_tokens: int) -> bool:
     """Whether a request with so many tokens to prefill may join what runs on an instance: it is not long, or fits."""
-    if running_requests == 0 or tokens <= LONG_SHARE * kv_capacity_tokens:
+    if running.running_requests == 0 or tokens <= LONG_SHARE * kv_capacity_tokens:
         return True
-    return context_tokens + tokens <= kv_capacity_tokens
+    return running.context_tokens + tokens <= kv_capacity_tokens
 
 
 def step_rest_tokens(dispatch_window_tokens: int, other_tokens: int) -> int:

@@ -92,7 +92,7 @@ def prefill_pressure(loads: Sequence[InstanceLoad], slo_s: float) -> float:
 
 def decode_pressure(loads: Sequence[InstanceLoad]) -> float:
     """Pressure on the decode-capable instances; 1 where each is starved by itself."""
-    used = [max(load.kv_demand, load.running_requests / load.max_running_requests) for load in loads]
+    used = [max(load.kv_demand, load.running_share) for load in loads]
     return fmean(used) / STARVED_DECODE if used else 0.0
 
 

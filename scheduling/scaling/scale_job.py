@@ -227,7 +227,7 @@ class ScaleKeeper:
             late_s=sum(late),
             late_instances=len(late),
             kv_demand=sum(load.kv_demand for load in serving),
-            sequences=sum(load.running_requests / load.max_running_requests for load in serving),
+            sequences=sum(load.running_share for load in serving),
             arrived_requests=0 if arrived is None else self._arrived - arrived,
             held_requests=sum(load.queued_requests for load in serving),
             running_requests=sum(load.running_requests for load in serving),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from dualmap.scheduling.values import value
 
@@ -72,6 +73,18 @@ class InstanceSpec:
         return self.models is not None and model in self.models
 
 
+class Running(Protocol):
+    """The requests that run on an instance, through whichever replica, as the store counts them
+    (``scheduling.state.request.StoredRequest.counts``). A load, a placement's reply and a grant have these counts."""
+
+    @property
+    def running_requests(self) -> int: ...
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of their contexts, with whole answers."""
+
+
 @value
 class InstanceLoad:
     """One instance's load as one store call saw it, with the hit of one request's chain.
@@ -118,6 +131,16 @@ class InstanceLoad:
     silent_s: float = 0.0
     """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
     nothing which is only presumed ends it."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the instance has, held and running: what peers call its load or queue."""
+        return self.queued_requests + self.running_requests
+
+    @property
+    def running_share(self) -> float:
+        """Running requests as a share of the most that it runs at a time."""
+        return self.running_requests / self.max_running_requests
 
     @property
     def overtaken_tokens(self) -> int:

@@ -68,5 +68,5 @@ def decide(
 
 
 def in_flight(load: InstanceLoad) -> int:
-    """Requests on the instance, held and running: what peers call its load or queue."""
-    return load.queued_requests + load.running_requests
+    """See ``InstanceLoad.in_flight``."""
+    return load.in_flight
