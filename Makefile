@@ -19,6 +19,7 @@ docs:
 	scripts/with '' python -m dualmap.cli.interfaces docs/reference
 	scripts/with '' python -m dualmap.cli.phase_diagrams docs
 	scripts/with '' python deploy/grafana/build.py
+	scripts/with '' python deploy/helm/schema.py
 
 figures:
 	scripts/with evaluation python benchmarks/published_figures.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_the_fields_of_a_request_on_the_page_of_redis_keys_are_current() -> None
 
     assert with_request_fields(page) == page, "run: make docs"
     assert "| `uncached_tokens` | `placed` | prompt tokens" in page
+
+
+def test_the_schema_of_the_charts_values_is_current() -> None:
+    """Helm checks settings before they reach a cluster: a new one must be known there too."""
+    folder = PAGE.parents[2] / "deploy" / "helm"
+
+    written = runpy.run_path(str(folder / "schema.py"))["text"]()
+
+    assert (folder / "dualmap" / "values.schema.json").read_text(encoding="utf-8") == written, "run: make docs"
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,193 @@
+{{/* Names and labels. An object is NAME-COMPONENT; the component's pods are selected by name, instance and component. */}}
+
+{{- define "dualmap.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "dualmap.selector" -}}
+app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride | trunc 63 }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "dualmap.labels" -}}
+{{ include "dualmap.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
+{{- end -}}
+
+{{- define "dualmap.metadata" -}}
+name: {{ include "dualmap.fullname" .root }}-{{ .name | default .component }}
+labels: {{- include "dualmap.labels" . | nindent 2 }}
+{{- end -}}
+
+{{- define "dualmap.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* The store's URL of the own Valkey, or the given one. The kubelet puts the password in its place. */}}
+{{- define "dualmap.storeUrl" -}}
+{{- if .Values.store.url -}}
+{{ .Values.store.url }}
+{{- else -}}
+redis://{{ if .Values.store.passwordSecret.name }}:$(STORE_PASSWORD)@{{ end }}{{ include "dualmap.fullname" . }}-valkey:6379/0
+{{- end -}}
+{{- end -}}
+
+{{- define "dualmap.ownValkey" -}}
+{{- if not (or .Values.store.url .Values.store.urlSecret.name) }}true{{ end -}}
+{{- end -}}
+
+{{/* One variable from a Secret, if one is named: dict "name" "secret" "key". */}}
+{{- define "dualmap.secretVariable" -}}
+{{- if .secret }}
+- name: {{ .name }}
+  valueFrom: {secretKeyRef: {name: {{ .secret | quote }}, key: {{ .key | quote }}}}
+{{- end }}
+{{- end -}}
+
+{{/* The environment of routers, workers and pickers. */}}
+{{- define "dualmap.environment" -}}
+- {name: DUALMAP_CONFIG, value: /etc/dualmap/fleet.yaml}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- include "dualmap.secretVariable" (dict "name" "STORE_PASSWORD" "secret" .Values.store.passwordSecret.name "key" .Values.store.passwordSecret.key) }}
+{{- if .Values.store.urlSecret.name }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_STORE__URL" "secret" .Values.store.urlSecret.name "key" .Values.store.urlSecret.key) }}
+{{- else }}
+- {name: DUALMAP_STORE__URL, value: {{ include "dualmap.storeUrl" . | quote }}}
+{{- end }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__ADMIN_KEY" "secret" .Values.keys.admin.secretName "key" .Values.keys.admin.key) }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__API_KEYS" "secret" .Values.keys.api.secretName "key" .Values.keys.api.key) }}
+{{- range list "ROUTER" "WORKER" }}
+{{- include "dualmap.secretVariable" (dict "name" (printf "DUALMAP_%s__UPSTREAM_API_KEY" .) "secret" $.Values.keys.upstream.secretName "key" $.Values.keys.upstream.key) }}
+{{- end }}
+{{- end -}}
+
+{{/* Where pods run: those of one component on different hosts and zones, as far as there are any. */}}
+{{- define "dualmap.placement" -}}
+topologySpreadConstraints:
+{{- with .values.topologySpreadConstraints }}
+{{ toYaml . | indent 2 }}
+{{- else }}
+{{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - topologyKey: {{ . }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "dualmap.selector" $ | nindent 8 }}
+{{- end }}
+{{- end }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" }}
+{{- with index $.values $field }}
+{{ toYaml (dict $field .) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/*
+A Deployment of one of the fleet's processes: dict "root" "component" (router, worker or picker, which is also its command)
+"values" (its section) "ports" "livenessProbe" "readinessProbe" (YAML) "graceSeconds" "serviceAccount" "environment" (YAML).
+A pod is replaced before it is stopped.
+*/}}
+{{- define "dualmap.deployment" -}}
+{{- $root := .root -}}
+{{- $values := .values -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{- include "dualmap.metadata" . | nindent 2 }}
+spec:
+  {{- if eq (dig "autoscaling" "kind" "none" $values) "none" }}
+  replicas: {{ $values.replicas }}
+  {{- end }}
+  minReadySeconds: 5
+  strategy: {rollingUpdate: {maxUnavailable: 0, maxSurge: 1}}
+  selector:
+    matchLabels: {{- include "dualmap.selector" . | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "dualmap.selector" . | nindent 8 }}
+        dualmap/process: "true" # selected by the Service that is scraped
+        {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+      annotations:
+        checksum/settings: {{ include "dualmap.settings" $root | sha256sum }} # processes read the settings when they start
+        {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec:
+      serviceAccountName: {{ .serviceAccount | default "default" }}
+      automountServiceAccountToken: {{ not (empty .serviceAccount) }}
+      enableServiceLinks: false # a Service named dualmap would set DUALMAP_PORT and others
+      terminationGracePeriodSeconds: {{ .graceSeconds }}
+      securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 8 }}
+      {{- with $root.Values.image.pullSecrets }}
+      imagePullSecrets: {{- range . }}
+        - name: {{ . }}
+      {{- end }}
+      {{- end }}
+      {{- include "dualmap.placement" . | nindent 6 }}
+      containers:
+        - name: {{ .component }}
+          image: {{ include "dualmap.image" $root | quote }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args:
+            - {{ .component }}
+            - --name=$(POD_NAME)
+            {{- with $values.extraArgs }}{{ toYaml . | nindent 12 }}{{ end }}
+          env:
+            {{- include "dualmap.environment" $root | nindent 12 }}
+            {{- with .environment }}{{ . | nindent 12 }}{{ end }}
+            {{- with $values.extraEnv }}{{ toYaml . | nindent 12 }}{{ end }}
+          ports: {{- .ports | nindent 12 }}
+          readinessProbe: {{- .readinessProbe | nindent 12 }}
+            periodSeconds: 1
+            timeoutSeconds: 3
+            failureThreshold: 3
+          livenessProbe: {{- .livenessProbe | nindent 12 }}
+            periodSeconds: 5
+            timeoutSeconds: 5
+            failureThreshold: 6
+          startupProbe: {{- .livenessProbe | nindent 12 }}
+            periodSeconds: 1
+            timeoutSeconds: 5
+            failureThreshold: 60
+          {{- with $values.preStopSeconds }}
+          lifecycle: {preStop: {sleep: {seconds: {{ . }}}}}
+          {{- end }}
+          resources: {{- toYaml $values.resources | nindent 12 }}
+          securityContext: {{- toYaml $root.Values.securityContext | nindent 12 }}
+          volumeMounts:
+            - {name: settings, mountPath: /etc/dualmap, readOnly: true}
+            - {name: tmp, mountPath: /tmp}
+            {{- if $root.Values.store.tlsSecret }}
+            - {name: store-tls, mountPath: /etc/dualmap-store-tls, readOnly: true}
+            {{- end }}
+            {{- with $values.extraVolumeMounts }}{{ toYaml . | nindent 12 }}{{ end }}
+      volumes:
+        - {name: settings, configMap: {name: {{ include "dualmap.fullname" $root }}-settings}}
+        - {name: tmp, emptyDir: {}}
+        {{- with $root.Values.store.tlsSecret }}
+        - {name: store-tls, secret: {secretName: {{ . | quote }}}}
+        {{- end }}
+        {{- with $values.extraVolumes }}{{ toYaml . | nindent 8 }}{{ end }}
+{{- end -}}
+
+{{/* A PodDisruptionBudget: dict "root" "component" "values". */}}
+{{- define "dualmap.pdb" -}}
+{{- if .values.pdb.enabled }}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {{- include "dualmap.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: {{ .values.pdb.maxUnavailable }}
+  selector:
+    matchLabels: {{- include "dualmap.selector" . | nindent 6 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,155 @@
+"""The schema of the chart's values: `python deploy/helm/schema.py` writes dualmap/values.schema.json; `make docs` too.
+
+The chart's own names and types are those of dualmap/values.yaml. The section `fleet` has the schema of the settings
+themselves, so that Helm refuses a misspelt setting before anything is changed in the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dualmap.cli.settings import Settings
+
+CHART = Path(__file__).parent / "dualmap"
+
+OPEN = {
+    "affinity",
+    "annotations",
+    "labels",
+    "nodeSelector",
+    "podAnnotations",
+    "podLabels",
+    "podSecurityContext",
+    "resources",
+    "securityContext",
+}
+"""Mappings that Kubernetes defines, or their author; their contents are not checked here."""
+
+NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}
+CHOICES = {
+    "pullPolicy": ["Always", "IfNotPresent", "Never"],
+    "autoscaling.kind": ["none", "hpa", "keda"],
+    "service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
+    "httpRoute.backend": ["routers", "inferencePool"],
+    "inferencePool.failureMode": ["FailOpen", "FailClose"],
+}
+SECRETS = {
+    "StoreSettings": ["url"],
+    "RouterSettings": ["admin_key", "api_keys", "upstream_api_key"],
+    "WorkerSettings": ["upstream_api_key"],
+    "AutoscaleSettings": ["webhook_secret"],
+}
+"""Settings that are secrets or hold one. They come from Secrets alone: Helm keeps values where many can read them."""
+
+ENGINE: dict[str, Any] = {
+    "name": "",
+    "pool": "",
+    "role": "",
+    "kind": "",
+    "replicas": 0,
+    "image": "",
+    "pullPolicy": "",
+    "command": [],
+    "args": [],
+    "port": 0,
+    "extraPorts": [],
+    "env": [],
+    "resources": {},
+    "sharedMemory": "",
+    "startupSeconds": 0,
+    "preStopSeconds": 0,
+    "graceSeconds": 0,
+    "autoscaling": {"kind": "", "min": 0, "max": 0, "prometheusUrl": ""},
+    "podLabels": {},
+    "podAnnotations": {},
+    "podSecurityContext": {},
+    "securityContext": {},
+    "extraVolumes": [],
+    "extraVolumeMounts": [],
+    "nodeSelector": {},
+    "tolerations": [],
+    "affinity": {},
+    "topologySpreadConstraints": [],
+    "priorityClassName": "",
+    "runtimeClassName": "",
+}
+"""The fields of an entry of `engines`, with a value of each one's type."""
+
+_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+
+
+def described(value: object, path: str = "") -> dict[str, Any]:
+    """The schema of a value like this one: mappings have these names and no others."""
+    name = path.rpartition(".")[2]
+    for ending, choices in CHOICES.items():
+        if f".{path}".endswith(f".{ending}"):
+            return {"enum": choices}
+    if isinstance(value, list):
+        return {"type": "array"}
+    if not isinstance(value, dict):
+        return {"type": _TYPES[type(value)]} | ({"minimum": 0} if type(value) in (int, float) else {})
+    if name in OPEN:
+        return {"type": "object"}
+    properties = {key: described(each, f"{path}.{key}".lstrip(".")) for key, each in value.items()}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def settings_schema() -> dict[str, Any]:
+    """The schema of the settings file, its definitions included, without what is a secret."""
+    schema: dict[str, Any] = without_titles(Settings.model_json_schema(ref_template="#/$defs/{model}"))
+    for section, names in SECRETS.items():
+        for name in names:
+            del schema["$defs"][section]["properties"][name]
+    return schema
+
+
+def without_titles(schema: Any) -> Any:
+    """The schema without pydantic's titles and without defaults, which Helm would not use."""
+    if isinstance(schema, list):
+        return [without_titles(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: {name: without_titles(each) for name, each in value.items()}
+        if key in ("properties", "$defs")
+        else without_titles(value)
+        for key, value in schema.items()
+        if key not in ("title", "default")
+    }
+
+
+def engine_schema() -> dict[str, Any]:
+    schema = described(ENGINE, "engine")
+    schema["required"] = ["name"]
+    schema["properties"] |= {
+        "name": NAME,
+        "role": {"enum": ["mixed", "prefill", "decode"]},
+        "kind": {"enum": ["StatefulSet", "Deployment"]},
+    }
+    schema["properties"]["autoscaling"]["required"] = ["kind", "min", "max"]
+    return schema
+
+
+def values_schema() -> dict[str, Any]:
+    """The schema of the chart's values."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    fleet = settings_schema()
+    schema = described(values)
+    schema["properties"] |= {
+        "fleet": {key: value for key, value in fleet.items() if key != "$defs"},
+        "engines": {"type": "array", "items": engine_schema()},
+        "global": {"type": "object"},  # which Helm hands to every chart
+    }
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": fleet["$defs"], **schema}
+
+
+def text() -> str:
+    return json.dumps(values_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    (CHART / "values.schema.json").write_text(text(), "utf-8")

@@ -1,0 +1,417 @@
+"""The Helm chart: what Helm's own code renders is what the API accepts and what the fleet's processes read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
+
+import helm_python
+
+from dualmap.cli.configuration import load_settings, split_flags
+from dualmap.cli.main import command_parser
+from dualmap.cli.settings import Settings
+from tests.support.helm_chart import (
+    CHART,
+    EXAMPLES,
+    Manifest,
+    Values,
+    example,
+    lint,
+    manifests,
+    named,
+    of_kind,
+    pods,
+    texts,
+)
+from tests.support.kubernetes_schemas import NEWEST, complaints
+
+SECRET: Values = {"secretName": "keys"}
+SWITCHES: dict[str, Values] = {
+    "defaults": {},
+    **{name: example(name) for name in EXAMPLES},
+    "secrets": {
+        "keys": {"admin": SECRET, "api": SECRET, "upstream": SECRET},
+        "store": {"passwordSecret": {"name": "store"}},
+    },
+    "sentinel": {
+        "store": {
+            "url": "rediss+sentinel://:$(STORE_PASSWORD)@s1,s2/fleet?ssl_ca_certs=/etc/dualmap-store-tls/ca.crt",
+            "passwordSecret": {"name": "store"},
+            "tlsSecret": "store-tls",
+        }
+    },
+    "store-url-from-a-secret": {"store": {"urlSecret": {"name": "store"}}},
+    "no-persistence": {"valkey": {"persistence": {"enabled": False}}},
+    "everything": {
+        **example("emulated"),
+        "ingress": {"enabled": True, "className": "nginx", "hosts": ["llm.example"]},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "hostnames": ["llm.example"]},
+        "monitoring": {
+            "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "rules": {"enabled": True, "runbookUrl": "https://git.example/dualmap/"},
+            "dashboards": {"enabled": True, "annotations": {"folder": "llm"}},
+        },
+        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}]},
+        "routers": {
+            "autoscaling": {"kind": "hpa"},
+            "extraArgs": ["--router.log_level=debug"],
+            "extraEnv": [{"name": "DUALMAP_ROUTER__UI", "value": "false"}],
+            "extraVolumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+            "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+            "podAnnotations": {"a": "b"},
+            "podLabels": {"c": "d"},
+            "nodeSelector": {"pool": "cpu"},
+            "tolerations": [{"key": "cpu", "operator": "Exists"}],
+            "priorityClassName": "high",
+            "service": {"annotations": {"e": "f"}},
+        },
+        "workers": {"serviceAccount": {"annotations": {"g": "h"}}},
+        "image": {"pullSecrets": ["registry"]},
+        "extraObjects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}},
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-text'}",
+        ],
+    },
+    "keda": {"routers": {"autoscaling": {"kind": "keda"}}},
+}
+"""Values by what they switch on."""
+
+every_switch = pytest.mark.parametrize("values", SWITCHES.values(), ids=SWITCHES.keys())
+
+
+def containers(objects: list[Manifest]) -> list[tuple[str, Manifest]]:
+    """All containers, with the name of each one's workload."""
+    return [
+        (name, container)
+        for name, pod in pods(objects).items()
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+    ]
+
+
+def is_fleet(container: Manifest) -> bool:
+    return container["image"].startswith("dualmap-fleet:")
+
+
+def settings_file(objects: list[Manifest], folder: Path) -> Path:
+    """The settings file that the processes mount."""
+    path = folder / "fleet.yaml"
+    path.write_text(named(objects, "ConfigMap", "dualmap-settings")["data"]["fleet.yaml"], "utf-8")
+    return path
+
+
+def environment(container: Manifest) -> dict[str, str]:
+    """The variables of a container as the kubelet would set them; each Secret's value is a word."""
+    values: dict[str, str] = {}
+    for variable in container["env"]:
+        value = variable.get("value", "10.0.0.7" if "fieldRef" in variable.get("valueFrom", {}) else "word")
+        if variable["name"] == "DUALMAP_STORE__URL" and "value" not in variable:
+            value = "redis://store:6379"
+        for name, known in values.items():
+            value = value.replace(f"$({name})", known)
+        values[variable["name"]] = value
+    return values
+
+
+def settings_of(objects: list[Manifest], container: Manifest, folder: Path) -> Settings:
+    """The settings of one of the fleet's processes, by the reader that it uses itself."""
+    command, *arguments = container["args"]
+    module, parser = command_parser(command)
+    flags, rest = split_flags(arguments, getattr(module, "SHORTHANDS", {}))
+    parser.parse_args(rest)
+    variables = environment(container)
+    file = settings_file(objects, folder) if "DUALMAP_CONFIG" in variables else None
+    return load_settings(flags, {**variables, "DUALMAP_CONFIG": ""}, file)
+
+
+# what Helm and the API say ------------------------------------------------------------------------------------
+@every_switch
+def test_helm_has_nothing_against_the_chart(values: Values) -> None:
+    assert lint(values) == []
+
+
+@every_switch
+def test_the_three_newest_versions_of_the_api_accept_every_object(values: Values) -> None:
+    objects = manifests(values)
+
+    assert [found for each in objects for found in complaints(each)] == []
+    identities = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    assert len(identities) == len(set(identities)), "two objects of one name"
+
+
+def test_the_schemas_would_find_a_wrong_field() -> None:
+    deployment = named(manifests({}), "Deployment", "dualmap-router")
+    wrong = json.loads(json.dumps(deployment).replace("terminationGracePeriodSeconds", "gracePeriodSeconds"))
+
+    assert len(NEWEST) == 3
+    assert [found.partition(": ")[0] for found in complaints(wrong)] == NEWEST
+
+
+@pytest.mark.parametrize(
+    ("values", "named_in_the_error"),
+    [
+        ({"routers": {"replica": 3}}, "replica"),
+        ({"fleet": {"router": {"drain_timeout": 60}}}, "drain_timeout"),
+        ({"fleet": {"pools": [{"name": "a", "modle": "b"}]}}, "modle"),
+        ({"engines": [{"name": "a", "imgae": "b"}]}, "imgae"),
+        ({"routers": {"autoscaling": {"kind": "hpaa"}}}, "kind"),
+        ({"fleet": {"router": {"admin_key": "hunter2"}}}, "admin_key"),
+        ({"fleet": {"store": {"url": "redis://:hunter2@store"}}}, "url"),
+    ],
+)
+def test_misspelt_names_and_secrets_among_the_values_are_refused(values: Values, named_in_the_error: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError, match=named_in_the_error):
+        texts(values)
+
+
+# what the fleet's processes read ------------------------------------------------------------------------------
+@every_switch
+def test_processes_accept_their_arguments_environment_and_settings(values: Values, tmp_path: Path) -> None:
+    objects = manifests(values)
+    for _, container in containers(objects):
+        if is_fleet(container):
+            settings_of(objects, container, tmp_path)
+            names = [variable["name"] for variable in container["env"]]
+            assert len(names) == len(set(names))
+
+
+def test_a_change_of_the_settings_restarts_what_reads_them_and_nothing_else() -> None:
+    before = pods(manifests(example("emulated")))
+    after = pods(manifests(example("emulated") | {"fleet": {"scheduling": {"slo_ttft_s": 9}}}))
+
+    assert {name for name in before if before[name] != after[name]} == {"dualmap-router", "dualmap-worker"}
+
+
+def test_keys_and_passwords_reach_the_processes_from_secrets(tmp_path: Path) -> None:
+    objects = manifests(SWITCHES["secrets"])
+    router = settings_of(objects, pods(objects)["dualmap-router"]["spec"]["containers"][0], tmp_path)
+    worker = settings_of(objects, pods(objects)["dualmap-worker"]["spec"]["containers"][0], tmp_path)
+
+    assert [key.get_secret_value() for key in router.router.api_keys] == ["word"]
+    assert router.router.admin_key is not None
+    assert worker.worker.upstream_api_key is not None
+    assert router.store.url == worker.store.url == "redis://:word@dualmap-valkey:6379/0"
+    assert "hunter2" not in json.dumps(objects)
+
+
+@every_switch
+def test_secrets_are_references(values: Values) -> None:
+    objects = manifests(values)
+
+    assert of_kind(objects, "Secret") == []
+    for _, container in containers(objects):
+        for variable in container.get("env", ()):
+            if variable["name"].endswith(("KEY", "KEYS", "PASSWORD")):
+                assert set(variable["valueFrom"]) == {"secretKeyRef"}
+
+
+def test_a_replica_advertises_its_pods_address(tmp_path: Path) -> None:
+    objects = manifests({})
+    container = pods(objects)["dualmap-router"]["spec"]["containers"][0]
+    settings = settings_of(objects, container, tmp_path)
+
+    assert settings.router.advertise_url == f"http://10.0.0.7:{settings.router.ops_port}"
+    variables = {variable["name"]: variable for variable in container["env"]}
+    assert variables["POD_IP"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    names = list(variables)
+    assert names.index("POD_IP") < names.index("DUALMAP_ROUTER__ADVERTISE_URL"), "the kubelet knows earlier ones alone"
+
+
+@every_switch
+def test_a_router_has_time_to_finish_what_it_serves(values: Values, tmp_path: Path) -> None:
+    objects = manifests(values)
+    pod = pods(objects)["dualmap-router"]["spec"]
+    (container,) = pod["containers"]
+    pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert (
+        pod["terminationGracePeriodSeconds"] >= pause_s + settings_of(objects, container, tmp_path).router.stop_within_s
+    )
+
+
+# what objects say of each other -------------------------------------------------------------------------------
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+@every_switch
+def test_selectors_find_the_pods_that_they_mean(values: Values) -> None:
+    objects = manifests(values)
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(objects).items()}
+    for workload in of_kind(objects, "Deployment", "StatefulSet"):
+        selector = workload["spec"]["selector"]["matchLabels"]
+        assert [name for name in labels if selects(selector, labels[name])] == [workload["metadata"]["name"]]
+    for each in of_kind(objects, "PodDisruptionBudget"):
+        selector = each["spec"]["selector"]["matchLabels"]
+        assert [name for name in labels if selects(selector, labels[name])] == [each["metadata"]["name"]]
+    for each in of_kind(objects, "NetworkPolicy"):
+        assert any(selects(each["spec"]["podSelector"]["matchLabels"], pod) for pod in labels.values())
+
+
+@every_switch
+def test_the_ports_of_services_and_probes_are_those_of_the_containers(values: Values, tmp_path: Path) -> None:
+    objects = manifests(values)
+    templates = pods(objects)
+    for service in of_kind(objects, "Service"):
+        chosen = [pod for pod in templates.values() if selects(service["spec"]["selector"], pod["metadata"]["labels"])]
+        assert chosen, service["metadata"]["name"]
+        for port in service["spec"]["ports"]:
+            for pod in chosen:
+                assert port["targetPort"] in ports(pod["spec"]["containers"][0]), service["metadata"]["name"]
+    for name, container in containers(objects):
+        for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+            for action in ("httpGet", "tcpSocket", "grpc"):
+                port = container.get(probe, {}).get(action, {}).get("port")
+                assert port is None or port in {*ports(container), *ports(container).values()}, name
+    router = pods(objects)["dualmap-router"]["spec"]["containers"][0]
+    settings = settings_of(objects, router, tmp_path)
+    assert ports(router) == {"http": settings.router.port, "ops": settings.router.ops_port}
+    worker = pods(objects)["dualmap-worker"]["spec"]["containers"][0]
+    assert ports(worker) == {"ops": settings.worker.ops_port}
+
+
+def ports(container: Manifest) -> dict[str, int]:
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
+@every_switch
+def test_what_a_pod_mounts_exists(values: Values) -> None:
+    objects = manifests(values)
+    for name, pod in pods(objects).items():
+        claims = next(each for each in objects if each["metadata"]["name"] == name and "template" in each["spec"])
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", ())}
+        volumes |= {claim["metadata"]["name"] for claim in claims["spec"].get("volumeClaimTemplates", ())}
+        for container in pod["spec"]["containers"]:
+            assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes
+        for volume in pod["spec"].get("volumes", ()):
+            if "configMap" in volume:
+                named(objects, "ConfigMap", volume["configMap"]["name"])
+
+
+# rights -------------------------------------------------------------------------------------------------------
+@every_switch
+def test_containers_are_unprivileged_and_their_root_is_read_only(values: Values) -> None:
+    objects = manifests(values)
+    for name, pod in pods(objects).items():
+        security = pod["spec"]["securityContext"]
+        assert security["runAsNonRoot"] is True, name
+        assert security["runAsUser"] > 0, name
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in pod["spec"]["containers"]:
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False, name
+            assert own["readOnlyRootFilesystem"] is True, name
+            assert own["capabilities"] == {"drop": ["ALL"]}, name
+
+
+@every_switch
+def test_workers_alone_have_a_right_on_the_api(values: Values) -> None:
+    objects = manifests(values)
+    with_a_token = {name for name, pod in pods(objects).items() if pod["spec"]["automountServiceAccountToken"]}
+
+    assert with_a_token == {"dualmap-worker"}
+    assert of_kind(objects, "ClusterRole", "ClusterRoleBinding") == []
+    (account,) = of_kind(objects, "ServiceAccount")
+    assert pods(objects)["dualmap-worker"]["spec"]["serviceAccountName"] == account["metadata"]["name"]
+    for binding in of_kind(objects, "RoleBinding"):
+        named(objects, "Role", binding["roleRef"]["name"])
+        assert [subject["name"] for subject in binding["subjects"]] == [account["metadata"]["name"]]
+
+
+@pytest.mark.parametrize(
+    ("source", "resources"),
+    [
+        ({"label_selector": "app=vllm"}, {("", "pods")}),
+        ({"inference_pool": "qwen"}, {("", "pods"), ("inference.networking.k8s.io", "inferencepools")}),
+        ({"service": "vllm"}, {("", "pods"), ("", "services"), ("discovery.k8s.io", "endpointslices")}),
+    ],
+)
+def test_the_role_has_the_rights_that_discovery_needs_and_no_more(
+    source: dict[str, str], resources: set[tuple[str, str]]
+) -> None:
+    objects = manifests({"fleet": {"pools": [{"name": "a", "discovery": {"kubernetes": source}}]}})
+    (role,) = of_kind(objects, "Role")
+
+    assert {(rule["apiGroups"][0], rule["resources"][0]) for rule in role["rules"]} == resources
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+
+
+def test_a_pool_in_another_namespace_has_its_rights_there() -> None:
+    there = {"kubernetes": {"label_selector": "app=vllm", "namespace": "models"}}
+    objects = manifests({"fleet": {"pools": [{"name": "a", "discovery": there}]}})
+    (role,), (binding,) = of_kind(objects, "Role"), of_kind(objects, "RoleBinding")
+
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "models"
+    assert binding["subjects"][0]["namespace"] == "llm"
+
+
+# monitoring ---------------------------------------------------------------------------------------------------
+def test_alerts_and_dashboards_are_those_of_the_composed_fleet() -> None:
+    objects = manifests(SWITCHES["everything"])
+    alerts = yaml.safe_load((CHART.parents[1] / "prometheus" / "alerts.yml").read_text("utf-8"))
+    dashboards = sorted((CHART.parents[1] / "grafana" / "dashboards").glob("*.json"))
+    (rule,) = of_kind(objects, "PrometheusRule")
+    shown = {
+        name: json.loads(text)
+        for each in of_kind(objects, "ConfigMap")
+        if "grafana_dashboard" in each["metadata"].get("labels", ())
+        for name, text in each["data"].items()
+    }
+
+    linked = json.dumps(rule["spec"]["groups"])
+    assert json.loads(linked.replace("https://git.example/dualmap/", "")) == alerts["groups"]
+    assert "https://git.example/dualmap/docs/operate/runbook.md#" in linked
+    assert shown == {path.name: json.loads(path.read_text("utf-8")) for path in dashboards}
+
+
+def test_prometheus_scrapes_the_own_port_of_every_process_and_keeps_the_fleets_labels() -> None:
+    objects = manifests(SWITCHES["everything"])
+    (monitor,) = of_kind(objects, "ServiceMonitor")
+    (service,) = [
+        each
+        for each in of_kind(objects, "Service")
+        if selects(monitor["spec"]["selector"]["matchLabels"], each["metadata"]["labels"])
+    ]
+    (endpoint,) = monitor["spec"]["endpoints"]
+
+    assert endpoint["honorLabels"] is True
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    scraped = {
+        name for name, pod in pods(objects).items() if selects(service["spec"]["selector"], pod["metadata"]["labels"])
+    }
+    assert scraped == {"dualmap-router", "dualmap-worker"}
+
+
+# the fleet's pods and engines ---------------------------------------------------------------------------------
+def labels_of(selector: str) -> dict[str, str]:
+    return dict(part.split("=") for part in selector.split(","))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_discovery_finds_the_engines_of_the_chart_and_nothing_else(name: str, tmp_path: Path) -> None:
+    objects = manifests(example(name))
+    settings = load_settings((), {}, settings_file(objects, tmp_path))
+    found: set[str] = set()
+    for pool in settings.pools:
+        assert pool.discovery is not None
+        selector = pool.discovery.kubernetes.label_selector
+        assert selector is not None
+        found |= {
+            name for name, pod in pods(objects).items() if selects(labels_of(selector), pod["metadata"]["labels"])
+        }
+
+    engines = {f"dualmap-{engine['name']}" for engine in example(name)["engines"]}
+    assert found == engines
+
+
+def test_the_notes_say_what_to_try() -> None:
+    notes = texts(example("emulated"))["dualmap/templates/NOTES.txt"]
+
+    assert "kubectl -n llm port-forward service/dualmap 8000" in notes
+    assert '"model": "qwen2.5-7b"' in notes
+    assert "No admin key" in notes
+    assert "No admin key" not in texts(SWITCHES["secrets"])["dualmap/templates/NOTES.txt"]
