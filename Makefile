@@ -20,6 +20,7 @@ docs:
 	scripts/with '' python -m dualmap.cli.phase_diagrams docs
 	scripts/with '' python deploy/grafana/build.py
 	scripts/with '' python deploy/helm/schema.py
+	scripts/with test python deploy/helm/manifests.py
 
 figures:
 	scripts/with evaluation python benchmarks/published_figures.py

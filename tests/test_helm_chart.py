@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import runpy
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 
 pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
@@ -15,6 +19,7 @@ import helm_python
 from dualmap.cli.configuration import load_settings, split_flags
 from dualmap.cli.main import command_parser
 from dualmap.cli.settings import Settings
+from dualmap.statestore.embedded import server_binary
 from tests.support.helm_chart import (
     CHART,
     EXAMPLES,
@@ -28,6 +33,7 @@ from tests.support.helm_chart import (
     pods,
     texts,
 )
+from tests.support.kubernetes_cluster import PODS, POOLS, SERVICES, SLICES
 from tests.support.kubernetes_schemas import NEWEST, complaints
 
 SECRET: Values = {"secretName": "keys"}
@@ -323,21 +329,30 @@ def test_workers_alone_have_a_right_on_the_api(values: Values) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "resources"),
+    ("source", "paths"),
     [
-        ({"label_selector": "app=vllm"}, {("", "pods")}),
-        ({"inference_pool": "qwen"}, {("", "pods"), ("inference.networking.k8s.io", "inferencepools")}),
-        ({"service": "vllm"}, {("", "pods"), ("", "services"), ("discovery.k8s.io", "endpointslices")}),
+        ({"label_selector": "app=vllm"}, {PODS}),
+        ({"inference_pool": "qwen"}, {PODS, POOLS}),
+        ({"service": "vllm"}, {PODS, SERVICES, SLICES}),
     ],
 )
-def test_the_role_has_the_rights_that_discovery_needs_and_no_more(
-    source: dict[str, str], resources: set[tuple[str, str]]
-) -> None:
+def test_the_role_has_the_rights_that_discovery_needs_and_no_more(source: dict[str, str], paths: set[str]) -> None:
     objects = manifests({"fleet": {"pools": [{"name": "a", "discovery": {"kubernetes": source}}]}})
     (role,) = of_kind(objects, "Role")
 
-    assert {(rule["apiGroups"][0], rule["resources"][0]) for rule in role["rules"]} == resources
+    assert {(rule["apiGroups"][0], rule["resources"][0]) for rule in role["rules"]} == {called(path) for path in paths}
     assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+
+
+def called(path: str) -> tuple[str, str]:
+    """The group and the resource of a path of the API."""
+    return "" if path.startswith("/api/") else path.split("/")[2], path.rpartition("/")[2]
+
+
+def test_without_discovery_there_are_no_rights() -> None:
+    pools = [{"name": "a", "instances": [{"id": "b", "url": "http://b:8000"}]}]
+
+    assert of_kind(manifests({"fleet": {"pools": pools}}), "Role", "RoleBinding") == []
 
 
 def test_a_pool_in_another_namespace_has_its_rights_there() -> None:
@@ -415,3 +430,50 @@ def test_the_notes_say_what_to_try() -> None:
     assert '"model": "qwen2.5-7b"' in notes
     assert "No admin key" in notes
     assert "No admin key" not in texts(SWITCHES["secrets"])["dualmap/templates/NOTES.txt"]
+
+
+def test_the_plain_manifests_are_those_of_the_chart() -> None:
+    folder = CHART.parents[1] / "kubernetes"
+    rendered = runpy.run_path(str(CHART.parent / "manifests.py"))["examples"]()
+
+    assert {path.name: path.read_text("utf-8") for path in folder.iterdir()} == rendered, "run: make docs"
+    for text in rendered.values():
+        assert [found for each in yaml.safe_load_all(text) if each for found in complaints(each)] == []
+
+
+# the store ----------------------------------------------------------------------------------------------------
+def test_the_own_store_keeps_what_it_was_given_when_it_starts_again(tmp_path: Path) -> None:
+    """The real server takes the arguments of the chart, the password among them."""
+    (container,) = pods(manifests(SWITCHES["secrets"]))["dualmap-valkey"]["spec"]["containers"]
+    folder, variables = tmp_path / "data", environment(container)
+    folder.mkdir()
+    words = [word.replace("$(STORE_PASSWORD)", variables["STORE_PASSWORD"]) for word in container["args"]]
+    words = [str(folder) if word == "/data" else word for word in words]
+    socket = tmp_path / "valkey.sock"
+
+    for value in (None, b"kept"):
+        command = [str(server_binary()), *words, "--port", "0", "--unixsocket", str(socket)]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            try:
+                with redis.Redis(unix_socket_path=str(socket), password=variables["REDISCLI_AUTH"]) as client:
+                    eventually(client)
+                    assert client.get("key") == value
+                    client.set("key", "kept")
+                    limits = client.config_get("maxmemory", "maxmemory-policy", "save")
+                    assert limits == {"maxmemory": str(768 << 20), "maxmemory-policy": "noeviction", "save": ""}
+                with redis.Redis(unix_socket_path=str(socket)) as nobody, pytest.raises(redis.AuthenticationError):
+                    nobody.ping()
+            finally:
+                server.terminate()
+
+
+def eventually(client: redis.Redis) -> None:
+    """Wait until a server serves."""
+    deadline_s = time.monotonic() + 30
+    while True:
+        try:
+            client.ping()
+            return
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The Kubernetes examples ask Prometheus for what a leading worker publishes."""
+"""What scales engines in Kubernetes asks Prometheus for what a leading worker publishes."""
 
 from __future__ import annotations
 
@@ -19,51 +19,55 @@ from typing import Any
 import pytest
 import yaml
 
-from dualmap.workers.metrics import WorkerMetrics
-from tests.support.kubernetes_cluster import PODS, POOLS, SERVICES, SLICES
+pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this platform")
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "deploy" / "kubernetes"
+from dualmap.workers.metrics import WorkerMetrics
+from tests.support.helm_chart import CHART, example, manifests, named, of_kind
+from tests.support.kubernetes_schemas import complaints
+
 PROMETHEUS = shutil.which("prometheus")
 WITHIN_S = 60.0
 
 
-def documents(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((EXAMPLES / name).read_text("utf-8")))
+def engine_scaling(kind: str) -> dict[str, Any]:
+    """What sets the number of the emulated engines."""
+    scaling = {"kind": kind, "min": 2, "max": 6, "prometheusUrl": "http://prometheus:9090"}
+    engine = {**example("emulated")["engines"][0], "autoscaling": scaling}
+    made = manifests({**example("emulated"), "engines": [engine]})
+    (found,) = of_kind(made, "ScaledObject", "HorizontalPodAutoscaler")
+    return found
 
 
 def keda_trigger() -> dict[str, str]:
-    (scaled,) = documents("keda-scaledobject.yaml")
-    return scaled["spec"]["triggers"][0]["metadata"]
+    return engine_scaling("keda")["spec"]["triggers"][0]["metadata"]
+
+
+def adapter_rule() -> dict[str, Any]:
+    (rule,) = yaml.safe_load((CHART.parent / "prometheus-adapter.yaml").read_text("utf-8"))["rules"]["external"]
+    return rule
 
 
 def adapter_query(pool: str) -> str:
-    config, _ = documents("hpa.yaml")
-    (rule,) = yaml.safe_load(config["data"]["config.yaml"])["externalRules"]
-    return str(rule["metricsQuery"]).replace("<<.LabelMatchers>>", f'pool="{pool}"')
+    return str(adapter_rule()["metricsQuery"]).replace("<<.LabelMatchers>>", f'pool="{pool}"')
 
 
-def test_both_examples_take_the_number_as_it_is() -> None:
-    _, hpa = documents("hpa.yaml")
+def test_keda_and_an_hpa_take_the_number_as_it_is() -> None:
     assert keda_trigger()["threshold"] == "1"
-    external = hpa["spec"]["metrics"][0]["external"]
+    external = engine_scaling("hpa")["spec"]["metrics"][0]["external"]
     assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
+    assert external["metric"]["name"] == adapter_rule()["name"]["as"]
     assert external["metric"]["selector"]["matchLabels"] == {"pool": "default"}
 
 
-def test_the_role_of_discovery_has_the_rights_that_its_calls_need_and_no_more() -> None:
-    account, role, binding = documents("discovery.yaml")
-    allowed = {(rule["apiGroups"][0], rule["resources"][0]): rule["verbs"] for rule in role["rules"]}
+@pytest.mark.parametrize("kind", ["keda", "hpa"])
+def test_an_engine_that_is_scaled_has_no_number_of_its_own(kind: str) -> None:
+    scaled = engine_scaling(kind)
+    engine = {**example("emulated")["engines"][0], "autoscaling": {"kind": kind, "min": 2, "max": 6}}
+    made = manifests({**example("emulated"), "engines": [engine]})
 
-    assert role["kind"] == "Role", "one namespace is enough"
-    assert {verb for verbs in allowed.values() for verb in verbs} == {"list", "watch"}
-    assert allowed.keys() == {called(path) for path in (PODS, POOLS, SERVICES, SLICES)}
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
-
-
-def called(path: str) -> tuple[str, str]:
-    """The group and the resource of a path of the API."""
-    return "" if path.startswith("/api/") else path.split("/")[2], path.rpartition("/")[2]
+    target = scaled["spec"]["scaleTargetRef"]
+    assert "replicas" not in named(made, target["kind"], target["name"])["spec"]
+    assert complaints(scaled) == []
 
 
 @pytest.fixture

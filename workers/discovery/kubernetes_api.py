@@ -53,7 +53,7 @@ def refusal(status: int, message: str, retry_after: str = "") -> ApiError:
         return ExpiredError(said)
     hint = {
         401: "; is the token of this cluster, and not expired?",
-        403: "; the worker's account needs a Role with list and watch, see deploy/kubernetes/discovery.yaml",
+        403: "; the worker's account needs a Role with list and watch, see docs/getting-started/kubernetes.md",
         404: "; is the namespace right, and is the resource installed in the cluster?",
     }.get(status, "")
     seconds = float(retry_after) if retry_after.isdecimal() else 0.0
