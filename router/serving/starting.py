@@ -92,3 +92,8 @@ class EmbeddedServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.should_exit:  # older versions of uvicorn leave the port open when they are stopped before they began
+            await self.shutdown(sockets)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 
 import httpx
 import pytest
 
 from dualmap.router.serving import starting
 from dualmap.router.serving.listeners import bind, port_of
-from dualmap.router.serving.starting import until_store_is_there
+from dualmap.router.serving.starting import EmbeddedServer, until_store_is_there
 from dualmap.statestore.errors import StoreUnavailableError
 
 
@@ -66,6 +67,29 @@ async def test_the_port_stays_closed_while_the_store_answers() -> None:
         assert await until_store_is_there(
             connect_and_open, url="redis://h/0", stopping=asyncio.Event(), listener=listener
         )
+
+
+async def test_a_stop_before_the_first_probe_can_be_answered_closes_what_answers_probes(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[socket.socket] = []
+
+    class Recorded(EmbeddedServer):
+        async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+            opened.extend(sockets or ())
+            await super().serve(sockets)
+
+    monkeypatch.setattr(starting, "EmbeddedServer", Recorded)
+    store, stopping = Store(), asyncio.Event()
+
+    async def stop_and_try() -> str:
+        stopping.set()
+        return await store.open()
+
+    with bind("127.0.0.1", 0, shared=True) as listener:
+        assert await until_store_is_there(stop_and_try, url="redis://h/0", stopping=stopping, listener=listener) is None
+
+    assert [each.fileno() for each in opened] == [-1]
 
 
 async def test_an_outage_names_the_store_and_does_not_flood_the_log(
