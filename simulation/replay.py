@@ -28,6 +28,7 @@ from dualmap.simulation.answer_stream import AnswerStream
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.fleet_probe import FleetProbe
 from dualmap.simulation.http_client import HttpClient, HttpClientError, Response
+from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.replay_bodies import Endpoint, RequestBodies
 from dualmap.simulation.replay_report import UNKNOWN_INSTANCE, ReplayedRequest, ReplayRecord
 from dualmap.simulation.traces import Trace, TraceRequest
@@ -45,6 +46,8 @@ class ReplayOptions:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     """Rules of the requests' SLO, in engine seconds, which is sent along as ``x-slo-ttft-ms``; a request of the trace
     may have its own."""
+    slo_tpot_s: float = TPOT_SLO_S
+    """SLO of the time per output token, in engine seconds; it is reported, not sent."""
     time_scale: float = 1.0
     """Engine seconds in a second of the clock."""
     skip_requests: int = 0
@@ -162,6 +165,7 @@ class _Replay:
             rate_per_s=self._trace.rate_per_s,
             time_scale=options.time_scale,
             slo_ttft_s=options.scheduling.slo_ttft_s,
+            slo_tpot_s=options.slo_tpot_s,
             skip_requests=options.skip_requests,
             requests=tuple(sorted(self._results, key=lambda request: request.index)),
             unsent=len(self._trace.requests) - self._sent,
@@ -264,7 +268,7 @@ class _Replay:
         )
         self._results.append(result)
         self._answered += failure is None
-        self._on_time += failure is None and (result.ttft_s or 0.0) <= result.slo_s
+        self._on_time += result.on_time
         failed = len(self._results) - self._answered
         self._on_progress(ReplayProgress(len(self._trace.requests), self._sent, self._answered, failed, self._on_time))
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import orjson
 from rich.table import Table
 
+from dualmap.simulation.on_time import TPOT_SLO_S, meets_both
 from dualmap.simulation.results import LoadSample, Percentiles, load_cv
 
 UNKNOWN_INSTANCE = "unknown"
@@ -50,6 +51,22 @@ class ReplayedRequest:
     ``--enable-prompt-tokens-details``."""
     expected_cached_tokens: int | None = None
     """Cached tokens that the router expected; None: not reported."""
+
+    @property
+    def answered(self) -> bool:
+        return self.failure is None
+
+    @property
+    def on_time(self) -> bool:
+        """Whether it was answered, and its first content came within its TTFT SLO."""
+        return self.answered and self.ttft_s is not None and self.ttft_s <= self.slo_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None: there was no second, or no answer."""
+        if self.ttft_s is None or self.e2e_s is None or self.completion_tokens < 2:
+            return None
+        return (self.e2e_s - self.ttft_s) / (self.completion_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,10 @@ class ReplayReport:
     """Requests with an SLO other than ``slo_ttft_s``: their own, or one by length."""
     effective_capacity: float
     """Share of the requests sent whose TTFT met the SLO; failed ones did not."""
+    slo_tpot_s: float
+    """SLO of the time per output token."""
+    both_slos: float
+    """Share of the requests sent that met both SLOs; an answer of one token has no time per output token to miss."""
     ttft_s: Percentiles
     e2e_s: Percentiles
     tpot_s: Percentiles
@@ -134,12 +155,13 @@ class ReplayRecord:
     unsent: int
     samples: Sequence[LoadSample]
     migrations: int | None
+    slo_tpot_s: float = TPOT_SLO_S
 
 
 def summarize_replay(record: ReplayRecord) -> ReplayReport:
     """The figures of a replay."""
     counted = [request for request in record.requests if request.index >= record.skip_requests]
-    answered = [request for request in counted if request.failure is None]
+    answered = [request for request in counted if request.answered]
     errors, errors_s = _estimate_errors(answered)
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
     failures = Counter(request.failure for request in record.requests if request.failure is not None)
@@ -153,15 +175,17 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         slo_ttft_s=record.slo_ttft_s,
         skipped=len(record.requests) - len(counted),
         sent=len(record.requests),
-        answered=sum(request.failure is None for request in record.requests),
+        answered=sum(request.answered for request in record.requests),
         failed=sum(failures.values()),
         unsent=record.unsent,
         failures=dict(failures.most_common()),
         own_slos=sum(request.slo_s != record.slo_ttft_s for request in counted),
-        effective_capacity=sum(map(_on_time, answered)) / max(1, len(counted)),
+        effective_capacity=sum(request.on_time for request in counted) / max(1, len(counted)),
+        slo_tpot_s=record.slo_tpot_s,
+        both_slos=sum(meets_both(request, record.slo_tpot_s) for request in counted) / max(1, len(counted)),
         ttft_s=Percentiles.of(ttfts),
         e2e_s=Percentiles.of([request.e2e_s for request in answered if request.e2e_s is not None]),
-        tpot_s=Percentiles.of([tpot for request in answered if (tpot := _tpot_s(request)) is not None]),
+        tpot_s=Percentiles.of([tpot for request in answered if (tpot := request.tpot_s) is not None]),
         ttft_error_p50=errors.p50 if errors else None,
         ttft_error_p90=errors.p90 if errors else None,
         ttft_error_s=errors_s,
@@ -174,16 +198,6 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         p99_lag_s=lags.p99,
         instances=_instance_shares(answered),
     )
-
-
-def _on_time(request: ReplayedRequest) -> bool:
-    return request.ttft_s is not None and request.ttft_s <= request.slo_s
-
-
-def _tpot_s(request: ReplayedRequest) -> float | None:
-    if request.ttft_s is None or request.e2e_s is None or request.completion_tokens < 2:
-        return None
-    return (request.e2e_s - request.ttft_s) / (request.completion_tokens - 1)
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
@@ -246,6 +260,7 @@ def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("trace", f"{report.trace}, {report.rate_per_s:.2f} requests/s"),
         ("sent / answered / failed", f"{report.sent} / {report.answered} / {report.failed}"),
         (_slo_title(report), f"{report.effective_capacity:.1%}"),
+        (f"and {report.slo_tpot_s * 1e3:g} ms per output token", f"{report.both_slos:.1%}"),
         ("TTFT P50 / P90 / P99", _seconds(report.ttft_s)),
         ("TTFT estimate's error P50 / P90", _estimate_error(report)),
         ("E2E P50 / P90 / P99", _seconds(report.e2e_s)),

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
+from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.replay import ReplayOptions, ReplayProgress, replay
 from dualmap.simulation.replay_bodies import Endpoint
 from dualmap.simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
@@ -41,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sending.add_argument(
         "--slo-s", type=float,
         help="TTFT SLO in engine seconds of requests whose trace names none; sent along (none: scheduling.slo_ttft_s)",
+    )  # fmt: skip
+    sending.add_argument(
+        "--slo-tpot-ms", type=float, default=TPOT_SLO_S * 1000, metavar="MS",
+        help="SLO of the time per output token, in engine milliseconds: the report counts requests that meet both",
     )  # fmt: skip
     sending.add_argument("--timeout-s", type=float, default=3600.0, help="time for one answer in engine seconds")
     sending.add_argument("--salt", default="", help="another salt, other texts: caches of a former replay do not help")
@@ -85,6 +90,7 @@ def _options(arguments: argparse.Namespace, default_time_scale: float, schedulin
     positive = {
         "--time-scale": time_scale,
         "--slo-s": scheduling.slo_ttft_s,
+        "--slo-tpot-ms": arguments.slo_tpot_ms,
         "--timeout-s": arguments.timeout_s,
         "--speedup": arguments.speedup,
         "--rate": 1.0 if arguments.rate is None else arguments.rate,
@@ -101,6 +107,7 @@ def _options(arguments: argparse.Namespace, default_time_scale: float, schedulin
         model=arguments.model,
         endpoint=Endpoint(arguments.send_as),
         scheduling=scheduling,
+        slo_tpot_s=arguments.slo_tpot_ms / 1000,
         time_scale=time_scale,
         skip_requests=arguments.skip,
         timeout_s=arguments.timeout_s,

@@ -43,7 +43,7 @@ async def test_a_trace_is_replayed_and_reported_as_table_json_and_records(
     emulator: EmulatedInstance, trace_file: Path, tmp_path: Path
 ) -> None:
     files = ("--json", str(tmp_path / "out.json"), "--records", str(tmp_path / "out.jsonl"))
-    limits = ("--limit", "8", "--skip", "2", "--rate", "4", "--time-scale", "20", "--quiet")
+    limits = ("--limit", "8", "--skip", "2", "--rate", "4", "--time-scale", "20", "--slo-tpot-ms", "0.5", "--quiet")
     process = await start_replay("--trace", str(trace_file), "--url", f"{emulator.url}/v1", *limits, *files)
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 0, err.decode()
@@ -51,6 +51,7 @@ async def test_a_trace_is_replayed_and_reported_as_table_json_and_records(
     report = orjson.loads((tmp_path / "out.json").read_bytes())
     assert (report["sent"], report["answered"], report["skipped"]) == (8, 8, 2)
     assert report["rate_per_s"] == pytest.approx(4.0)
+    assert report["effective_capacity"] > 0 and (report["slo_tpot_s"], report["both_slos"]) == (0.0005, 0.0)
     records = [orjson.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     assert [record["prompt_tokens"] for record in records] == [700] * 8
 
@@ -70,6 +71,7 @@ async def test_ctrl_c_gives_a_report_of_what_there_is(
     ("words", "message"),
     [
         (("--rate", "0"), "--rate must be more than 0"),
+        (("--slo-tpot-ms", "0"), "--slo-tpot-ms must be more than 0"),
         (("--time-scale", "-1"), "--time-scale must be more than 0"),
         (("--url", "localhost:8000"), "--url must start with http"),
         (("--skip", "10"), "leaves nothing of 10 requests"),

@@ -63,6 +63,18 @@ def test_a_request_is_on_time_by_its_own_slo() -> None:
     assert report_rows(report)[2] == ("TTFT within the request's SLO (5 s, its own, or by length)", "75.0%")
 
 
+def test_a_request_counts_where_it_meets_both_slos() -> None:
+    quick, slow = (replace(answered(index, 1.0), e2e_s=1.0 + 10 * tpot_s) for index, tpot_s in ((1, 0.04), (2, 0.06)))
+    single = replace(answered(3, 1.0), completion_tokens=1, e2e_s=1.0)
+    late = replace(answered(4, 6.0), e2e_s=6.0)
+    requests = (quick, slow, single, late, failed(5, "timeout"))
+
+    report = summarize_replay(replace(RECORD, skip_requests=0, requests=requests, slo_tpot_s=0.05))
+
+    assert (report.effective_capacity, report.both_slos, report.slo_tpot_s) == (3 / 5, 2 / 5, 0.05)
+    assert ("and 50 ms per output token", "40.0%") in report_rows(report)
+
+
 def test_failed_requests_are_not_on_time_and_skipped_ones_are_only_counted() -> None:
     report = summarize_replay(RECORD)
     assert (report.sent, report.answered, report.failed, report.unsent, report.skipped) == (5, 4, 1, 2, 1)
