@@ -1,4 +1,4 @@
-"""The decode leg of a split request: where it is placed again, and what it leaves in the store."""
+"""Staged, pairing, paired, decoding: where a decode leg is placed again, and what it leaves in the store."""
 
 from __future__ import annotations
 

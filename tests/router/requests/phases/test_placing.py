@@ -1,4 +1,4 @@
-"""Placement on a real Valkey, by several replicas at once; and what it costs in store calls."""
+"""Placing: on a real Valkey, by several replicas at once; and what it costs in store calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are passed on: where they go, and what they are refused with."""
+"""Passed on: the machine without a reservation. Where such requests go, and what they are refused with."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.errors import InvalidRequestError, UnavailableError
+from dualmap.router.errors import (
+    InvalidRequestError,
+    UnavailableError,
+    UpstreamError,
+)
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState, Role
 from tests.router import tools
+from tests.router.requests.phases.fleets import REFUSED, live, nothing_is_left
 
 
 async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(start_runtime: Any) -> None:
@@ -54,3 +60,32 @@ async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_
     with pytest.raises(InvalidRequestError, match="not valid JSON, so its model is not known; name a model"):
         await runtime.intake.place(tools.request(model="", **unread))
     assert (await runtime.intake.place(tools.request(model="other", **unread))).pool_name == "other"
+
+
+async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+
+    request = await runtime.intake.place(tools.request(path="/tokenize"))
+
+    assert request.instance_id in ("a", "b")
+    assert await live(store) == {}
+    failed = request.instance_id
+    await request.failed(REFUSED)
+    assert request.instance_id != failed
+    with pytest.raises(UpstreamError):
+        await request.failed(REFUSED)
+    assert await nothing_is_left(store, runtime)
+
+
+async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, store: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    body = {"input": ["some text"] * 10}
+    placed = [await runtime.intake.place(tools.request(path="/v1/embeddings", body=body)) for _ in range(6)]
+
+    snapshot = await store.pool("default").snapshot()
+
+    assert {request.instance_id for request in placed} == {"a", "b"}
+    assert [request.expected_cached_tokens for request in placed] == [0] * 6
+    assert all(load.pending_tokens > 0 for load in snapshot.loads.values())
+    for request in placed:
+        request.finish(Outcome.COMPLETED)

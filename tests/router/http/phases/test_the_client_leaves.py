@@ -1,0 +1,148 @@
+"""The client leaves, or closes its half of the connection, in any phase."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+import pytest
+
+from dualmap.scheduling.request.outcome import Outcome
+from tests.router.http import kit
+from tests.router.http.kit import Script, StartInstance, StartRouter, Talk
+from tests.router.http.phases.answers import StartFleet, whole_answer, whole_stream
+
+
+@pytest.mark.parametrize("leave", ["close", "reset"])
+async def test_a_client_that_leaves_a_stream_frees_the_instance(fleet: StartFleet, leave: str) -> None:
+    gone = asyncio.Event()
+
+    async def endless(talk: Talk) -> None:
+        await talk.begin_stream()
+        await talk.token("a")
+        await talk.until_closed()
+        gone.set()
+
+    intake, [instance], client = await fleet(endless)
+    client.chat(stream=True)
+    await client.head()
+    await client.chunk()
+    getattr(client, leave)()
+    await asyncio.wait_for(gone.wait(), 60.0)
+    assert intake.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
+    await kit.eventually(lambda: instance.open == 0)
+
+
+async def test_a_client_that_leaves_before_the_first_byte_frees_the_instance(fleet: StartFleet) -> None:
+    arrived, gone = asyncio.Event(), asyncio.Event()
+
+    async def slow(talk: Talk) -> None:
+        arrived.set()
+        await talk.until_closed()
+        gone.set()
+
+    intake, _, client = await fleet(slow)
+    client.chat()
+    await arrived.wait()
+    client.close()
+    await asyncio.wait_for(gone.wait(), 60.0)
+    assert intake.placed_request.finished == [(Outcome.CLIENT_GONE, None)]
+
+
+async def test_a_client_that_leaves_while_held_is_forgotten(fleet: StartFleet) -> None:
+    intake, [instance], client = await fleet(whole_answer, gate=asyncio.Event())
+    client.chat()
+    await kit.eventually(lambda: bool(intake.requests))
+    client.close()
+    await kit.eventually(lambda: intake.ended == [Outcome.CLIENT_GONE], within_s=1.0)
+    assert not instance.talks and not intake.placed_requests
+
+
+async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
+    start_instance: StartInstance, start_router: StartRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def flood(talk: Talk) -> None:
+        await talk.begin_stream()
+        while True:
+            for _ in range(5):
+                await talk.token("word " * 400)
+            await asyncio.sleep(0)
+
+    instance = await start_instance(flood)
+    intake = kit.Intake([instance.url])
+    router = await start_router(intake)
+
+    async def leave() -> None:
+        client = await router.connect()
+        client.chat(stream=True)
+        await client.head()
+        client.close()
+
+    await asyncio.gather(*[leave() for _ in range(40)])
+    await kit.eventually(lambda: all(placed.finished for placed in intake.placed_requests))
+    assert [placed.outcome for placed in intake.placed_requests] == [Outcome.CLIENT_GONE] * 40
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("script", [whole_answer, whole_stream])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_closed_its_half_gets_its_whole_answer(
+    fleet: StartFleet, script: Script, begun: bool
+) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(talk: Talk) -> None:
+        if begun:
+            await talk.begin_stream()
+            await talk.token("a")
+        arrived.set()
+        await go_on.wait()
+        if begun:
+            await talk.token("b")
+            await talk.end_stream()
+        else:
+            await script(talk)
+
+    intake, _, client = await fleet(slow)
+    client.chat(stream=True)
+    await arrived.wait()
+    if begun:
+        await kit.eventually(lambda: intake.placed_request.first_tokens == 1)
+    client.writer.write_eof()
+    await asyncio.sleep(0.3)  # until it was asked more than once whether it is there
+    go_on.set()
+    raw = await asyncio.wait_for(client.reader.read(), 10)
+    answer = raw.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b'"usage"' in answer
+    assert (b"\r\nconnection: close\r\n" in answer) is not begun
+    assert intake.placed_request.outcome is Outcome.COMPLETED
+
+
+async def test_requests_pipelined_before_a_client_closed_its_half_are_all_answered(fleet: StartFleet) -> None:
+    _, _, client = await fleet(whole_answer)
+    for _ in range(3):
+        client.chat()
+    client.writer.write_eof()
+    raw = await asyncio.wait_for(client.reader.read(), 10)
+    assert raw.count(b"HTTP/1.1 200 OK") == 3 and raw.count(b"connection: close") == 1
+
+
+async def test_half_a_request_is_not_waited_for_once_its_client_closed_its_half(fleet: StartFleet) -> None:
+    _, _, client = await fleet(whole_answer)
+    client.chat()
+    client.send(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    client.writer.write_eof()
+    raw = await asyncio.wait_for(client.reader.read(), 5.0)
+    assert raw.count(b"HTTP/1.1 200 OK") == 1
+
+
+async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet: StartFleet) -> None:
+    """It cannot be asked whether it is there."""
+    intake, _, client = await fleet(whole_answer, gate=asyncio.Event())
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    client.send(b"POST %b HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % (kit.CHAT.encode(), len(body)) + body)
+    await kit.eventually(lambda: bool(intake.requests))
+    client.writer.write_eof()
+    await kit.eventually(lambda: intake.ended == [Outcome.CLIENT_GONE], within_s=1.0)
+    assert await client.closed()
