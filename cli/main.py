@@ -59,6 +59,11 @@ COMMANDS = {
         ("", "--replicas 1 --instances 8 --policy round-robin", "--instance-url http://127.0.0.1:8001 --model NAME"),
     ),
     "router": Command("run one router replica", "dualmap.cli.serve_router", ("--config fleet.yaml",)),
+    "picker": Command(
+        "run one endpoint picker for Envoy",
+        "dualmap.cli.serve_picker",
+        ("--config fleet.yaml", "--picker.port 9002 --picker.host 0.0.0.0"),
+    ),
     "worker": Command("run one background worker", "dualmap.cli.serve_worker", ("--config fleet.yaml",)),
     "emulate": Command("run emulated vLLM instances", "dualmap.cli.serve_emulator", ("--instances 2 --port 8100",)),
     "instances": Command(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from dualmap.cli.errors import UnfitSettingsError, not_listening, of_store
 from dualmap.cli.instance_trust import instance_trust
@@ -13,12 +16,40 @@ from dualmap.cli.parent import end_with_parent
 from dualmap.cli.service_manager import ServiceManager
 from dualmap.cli.settings import Settings
 
+if TYPE_CHECKING:
+    from dualmap.router.serving.serve import MakeDoor
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="beginning of this replica's id; --router.replica_id sets all of it")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    def announce(port: int, ops_port: int | None) -> str:
+        own = f", its own port is {ops_port}" if ops_port is not None else ""
+        return f"a router replica serves port {port}{own}"
+
+    with not_listening_at("--router.port PORT or --router.ops_port"):
+        return run_replica(arguments.name, settings, announce)
+
+
+@contextlib.contextmanager
+def not_listening_at(options: str) -> Iterator[None]:
+    """Say by which options another port is taken, where one cannot be listened on."""
+    try:
+        yield
+    except OSError as error:
+        raise not_listening(error, options) from error
+
+
+def run_replica(
+    name: str | None,
+    settings: Settings,
+    announce: Callable[[int, int | None], str],
+    door: MakeDoor | None = None,
+    door_port: int | None = None,
+) -> int:
+    """Serve until a signal to stop; with a ``door`` requests come there."""
     import uvloop
 
     from dualmap.router.requests.tracing import TracingUnavailableError
@@ -27,15 +58,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     from dualmap.statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
-    name = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None
+    own_name = f"{name}-{secrets.token_hex(3)}" if name else None
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
     manager = ServiceManager(os.environ)
     trust = instance_trust(settings)
 
-    def announce(port: int, ops_port: int | None) -> None:
-        own = f", its own port is {ops_port}" if ops_port is not None else ""
-        print(f"a router replica serves port {port}{own}", flush=True)
+    def on_ready(port: int, ops_port: int | None) -> None:
+        print(announce(port, ops_port), flush=True)
         manager.ready()
 
     async def serve_as_a_service() -> None:
@@ -46,8 +76,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 settings.store,
                 settings.pools,
                 trust=trust,
-                replica_id=settings.router.replica_id or name,
-                on_ready=announce,
+                replica_id=settings.router.replica_id or own_name,
+                on_ready=on_ready,
+                door=door,
+                door_port=door_port,
             )
 
     try:
@@ -56,6 +88,4 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error
-    except OSError as error:
-        raise not_listening(error, "--router.port PORT or --router.ops_port") from error
     return 0

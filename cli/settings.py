@@ -6,6 +6,7 @@ from collections import Counter
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dualmap.router.picker.settings import PickerSettings
 from dualmap.router.settings import RouterSettings, not_finite
 from dualmap.runtime.pool_settings import PoolSettings, UpstreamSettings
 from dualmap.scheduling.settings import SchedulingSettings
@@ -28,6 +29,7 @@ class Settings(BaseModel):
     upstream: UpstreamSettings = Field(UpstreamSettings(), description="TLS of routers and workers towards instances")
 
     router: RouterSettings = Field(RouterSettings(), description="one router replica")
+    picker: PickerSettings = Field(PickerSettings(), description="one endpoint picker, beside the router section")
     worker: WorkerSettings = Field(WorkerSettings(), description="one background worker")
     emulator: EmulatorSettings = Field(EmulatorSettings(), description="emulated vLLM instances")
 

@@ -19,6 +19,7 @@ from dualmap.scheduling.request.machine import (
     CountRetry,
     DecoderReserved,
     Effect,
+    Enter,
     Event,
     Granted,
     LeaveInstance,
@@ -120,8 +121,8 @@ class RequestDriver:
                 self._await_trial(machine, effect)
             case Rename():
                 return self._rename(machine)
-            case Refuse():
-                pass  # no client waits for the error
+            case Refuse() | Enter():
+                pass  # no client waits for the error, and no gateway moves a request
             case _:
                 assert_never(effect)
         return None

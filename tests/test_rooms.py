@@ -24,7 +24,7 @@ MAY_IMPORT = {
 FOLDERS = {
     "scheduling": ("prompts", "state", "estimates", "queues", "placing", "scaling", "request"),
     "router": (
-        "telemetry", "prompts", "tokens", "pool", "requests", "http", "replica", "admin", "ui", "serving",
+        "telemetry", "prompts", "tokens", "pool", "requests", "http", "picker", "replica", "admin", "ui", "serving",
     ),
 }  # fmt: skip
 """The folders of a room. Each may import those before it, and the modules beside the folders, which import none of

@@ -82,6 +82,17 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iter
     return check_head
 
 
+def refusing_inference(check_head: HeadCheck) -> HeadCheck:
+    """The rule for heads at a port that is for operation alone."""
+
+    def check(request: ClientRequest) -> int:
+        if is_inference(request.path):
+            raise NotFoundError("this port takes no inference; send it to the gateway that asks this picker")
+        return check_head(request)
+
+    return check
+
+
 def _encoding(request: ClientRequest) -> str | None:
     """How the body is compressed; None where it is not."""
     encoding = request.get(b"content-encoding")
@@ -254,7 +265,8 @@ def _first(header: str) -> str:
 
 
 def read_slo_s(header: str | None) -> float | None:
-    """The TTFT SLO of ``x-slo-ttft-ms`` in seconds, to the millisecond; one of over an hour counts as an hour.
+    """The TTFT SLO of ``x-slo-ttft-ms``, which llm-d names otherwise, in seconds, to the millisecond; one of over an
+    hour counts as an hour.
 
     None where there is none, or none that is a time above 0.
     """
@@ -273,5 +285,5 @@ def read_slo_s(header: str | None) -> float | None:
 
 
 def _slo_s(request: ClientRequest) -> float | None:
-    slo = request.get(b"x-slo-ttft-ms")
+    slo = request.get(b"x-slo-ttft-ms") or request.get(b"x-llm-d-slo-ttft-ms")
     return read_slo_s(slo.decode("latin-1")) if slo is not None else None

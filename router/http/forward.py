@@ -11,14 +11,7 @@ from typing import Any, Protocol
 import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
-from dualmap.router.http.admission import (
-    is_form,
-    mint_request_id,
-    read_form_request,
-    read_inference_request,
-    read_request_id,
-    read_stored_request,
-)
+from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
 from dualmap.router.http.continuation import Continuation, continued
 from dualmap.router.http.downstream import Downstream
@@ -26,9 +19,8 @@ from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
-from dualmap.router.http.long_bodies import LONG_BODY_BYTES, MAX_PROMPT_PARTS
+from dualmap.router.http.long_bodies import read_client_request
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
-from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.sending import Sender, Sending
@@ -56,14 +48,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        if stored_response_id(request.path) is not None:
-            inference_request = read_stored_request(request, request_id)
-        elif is_form(request):
-            inference_request = read_form_request(request, request_id)
-        elif len(request.body) > LONG_BODY_BYTES:
-            inference_request = await plane.long_bodies.read(request, request_id)
-        else:
-            inference_request = read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
+        inference_request = await read_client_request(request, request_id, plane.long_bodies)
         request_id = inference_request.request_id
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
@@ -131,6 +116,36 @@ class PlacedRequest(Protocol):
     def broke_off(self, failure: InstanceFailure) -> None: ...
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
+
+
+def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: Edit) -> list[BodyPart]:
+    """The client's own bytes, with these edits, and those that its instance needs: another name of the model, an id of
+    the response by which it is found again."""
+    edits: list[Edit] = [*more]
+    if inference_request.leaves_id_open:
+        edits.append(id_edit(body, response_id(placed.request_id, placed.instance_id)))
+    if inference_request.model and placed.model != inference_request.model:
+        if inference_request.form:
+            edits.append((form_model_span(body), placed.model.encode()))
+        else:
+            edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
+    return edited(body, edits)
+
+
+def fleet_fields(placed: PlacedRequest) -> list[Header]:
+    """The fields of an answer about the fleet."""
+    fields: list[Header] = [
+        (b"x-request-id", placed.request_id.encode()),
+        (b"x-dualmap-instance", placed.answering_id.encode()),
+        (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
+        (b"x-dualmap-attempts", b"%d" % placed.tries),
+    ]
+    if placed.answering_id != placed.instance_id:
+        fields.append((b"x-dualmap-prefill-instance", placed.instance_id.encode()))
+    expected_s = placed.expected_ttft_s
+    if expected_s is not None:
+        fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
+    return fields
 
 
 class _Forwarding:
@@ -311,18 +326,8 @@ class _Forwarding:
     def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router requests
         usage or for the response's id."""
-        inference_request, body, model = self._inference_request, self.request.body, self.other_model
-        edits: list[Edit] = [*more]
-        if inference_request.leaves_id_open:
-            edits.append(id_edit(body, response_id(self._placed.request_id, self._placed.instance_id)))
-        if requests_usage:
-            edits.append(usage_edit(body))
-        if model is not None:
-            if inference_request.form:
-                edits.append((form_model_span(body), model.encode()))
-            else:
-                edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(model)))
-        return edited(body, edits) if edits else [body]
+        body, placed = self.request.body, self._placed
+        return body_for(self._inference_request, body, placed, *more, *((usage_edit(body),) if requests_usage else ()))
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:
@@ -331,20 +336,7 @@ class _Forwarding:
             self.request.drop_body()
 
     def _fleet_fields(self) -> list[Header]:
-        placed = self._placed
-        fields: list[Header] = [
-            (b"x-request-id", placed.request_id.encode()),
-            (b"x-dualmap-instance", placed.answering_id.encode()),
-            (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
-            (b"x-dualmap-attempts", b"%d" % placed.tries),
-        ]
-        if placed.answering_id != placed.instance_id:
-            fields.append((b"x-dualmap-prefill-instance", placed.instance_id.encode()))
-        expected_s = placed.expected_ttft_s
-        if expected_s is not None:
-            fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
-        fields += self.downstream.page_fields
-        return fields
+        return [*fleet_fields(self._placed), *self.downstream.page_fields]
 
     def pass_on(self, answer: ErrorAnswer) -> None:
         """No instance took the request: the last one's own error says more than the router's would."""

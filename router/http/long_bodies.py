@@ -8,9 +8,18 @@ from contextlib import suppress
 from typing import Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
-from dualmap.router.http.admission import inference_request_of, json_object, unread_request
+from dualmap.router.http.admission import (
+    inference_request_of,
+    is_form,
+    json_object,
+    read_form_request,
+    read_inference_request,
+    read_stored_request,
+    unread_request,
+)
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_json import LongJson, scan_json
+from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
@@ -68,6 +77,21 @@ class LongBodies:
             return unread_request(request, request_id, error.reason)
         finally:
             self._bodies.give_back(counted)
+
+
+async def read_client_request(request: ClientRequest, request_id: str, long_bodies: LongBodies) -> InferenceRequest:
+    """The inference request of a client, whatever its path and its body are.
+
+    Raises:
+        NotFoundError: it is for a stored response that no instance of this fleet has.
+    """
+    if stored_response_id(request.path) is not None:
+        return read_stored_request(request, request_id)
+    if is_form(request):
+        return read_form_request(request, request_id)
+    if len(request.body) > LONG_BODY_BYTES:
+        return await long_bodies.read(request, request_id)
+    return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
 
 
 def _beyond_bounds(request: ClientRequest, request_id: str, found: LongJson) -> InferenceRequest:

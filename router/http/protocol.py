@@ -9,23 +9,27 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from dualmap.router.http.admission import make_head_check
+from dualmap.router.http.admission import make_head_check, refusing_inference
 from dualmap.router.http.client import ClientConnection
 from dualmap.router.http.connection_limit import connection_limit_finder
 from dualmap.router.http.plane import DataPlane
 
 
-def http_protocol(plane: DataPlane, *, ops_port: int | None = None) -> Callable[..., asyncio.Protocol]:
+def http_protocol(
+    plane: DataPlane, *, ops_port: int | None = None, inference: bool = True
+) -> Callable[..., asyncio.Protocol]:
     """The value of uvicorn's ``http=``: makes a protocol per connection, over one data plane.
 
     Everything but inference goes to uvicorn's application. Connections to ``ops_port`` do not count for
-    ``router.max_connections``.
+    ``router.max_connections``. Without ``inference`` there is none here.
     """
     settings = plane.settings
     limit_of = connection_limit_finder(settings.max_connections, ops_port)
     check_head = make_head_check(
         plane.keys, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
     )
+    if not inference:
+        check_head = refusing_inference(check_head)
 
     def make(
         config: Config,

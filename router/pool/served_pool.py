@@ -51,6 +51,8 @@ class ServedPool:
     replica_id: str
     max_tries: int
     refuses_late: bool
+    pairs_legs: bool = False
+    """Both legs of a request are placed before it is sent, whatever the connector needs."""
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
     stored_responses: StoredResponses = field(init=False)
@@ -73,7 +75,7 @@ class ServedPool:
             at_once=not holds(self.policy, self.fleet.order),
             refuses_late=self.refuses_late,
             max_tries=self.max_tries,
-            decode_first=self.settings.connector == "mooncake-layerwise",
+            decode_first=self.pairs_legs or self.settings.connector == "mooncake-layerwise",
             staged_timeout_s=self.settings.staged_timeout_s,
             transfer_timeout_s=self.settings.transfer_timeout_s,
             evidence=self.evidence,

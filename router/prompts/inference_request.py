@@ -158,6 +158,10 @@ class InferenceRequest:
     """Span in a long body of the model's name, quotes included; None if it was not searched for."""
     unread: str = ""
     """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
+    only: frozenset[str] | None = None
+    """The instances that a gateway allows for it; None: any."""
+    hides_first_token: bool = False
+    """Its answer does not pass here, and so its first token is not seen."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
 

@@ -68,7 +68,9 @@ class Runtime:
         self, settings: RouterSettings, scheduling: SchedulingSettings, store: ReplicaStore,
         pools: Sequence[PoolSettings], *, trust: InstanceTrust | None = None, replica_id: str | None = None,
         clock: Clock | None = None, call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
+        pairs_legs: bool = False,
     ) -> None:  # fmt: skip
+        """``pairs_legs``: both legs of a request are placed before it is sent, whatever the connector needs."""
         self.store = store
         self.trust = trust or InstanceTrust()
         self.scheduling = scheduling
@@ -82,7 +84,7 @@ class Runtime:
         live = self.context.live
         retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, self.context.clock.monotonic_s(), lambda: live.accepted)
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
-            [_served_pool(pool, store, scheduling, self.context, retries, self.trust) for pool in pools]
+            [_served_pool(pool, store, scheduling, self.context, retries, self.trust, pairs_legs) for pool in pools]
         )
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
@@ -244,6 +246,7 @@ def _served_pool(
     context: ReplicaContext,
     retries: RetryBudget,
     trust: InstanceTrust,
+    pairs_legs: bool,
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
     calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(retries, clock)
@@ -300,6 +303,7 @@ def _served_pool(
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,
         refuses_late=settings.late_requests == "refuse",
+        pairs_legs=pairs_legs,
         tokenizer=build_tokenizer(
             pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock, trust=trust
         ),

@@ -33,7 +33,7 @@ class Intake:
         """
         live: LiveRequest | None = None
         try:
-            route = self._route_of(request)
+            route = self.route_of(request)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, _passed_on(request, route))
             else:
@@ -50,8 +50,12 @@ class Intake:
                 raise
             raise refusal from error
 
-    def _route_of(self, request: InferenceRequest) -> Route[ServedPool]:
-        """The pool of the model that it names; of a request for what an instance has stored, that of the instance."""
+    def route_of(self, request: InferenceRequest) -> Route[ServedPool]:
+        """The pool of the model that it names; of a request for what an instance has stored, that of the instance.
+
+        Raises:
+            RouterError: there is none.
+        """
         if request.pinned_to is None or request.path == RESPONSES_PATH:
             return self.pools.routes.get(request.model) or self.pools.resolve(request.model, request.unread)
         for pool in self.pools.pools.values():
@@ -109,6 +113,8 @@ def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: Read
         request.stream,
         request.may_split,
         request.pinned_to,
+        request.only,
+        request.hides_first_token,
     )
 
 
@@ -117,5 +123,6 @@ def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSp
     matter but for how long its first byte may take."""
     slo_ttft_s = route.pool.scheduling.slo_ttft_s
     return RequestSpec(
-        request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to
-    )
+        request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
+        only=request.only,
+    )  # fmt: skip

@@ -32,11 +32,13 @@ from dualmap.scheduling.request.machine import (
     DecoderReserved,
     Effect,
     Ended,
+    Enter,
     Event,
     Failed,
     FirstToken,
     Granted,
     LeaveInstance,
+    Moved,
     NoDecoder,
     NotPlaced,
     Post,
@@ -57,7 +59,7 @@ from dualmap.scheduling.request.machine import (
     TrialOver,
     TurnedAway,
 )
-from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import ANSWERED, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.state.instance import InstanceSpec, Running
@@ -125,6 +127,11 @@ class LiveRequest:
         assert decode is not None
         assert decode.target is not None
         return decode.target
+
+    @property
+    def second_choice(self) -> InstanceSpec | None:
+        """See ``RequestMachine.second_choice``."""
+        return self.machine.second_choice()
 
     @property
     def to_send(self) -> Leg:
@@ -254,6 +261,15 @@ class LiveRequest:
         """An instance failed it for good, in an answer that has begun. Never waits."""
         self._report(Failed(failure, begun=True))
 
+    async def moved(self, failure: InstanceFailure, target: InstanceSpec) -> None:
+        """Its instance failed it, and who carries its bytes has sent it to ``target``.
+
+        Raises:
+            RouterError: the store did not take it. ``finish`` has been called.
+        """
+        self._count_placed()
+        await self._run(Moved(failure, target))
+
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """It is over, however it went: release everything. Never waits; only the first call counts."""
         self._report(Ended(outcome, usage))
@@ -362,6 +378,11 @@ class LiveRequest:
     async def _release_first(self, effect: ReleaseFirst) -> None:
         await self.pool.fleet.release(effect.releases)
 
+    async def _enter(self, _: Enter) -> None:
+        machine = self.machine
+        since_placed_s = machine.age_s(self._now_s()) - (machine.placed_s or 0.0)
+        await self.pool.store.adopt(self.records(machine.enqueued_ms + round(since_placed_s * 1000)))
+
     async def _rename(self, _: Rename) -> Event:
         request_id = f"{self.inference_request.request_id}-{secrets.token_hex(4)}"
         self._context.live.rename(self, request_id)
@@ -401,7 +422,7 @@ class LiveRequest:
         self._count_placed()
         count_end(machine, pool.metrics)
         if chain is not None:
-            if outcome is Outcome.COMPLETED:
+            if outcome in ANSWERED:
                 pool.metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
                 if machine.leg is Leg.WHOLE:
                     pool.recent_answers.ended(machine.instance_id, chain, usage)
@@ -460,6 +481,7 @@ _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Ev
     AwaitGrant: LiveRequest._await_grant,
     ReserveDecoder: LiveRequest._reserve_decoder,
     ReleaseFirst: LiveRequest._release_first,
+    Enter: LiveRequest._enter,
     AwaitTrial: LiveRequest._await_trial,
     Rename: LiveRequest._rename,
     Refuse: LiveRequest._refuse,

@@ -7,7 +7,7 @@ from dualmap.router.prompts.prompt import ReadPrompt
 from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.scheduling.placing.placement import Placed
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
-from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.outcome import ANSWERED
 from dualmap.scheduling.state.legs import Leg
 
 
@@ -41,7 +41,7 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
     assert ended_s is not None
     metrics.in_flight.dec()
     metrics.outcomes[outcome].inc()
-    if outcome is Outcome.COMPLETED and chain is not None:
+    if outcome in ANSWERED and chain is not None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
         metrics.prompt_tokens_expected.inc(machine.spec.stored_tokens + chain.prompt_tokens)
 

@@ -19,7 +19,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from dualmap.router.errors import RouterError, ShuttingDownError
-from dualmap.router.http import ClientConnection, build_data_plane, http_protocol
+from dualmap.router.http import ClientConnection, DataPlane, build_data_plane, http_protocol
 from dualmap.router.pool.failover import FailoverStore
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.app import create_app
@@ -51,6 +51,22 @@ OnReady = Callable[[int, int | None], None]
 T = TypeVar("T")
 
 
+class Door(Protocol):
+    """Another way in for requests than HTTP, which is for operation alone where there is one."""
+
+    async def start(self) -> int:
+        """Take requests; returns the port. Raises OSError where it cannot be listened on."""
+
+    async def stop(self, within_s: float, hurried: asyncio.Event) -> None:
+        """Take no more, let those in flight finish within this time, or until ``hurried``, and cut off the others."""
+
+    async def close(self) -> None:
+        """The process ends."""
+
+
+MakeDoor = Callable[[Runtime, DataPlane], Door]
+
+
 class Wait(Protocol):
     """``until_store_is_there``, for this process."""
 
@@ -67,12 +83,17 @@ async def serve(
     replica_id: str | None = None,
     on_ready: OnReady | None = None,
     stop: asyncio.Event | None = None,
+    door: MakeDoor | None = None,
+    door_port: int | None = None,
 ) -> None:
     """Serve until SIGTERM, SIGINT or ``stop``; then drain: /ready turns off, the settle time passes, the port
     closes, requests in flight finish or are cut off at the drain timeout, the outbox is delivered to the store.
 
     A second signal ends it at once. A store that is not there yet is waited for, and /health answers meanwhile;
     configured instances enter as ``starting``, and their health checks make them ready.
+
+    With a ``door`` requests come there, and ``on_ready`` is called with its port and the HTTP port. ``door_port`` is
+    the port that others are told of.
 
     Raises:
         OSError: an address cannot be listened on.
@@ -84,19 +105,29 @@ async def serve(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single prompt that an instance tokenizes
     _warn_of_few_files(router, raise_open_files_limit())
     shutdown = _Shutdown(stop or asyncio.Event())
-    with _listening(router) as listeners, shutdown.handling_signals():
+    with _listening(router, shared=door is None) as listeners, shutdown.handling_signals():
         wait = partial(
             until_store_is_there, url=without_password(store.url), stopping=shutdown.stopping, listener=listeners[-1]
         )
         async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
                 info = await asyncio.to_thread(_info, router, listeners, store.url)
-                runtime = Runtime(router, scheduling, opened, pools, trust=trust, replica_id=replica_id, info=info)
-                await _serve(runtime, listeners, shutdown, wait, on_ready)
+                if door_port is not None:
+                    info["port"] = str(door_port)
+                runtime = Runtime(
+                    router, scheduling, opened, pools,
+                    trust=trust, replica_id=replica_id, info=info, pairs_legs=door is not None,
+                )  # fmt: skip
+                await _serve(runtime, listeners, shutdown, wait, on_ready, door)
 
 
 async def _serve(
-    runtime: Runtime, listeners: Sequence[socket.socket], shutdown: _Shutdown, wait: Wait, on_ready: OnReady | None
+    runtime: Runtime,
+    listeners: Sequence[socket.socket],
+    shutdown: _Shutdown,
+    wait: Wait,
+    on_ready: OnReady | None,
+    make_door: MakeDoor | None,
 ) -> None:
     settings = runtime.context.settings
     plane = build_data_plane(
@@ -106,10 +137,11 @@ async def _serve(
         observer=runtime.context.metrics,
         draining=lambda: runtime.context.draining,
     )
+    door = make_door(runtime, plane) if make_door is not None else None
     ports = [port_of(listener) for listener in listeners]
     config = uvicorn.Config(
         cast(Any, create_app(runtime)),
-        http=cast(Any, http_protocol(plane, ops_port=ports[1] if len(ports) > 1 else None)),
+        http=cast(Any, http_protocol(plane, ops_port=ports[1] if len(ports) > 1 else None, inference=door is None)),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -121,12 +153,14 @@ async def _serve(
     try:
         if await wait(runtime.start) is None:
             return
+        if door is not None:
+            ports = [await door.start(), *ports]
         servers = [_Server(config) for _ in listeners]
         tasks = [
             asyncio.create_task(server.serve(sockets=[listener]), name=f"port {port}")
-            for server, listener, port in zip(servers, listeners, ports, strict=True)
+            for server, listener, port in zip(servers, listeners, map(port_of, listeners), strict=True)
         ]
-        tasks.append(asyncio.create_task(_drain(runtime, servers, shutdown), name="drain"))
+        tasks.append(asyncio.create_task(_drain(runtime, servers, shutdown, door), name="drain"))
         try:
             starting = asyncio.gather(*(server.started_once.wait() for server in servers))
             begun: list[asyncio.Future[Any]] = [starting, *tasks[:-1]]
@@ -146,10 +180,12 @@ async def _serve(
             await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         await runtime.stop()
+        if door is not None:
+            await door.close()
         plane.close()
 
 
-async def _drain(runtime: Runtime, servers: Sequence[_Server], shutdown: _Shutdown) -> None:
+async def _drain(runtime: Runtime, servers: Sequence[_Server], shutdown: _Shutdown, door: Door | None) -> None:
     """Turn /ready off, give load balancers the settle time to notice, let the endpoint's server shut down, and end with
     an error what has not finished within the drain timeout."""
     await shutdown.stopping.wait()
@@ -157,6 +193,8 @@ async def _drain(runtime: Runtime, servers: Sequence[_Server], shutdown: _Shutdo
     settings = runtime.context.settings
     log.info("draining: /ready is off, the port closes in %g s", settings.settle_s)
     await shutdown.hurried_within(settings.settle_s)
+    if door is not None:
+        await door.stop(settings.drain_timeout_s, shutdown.hurried)
     servers[0].should_exit = True
     hurried = await shutdown.hurried_within(settings.drain_timeout_s)
     why = "a second signal came" if hurried else f"router.drain_timeout_s ({settings.drain_timeout_s:g} s) is over"
@@ -230,11 +268,11 @@ class _Shutdown:
 
 
 @contextlib.contextmanager
-def _listening(router: RouterSettings) -> Iterator[list[socket.socket]]:
+def _listening(router: RouterSettings, *, shared: bool) -> Iterator[list[socket.socket]]:
     """The bound sockets: the endpoint's, and this replica's own one when it is wanted."""
     listeners: list[socket.socket] = []
     try:
-        listeners.append(bind(router.host, router.port, shared=True))
+        listeners.append(bind(router.host, router.port, shared=shared))
         if router.ops_port is not None:
             listeners.append(bind(router.host, router.ops_port, shared=False))
         yield listeners

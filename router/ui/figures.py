@@ -25,7 +25,7 @@ SHOWN_KEYS = 16
 SHOWN_HOT_PREFIXES = 32
 _RING_SIZE = 1 << 64
 _LONGEST_FAILURE = 200
-_UNREMARKABLE = frozenset({None, Outcome.COMPLETED, Outcome.CLIENT_GONE})
+_UNREMARKABLE = frozenset({None, Outcome.COMPLETED, Outcome.ENDED, Outcome.CLIENT_GONE})
 
 LOAD_FIELDS = (
     "pending_tokens", "dispatched_tokens", "deferred_tokens", "queued_requests", "running_requests", "context_tokens",

@@ -264,6 +264,8 @@ class Search:
     """DECODE for the second leg of a split request."""
     at_once: bool = False
     """Nothing is to be held for a dispatch window, see ``holds``."""
+    only: frozenset[str] | None = None
+    """The instances that may be chosen; None: any."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     full: frozenset[str] = _NONE
@@ -371,6 +373,8 @@ class Search:
         excludes."""
         query, policy = self.query, self.policy
         excluded = query.excluded | self.full | self.gone
+        if self.only is not None:
+            excluded |= view.instances.keys() - self.only
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
         if not (excluded or blocked):
             pair = policy.candidates(query, view)

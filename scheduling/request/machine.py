@@ -41,7 +41,7 @@ from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.evidence import Evidence
-from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
@@ -108,6 +108,8 @@ class Step(StrEnum):
     DECODER_TAKEN = "decoder_taken"
     DECODES_AGAIN = "decodes_again"
     """Its decode leg is placed once more, for the same KV."""
+    MOVED = "moved"
+    """Its instance failed, and who carries its bytes has sent it to another one."""
     FAILED = "failed"
     """Its instance failed, and another one may try: the client has nothing of the answer, or can get the rest of it."""
     BROKE_OFF = "broke_off"
@@ -159,6 +161,7 @@ def _transitions() -> dict[tuple[Phase, Step], Phase]:
         (p.PAIRED, s.PREFILL_ENDED): p.DECODING,
         (p.PAIRED, s.FIRST_TOKEN): p.ANSWERING,
         (p.ANSWERING, s.PREFILL_ENDED): p.ANSWERING,  # the last layer may be confirmed behind the first token
+        (p.PAIRED, s.PREFILL_PRESUMED): p.PAIRED,
         (p.STAGED, s.DECODES_AGAIN): p.STAGED,
         (p.STAGED, s.DECODER_TAKEN): p.DECODING,
         (p.DECODING, s.DECODES_AGAIN): p.STAGED,
@@ -168,6 +171,8 @@ def _transitions() -> dict[tuple[Phase, Step], Phase]:
     for phase in ON_AN_INSTANCE:
         table |= {(phase, s.FAILED): p.ADMITTING, (phase, s.BROKE_OFF): p.BROKEN_OFF}
         table.setdefault((phase, s.SENT), phase)  # once more, over a new connection to the same instance
+    for phase in (p.DISPATCHED, p.PREFILLING, p.PRESUMED):
+        table[phase, s.MOVED] = p.PREFILLING
     for phase in (p.NEW, p.ADMITTING, p.PLACING, p.HELD):
         table[phase, s.REFUSED] = p.DONE
     for phase in Phase:
@@ -178,6 +183,7 @@ def _transitions() -> dict[tuple[Phase, Step], Phase]:
 TRANSITIONS: Final[Mapping[tuple[Phase, Step], Phase]] = _transitions()
 """Where a request is after a step. What is missing is illegal."""
 
+_TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
 _PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRED})
 
 DECODES_PER_STAGING: Final = 2
@@ -295,6 +301,14 @@ class Failed:
 
 
 @value
+class Moved:
+    """Its instance failed it, and who carries its bytes has sent it to another one, which has it by now."""
+
+    failure: InstanceFailure
+    target: InstanceSpec
+
+
+@value
 class Ended:
     """It is over, however it went: answered, broken off, cancelled."""
 
@@ -318,6 +332,7 @@ Event = (
     | DecoderReserved
     | NoDecoder
     | Failed
+    | Moved
     | Ended
 )
 
@@ -412,6 +427,11 @@ class ReleaseFirst:
 
 
 @value
+class Enter:
+    """Enter it in the store as it is now, on the instance that has it: no room is asked for. It is released first."""
+
+
+@value
 class Post:
     """Release this without waiting."""
 
@@ -455,6 +475,7 @@ Effect = (
     | StartTimer
     | LeaveInstance
     | ReleaseFirst
+    | Enter
     | Post
     | CountRetry
     | Refuse
@@ -551,6 +572,10 @@ class RequestSpec:
     """Another instance than the one that prefills it can answer it."""
     pinned_to: str | None = None
     """The only instance that can answer it."""
+    only: frozenset[str] | None = None
+    """The instances that may be sent it; None: any."""
+    hides_first_token: bool = False
+    """Nobody sees when the first token of its answer comes, though it streams."""
 
 
 @dataclass(slots=True)
@@ -666,7 +691,7 @@ class RequestMachine:
     @property
     def shows_first_token(self) -> bool:
         """Whether the first byte of its answer comes with the first token. Of another, it comes with the last."""
-        return self.spec.streams or self.leg is Leg.PREFILL
+        return (self.spec.streams or self.leg is Leg.PREFILL) and not self.spec.hides_first_token
 
     @property
     def is_decoded(self) -> bool:
@@ -771,6 +796,7 @@ class RequestMachine:
             rules.decode_stall_s,
             rule=rule,
             at_once=rules.at_once,
+            only=spec.only,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -787,20 +813,26 @@ class RequestMachine:
             spec.expected_output_tokens,
             round(slo_s * 1000),
             self.enqueued_ms,
-            pinned=spec.pinned_to is not None,
+            pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
             model=self.asked_name,
         )
 
     def _pick(self, now_s: float) -> Effects:
         """Send a request that is not scheduled to the less busy of two suitable instances."""
-        rules, spec = self.rules, self.spec
-        target = pick_instance(rules.fleet, rules.balancer, spec.model, self.excluded, spec.pinned_to)
+        rules = self.rules
+        target = self._pick_outside(self.excluded)
         if target is None:
             return self._not_placed(NotPlaced(SearchFailed()), now_s)
         rules.evidence.breakers.sending(target.instance_id, now_s)
         rules.balancer.enter(target.instance_id)
         return self._dispatch(target, now_s)
+
+    def _pick_outside(self, excluded: frozenset[str]) -> InstanceSpec | None:
+        rules, spec = self.rules, self.spec
+        if spec.only is not None:
+            excluded |= rules.fleet.view.instances.keys() - spec.only
+        return pick_instance(rules.fleet, rules.balancer, spec.model, excluded, spec.pinned_to)
 
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
         placed, breakers = event.placed, self.rules.evidence.breakers
@@ -884,7 +916,7 @@ class RequestMachine:
         self._move(Step.SENT)
         if self.decode is not None and before is Phase.DECODING:
             self.decode.sends += 1
-        if before is not Phase.DISPATCHED or self.spec.chain is None or self.shows_first_token:
+        if before not in _TO_BE_SENT or self.spec.chain is None or self.shows_first_token:
             return _NOTHING
         return (StartTimer(self._prefill_delay_s()),)
 
@@ -901,7 +933,9 @@ class RequestMachine:
         judges the instance reads it."""
         before = self.phase
         self._move(Step.PREFILL_PRESUMED)
-        return (Post(Release(self.request_id, self.instance_id)),) if before is Phase.PREFILLING else _NOTHING
+        if before not in _PREFILL_UNDER_WAY:
+            return _NOTHING
+        return (Post(Release(self.request_id, self.instance_id)),)
 
     def _first_token(self, _: FirstToken, now_s: float) -> Effects:
         before = self.phase
@@ -1049,6 +1083,53 @@ class RequestMachine:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)
         return left + self._admit(now_s)
 
+    def _moved(self, event: Moved, now_s: float) -> Effects:
+        """Book what has happened: it was not asked for, so no budget and no limit is asked either."""
+        failure, target, failed_id, attempt = event.failure, event.target, self.instance_id, self.attempt
+        self._move(Step.MOVED)
+        self._judge(failed_id, failure, now_s)
+        self.failures += ((failed_id, failure, self.age_s(now_s)),)
+        self.excluded |= {failed_id}
+        left = self._leave(failure)
+        decision = None if self.placed is None else self.placed.decision
+        self.target, self.instance_id, self.answering_id = target, target.instance_id, target.instance_id
+        self.tries += 1
+        self.dispatched_s = now_s
+        if self.rules.evidence.breakers.troubled:
+            self.rules.evidence.breakers.sending(target.instance_id, now_s)
+        if self.spec.chain is None:
+            self.rules.balancer.enter(target.instance_id)
+            return (left, CountRetry(failure.kind))
+        known = decision is not None and decision.alternative_id == target.instance_id
+        self.uncached_tokens = (
+            decision.alternative_uncached_tokens if known and decision else self.spec.chain.prompt_tokens
+        )
+        self.attempt += 1
+        self.grant = None
+        released = ReleaseFirst((self._over(self.request_id, attempt),))
+        effects: Effects = (left, CountRetry(failure.kind), released, Enter())
+        if self.shows_first_token:
+            return effects
+        return (*effects, StartTimer(self.rules.fleet.window_delay_s(target, self.uncached_tokens)))
+
+    def second_choice(self) -> InstanceSpec | None:
+        """The instance that may be sent it should its own not take it: its next best one. It is not reserved there.
+
+        None where only one can answer it, and of a request that is split."""
+        target, spec, view = self.target, self.spec, self.rules.fleet.view
+        if target is None or spec.pinned_to is not None or self.leg is not Leg.WHOLE:
+            return None
+        if spec.chain is None:
+            return self._pick_outside(self.excluded | {target.instance_id})
+        placed = self.placed
+        if placed is None:
+            return None
+        decision = placed.decision
+        second = decision.alternative_id if decision.instance_id == target.instance_id else decision.instance_id
+        if second is None or second in self.excluded or (spec.only is not None and second not in spec.only):
+            return None
+        return view.instances.get(second) if second in view.serving(self.asked_name).ready else None
+
     def _leave(self, failure: InstanceFailure | None) -> LeaveInstance:
         """Its try on its instance is over."""
         if self.spec.chain is None:
@@ -1156,7 +1237,7 @@ class RequestMachine:
         self._hold_ends(now_s)
         self._end_trial(completed=answered)
         if self.disputed:
-            evidence.settle(self.disputed, now_s, answered=answered)
+            evidence.settle(self.disputed, now_s, answered=outcome in ANSWERED)
         if before in ON_AN_INSTANCE:  # else it has been judged, or never was on one
             evidence.ended(self.answering_id, outcome, now_s)
         effects: list[Effect] = []
@@ -1219,5 +1300,6 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effec
     DecoderReserved: RequestMachine._decoder_reserved,
     NoDecoder: RequestMachine._no_decoder,
     Failed: RequestMachine._failed,
+    Moved: RequestMachine._moved,
     Ended: RequestMachine._ended,
 }

@@ -27,6 +27,8 @@ class Outcome(StrEnum):
     """How a placed request ended; a label in metrics."""
 
     COMPLETED = "completed"
+    ENDED = "ended"
+    """Its answer began without an error, and is over. Whether all of it came is not known: a gateway relayed it."""
     CLIENT_ERROR = "client_error"
     """The instance answered 4xx, 501 or 505, or a stream ended in such an error: the client's fault, not its own."""
     CLIENT_GONE = "client_gone"
@@ -65,6 +67,12 @@ class FailureKind(StrEnum):
     """The KV of a decode leg did not come in time."""
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
+    MOVED = "moved"
+    """The gateway that relays it sent it to another instance, and does not say why."""
+
+
+ANSWERED: Final = frozenset({Outcome.COMPLETED, Outcome.ENDED})
+"""Outcomes of requests that an instance answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +90,7 @@ class InstanceFailure:
         """The verdict on the instance that the failure gives."""
         if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER):
             return Verdict.ANSWER
-        if self.kind is FailureKind.NO_ANSWER:
+        if self.kind in (FailureKind.NO_ANSWER, FailureKind.MOVED):
             return Verdict.DISPUTED
         if self.kind is not FailureKind.STATUS or self.status is None:
             return Verdict.FAULT

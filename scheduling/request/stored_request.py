@@ -42,6 +42,7 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
         asked,
         instance_id=machine.instance_id if dispatched else decision.instance_id,
         state=state,
+        attempt=machine.attempt,
         uncached_tokens=machine.uncached_tokens if dispatched else decision.uncached_tokens,
         enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
         dispatched_ms=now_ms if dispatched else 0,

@@ -25,6 +25,7 @@ from dualmap.scheduling.request.machine import (
     Failed,
     FirstToken,
     Granted,
+    Moved,
     NoDecoder,
     NotPlaced,
     Phase,
@@ -47,7 +48,10 @@ from dualmap.scheduling.request.machine import (
     TurnedAway,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.request.stored_request import stored_requests
+from dualmap.scheduling.state.legs import Leg, decode_leg_id
+from dualmap.scheduling.state.request import RequestState
 from tests.scheduling.request.lives import CLOSED, Life, in_phase, member
 
 REFUSED = InstanceFailure(FailureKind.CONNECT)
@@ -597,6 +601,117 @@ def test_a_decode_leg_without_a_retry_left_does_not_wait_for_its_own_trial() -> 
     suspect_now = life.rules.evidence.quarantine.of(7, life.now_s)
     assert suspect_now is not None
     assert suspect_now.trial is None, "its place is left to the next copy"
+
+
+# a gateway that carries the bytes --------------------------------------------------------------------------------
+MOVED = InstanceFailure(FailureKind.MOVED)
+
+
+def test_a_request_that_a_gateway_moved_is_booked_where_it_is_whatever_the_limits_say() -> None:
+    life = Life(max_tries=1, budget=0.0)
+    life.dispatch()
+    life.on(Sent())
+
+    life.on(Moved(MOVED, member("b")), after_s=1.0)
+
+    assert life.names == ["LeaveInstance", "CountRetry", "ReleaseFirst", "Enter"]
+    assert life.released == [("x", 1)]
+    machine = life.machine
+    assert (machine.phase, machine.instance_id, machine.answering_id) == (Phase.PREFILLING, "b", "b")
+    assert (machine.attempt, machine.tries, machine.uncached_tokens) == (2, 2, 48)
+    (record,) = stored_requests(machine, 1000, life.now_s)
+    assert (record.instance_id, record.attempt, record.state) == ("b", 2, RequestState.DISPATCHED)
+
+    life.on(Ended(Outcome.ENDED))
+    assert life.released == [("x", 2)]
+    assert "a" in life.rules.evidence.breakers._kept, "the other one answered, so the first one is to blame"
+
+
+def test_a_moved_request_that_no_one_answered_blames_nobody_for_the_move() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(Sent())
+    life.on(Moved(MOVED, member("b")))
+
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    assert "a" not in life.rules.evidence.breakers._kept
+
+
+def test_a_moved_request_that_is_not_scheduled_reserves_nothing() -> None:
+    life = Life(chain=None)
+    life.on(Arrived())
+    life.on(Sent())
+    first = life.machine.instance_id
+    other = next(name for name in "abc" if name != first)
+
+    life.on(Moved(MOVED, member(other)))
+
+    assert life.names == ["LeaveInstance", "CountRetry"]
+    assert dict(life.rules.balancer._in_flight) == {other: 1}
+
+
+def test_a_stream_whose_first_token_nobody_sees_is_released_by_its_expected_time() -> None:
+    life = Life(streams=True, hides_first_token=True)
+    life.dispatch()
+
+    life.on(Sent())
+    assert life.effects == (StartTimer(1.5),)
+    life.on(PrefillPresumed())
+    assert not life.one(Post).release.seen
+
+    life.on(Ended(Outcome.ENDED))
+    (last,) = [effect for effect in life.effects if isinstance(effect, Post)]
+    assert not last.release.seen, "an end of which no one knows whether it was whole is no sign of life"
+
+
+def test_a_split_stream_whose_first_token_nobody_sees_frees_its_prefill_instance_by_the_expected_time() -> None:
+    life = Life(split=True, decode_first=True, hides_first_token=True)
+    life.dispatch(leg=Leg.PREFILL)
+    life.decode()
+    assert life.on(Sent()) == (StartTimer(1.5),)
+
+    life.on(PrefillPresumed())
+
+    assert life.machine.phase is Phase.PAIRED
+    assert life.one(Post).release == Release("x", "a")
+    life.on(Ended(Outcome.ENDED))
+    assert {name for name, _ in life.released} == {"x", decode_leg_id("x")}
+
+
+def test_only_the_allowed_instances_are_searched_and_picked_and_named_as_a_second_choice() -> None:
+    life = Life(only=frozenset("c"))
+    life.on(Arrived())
+    search = life.one(Reserve).search
+    _, candidates = search._candidates(life.rules.fleet.view)
+    assert candidates == ("c",)
+    assert search.request.pinned, "no worker moves it out of them"
+
+    life.reserve("c")
+    assert life.machine.second_choice() is None
+
+    passed_on = Life(chain=None, only=frozenset("b"))
+    passed_on.on(Arrived())
+    assert passed_on.machine.instance_id == "b"
+    assert passed_on.machine.second_choice() is None
+
+
+def test_the_second_choice_is_the_next_best_of_the_decision_and_another_one_of_a_request_that_is_not_scheduled() -> (
+    None
+):
+    life = Life()
+    life.dispatch("a")
+    assert life.machine.second_choice() == member("b")
+
+    passed_on = Life(chain=None)
+    passed_on.on(Arrived())
+    second = passed_on.machine.second_choice()
+    assert second is not None
+    assert second.instance_id != passed_on.machine.instance_id
+
+    pinned = Life(pinned_to="a")
+    pinned.dispatch("a")
+    assert pinned.machine.second_choice() is None
 
 
 def test_every_event_has_a_handler_and_every_effect_a_place_in_both_drivers() -> None:

@@ -1,0 +1,1 @@
+"""The second front door: an endpoint picker, which Envoy asks by external processing where each request goes."""

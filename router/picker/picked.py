@@ -1,0 +1,493 @@
+"""One request that Envoy asks about: the messages of its stream are the events of the request's machine.
+
+    head, body ── placed ──▶ destination told ── head of the answer ──▶ passing ── end of the stream ──▶ released
+                    │ held in the fleet               │ another of the choices served it: moved there
+                    └ refused: answered by Envoy      └ an error: broken off
+
+Nothing is decided here. A request is placed, held, granted and released by the machine that the HTTP data plane drives
+as well, through ``LiveRequest``; the tries of a request are Envoy's, which says afterwards where it was served.
+
+The first message is answered once the request is placed: until then Envoy can ask another picker, should this one die.
+A body that Envoy buffers is the exception, as it comes after that answer alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from dualmap.router.errors import (
+    NO_INSTANCE_RETRY_S,
+    BodyTooLargeError,
+    ForbiddenPathError,
+    RequestTimeoutError,
+    RouterError,
+    UnavailableError,
+    error_body,
+    error_headers,
+    from_exception,
+)
+from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.answer_checks import retry_after_s
+from dualmap.router.http.api_keys import ApiKeys
+from dualmap.router.http.attempt import ExchangeResult, is_retried
+from dualmap.router.http.forward import body_for, fleet_fields
+from dualmap.router.http.heads import Header
+from dualmap.router.http.long_bodies import read_client_request
+from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import ClientRequest, HeadCheck
+from dualmap.router.picker import messages
+from dualmap.router.picker.addresses import Addresses, UnknownAddressError
+from dualmap.router.picker.answer_watch import AnswerWatch
+from dualmap.router.picker.messages import BodyMode
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.requests.live_request import LiveRequest
+from dualmap.router.requests.refusals import outcome_of
+from dualmap.router.telemetry import trace_context
+from dualmap.scheduling.request.answers import is_server_fault
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.legs import Leg
+
+log = logging.getLogger(__name__)
+
+VIA_UPSTREAM: Final = "via_upstream"
+MOVED: Final = InstanceFailure(FailureKind.MOVED, "the gateway sent it to another of its choices")
+
+
+class Stream(Protocol):
+    """The stream of one request."""
+
+    async def read(self) -> Any | None:
+        """The next message; None at the end of the stream."""
+
+    async def write(self, reply: bytes) -> None: ...
+
+
+@dataclass(slots=True)
+class Picker:
+    """The parts that all requests of a picker share."""
+
+    plane: DataPlane
+    check_head: HeadCheck
+    addresses: Addresses
+    model_cards: Callable[[], Awaitable[Mapping[str, Any]]]
+    """Makes the answer of ``GET /v1/models``."""
+    choices: int = 2
+    """Addresses that the gateway is given at most."""
+    test_headers: bool = False
+    cuts_off: bool = False
+    """The time for requests in flight is over: what is cancelled now is cut off, and was not left by its client."""
+
+
+class _LeftError(Exception):
+    """The gateway ended the stream before the request was placed."""
+
+
+class PickedRequest:
+    """One stream. ``run`` returns when it is to be closed."""
+
+    def __init__(self, stream: Stream, picker: Picker) -> None:
+        self._stream = stream
+        self._picker = picker
+        self._limit: asyncio.Timeout | None = None
+        """The time for the whole request."""
+        self._modes = (BodyMode.NONE, BodyMode.NONE)
+        self._choices: dict[str, InstanceSpec] = {}
+        """The choices that Envoy was given, by address."""
+        self._body_bytes = 0
+        """Bytes of the body that are counted in the replica's budget."""
+        self._answered = "request_headers"
+        """The phase whose reply has the choice."""
+        self._gives_back = False
+        """Envoy waits for the body in pieces."""
+        self._trailers = False
+        """The request has trailers, which end its body."""
+
+    async def run(self) -> None:
+        first = await self._stream.read()
+        if first is None or messages.kind_of(first) != "request_headers":
+            return None
+        request = messages.client_request(first.request_headers)
+        self._modes = messages.body_modes(first)
+        request_id, live = mint_request_id(), None
+        try:
+            async with asyncio.timeout(self._picker.plane.settings.total_timeout_s) as self._limit:
+                try:
+                    if request.path == "/v1/models" and request.method == "GET":
+                        return await self._answer_models(request)
+                    request_id = read_request_id((request.get(b"x-request-id") or b"").decode("latin-1"))
+                    live = await self._pick(first, request, request_id)
+                finally:
+                    self._drop_body(request)
+                await self._follow(live, request.path)
+        except _LeftError:
+            return None
+        except TimeoutError:
+            log.warning("request %s was not over within router.total_timeout_s: its stream is closed", request_id)
+        except RouterError as refusal:
+            await self._refuse(refusal, refusal.request_id or request_id, request.path)
+
+    # the request -------------------------------------------------------------------------------------------------
+    async def _pick(self, first: Any, request: ClientRequest, request_id: str) -> LiveRequest:
+        """Place the request, and tell Envoy where it goes.
+
+        Raises:
+            RouterError: it is refused, and Envoy knows of no choice.
+        """
+        plane, live = self._picker.plane, None
+        try:
+            await self._read_body(first, request)
+            read = await read_client_request(request, request_id, plane.long_bodies)
+            read.hides_first_token = self._modes[1] not in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+            if plane.traces is not None:
+                read.trace = plane.traces.begin(request.get(trace_context.FIELD))
+            named = await self._restrict(first, request, read)
+            live = await plane.intake.place(read)
+            fields, removed = await self._destination(live, request, read)
+            addresses = ",".join(dict.fromkeys((*self._choices, *named)))
+            for reply in self._replies(addresses, fields, removed, live, request, read):
+                await self._stream.write(reply)
+            live.sent()
+            return live
+        except BaseException as error:
+            if live is not None:
+                live.finish(outcome_of(error))
+            if not isinstance(error, Exception) or isinstance(error, _LeftError):
+                raise
+            refusal = from_exception(error)
+            if live is not None:
+                refusal.request_id = live.request_id
+            if refusal.status == 500:
+                log.error("request %s failed inside the picker", refusal.request_id or request_id, exc_info=error)
+            raise refusal from error
+
+    async def _read_body(self, first: Any, request: ClientRequest) -> None:
+        """Read the body, where it comes before the choice."""
+        picker, mode = self._picker, self._modes[0]
+        limit_bytes = picker.check_head(request)
+        announced = request.get(b"content-length") or b""
+        if announced.isdigit() and int(announced) > limit_bytes:
+            raise too_large(limit_bytes)
+        if first.request_headers.end_of_stream or mode in (BodyMode.NONE, BodyMode.STREAMED):
+            return
+        full_duplex = self._gives_back = mode is BodyMode.FULL_DUPLEX_STREAMED
+        if not full_duplex:
+            self._answered = "request_body"
+            await self._stream.write(messages.GO_ON["request_headers"])
+        pieces: list[bytes] = []
+        try:
+            async with asyncio.timeout(picker.plane.settings.client_timeout_s):
+                while await self._read_piece(pieces, limit_bytes) and full_duplex:
+                    pass
+        except TimeoutError:
+            limit_s = picker.plane.settings.client_timeout_s
+            raise RequestTimeoutError(f"the request did not come within {limit_s:g} s; send it faster") from None
+        request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _read_piece(self, pieces: list[bytes], limit_bytes: int) -> bool:
+        """Read a piece of the body; returns whether another one follows."""
+        message = await self._stream.read()
+        if message is None:
+            raise _LeftError
+        if messages.kind_of(message) == "request_trailers":
+            self._trailers = True
+            return False
+        piece = message.request_body.body
+        if piece:
+            self._picker.plane.bodies.take(len(piece))
+            self._body_bytes += len(piece)
+            pieces.append(piece)
+        if self._body_bytes > limit_bytes:
+            raise too_large(limit_bytes)
+        return not message.request_body.end_of_stream
+
+    def _drop_body(self, request: ClientRequest) -> None:
+        self._picker.plane.bodies.give_back(self._body_bytes)
+        self._body_bytes, request.body = 0, b""
+
+    async def _restrict(self, first: Any, request: ClientRequest, read: InferenceRequest) -> list[str]:
+        """Restrict the request to the instances that the gateway allows. Returns the addresses that a conformance test
+        wants to be named."""
+        subset, named = messages.subset_of(first), []
+        if self._picker.test_headers and (selection := request.get(messages.TEST_SELECTION)) is not None:
+            named = messages.split_addresses(selection.decode("latin-1").split(","))
+            subset = named if subset is None else [each for each in named if each in subset]
+        if subset is None:
+            return named
+        pool = self._picker.plane.intake.route_of(read).pool
+        found = await self._picker.addresses.having(pool.view.view.instances, subset)
+        read.only = frozenset(instance_id for each in found.values() for instance_id in each)
+        if not read.only:
+            raise UnavailableError(
+                f"the gateway allows {', '.join(subset) or 'no address'} alone, and pool {pool.settings.name!r} has no"
+                " instance there; see /admin/instances",
+                retry_after_s=NO_INSTANCE_RETRY_S,
+            )
+        return named
+
+    async def _destination(
+        self, live: LiveRequest, request: ClientRequest, read: InferenceRequest
+    ) -> tuple[list[Header], list[str]]:
+        """Find the addresses of the choices. Returns the headers that the instance needs, and the names of those that
+        it must not get.
+
+        Raises:
+            RouterError: no instance with an address took the request.
+        """
+        plane, of = self._picker.plane, self._picker.addresses.of
+        fields: list[Header] = []
+        while not self._choices:
+            split = live.to_send is Leg.PREFILL
+            target, second = live.decode_target if split else live.target, None
+            if not split and self._picker.choices > 1:
+                second = live.second_choice
+            try:
+                if split:
+                    fields.append((messages.PREFILLER.encode(), (await of(live.target)).encode()))
+                self._choices[await of(target)] = target
+            except UnknownAddressError as error:
+                fields = []
+                await live.failed(InstanceFailure(FailureKind.CONNECT, str(error)))
+                continue
+            if second is not None and second.data_parallel_rank == target.data_parallel_rank:
+                with contextlib.suppress(UnknownAddressError):
+                    self._choices.setdefault(await of(second), second)
+            if target.data_parallel_rank is not None:
+                fields.append((b"x-data-parallel-rank", b"%d" % target.data_parallel_rank))
+        if request.get(b"x-request-id") != live.request_id.encode():
+            fields.append((b"x-request-id", live.request_id.encode()))
+        if read.trace is not None:
+            fields.append((trace_context.FIELD, read.trace.to_header()))
+        if plane.upstream_authorization is not None:
+            fields.append((b"authorization", plane.upstream_authorization))
+        dropped = [*messages.ROUTING_HEADERS, *(() if plane.keeps_credentials else ("authorization", "x-api-key"))]
+        written = {name for name, _ in fields}
+        return fields, [name for name in dropped if request.get(name.encode()) and name.encode() not in written]
+
+    def _replies(
+        self,
+        addresses: str,
+        fields: list[Header],
+        removed: list[str],
+        live: LiveRequest,
+        request: ClientRequest,
+        read: InferenceRequest,
+    ) -> Iterator[bytes]:
+        """The choice, and the body where Envoy waits for it, or the instance needs another one."""
+        parts = body_for(read, request.body, live)
+        if self._answered == "request_body" and len(parts) > 1:
+            body = b"".join(parts)
+            length = (b"content-length", b"%d" % len(body))
+            yield messages.destination_reply("request_body", addresses, [*fields, length], removed, body)
+            return
+        yield messages.destination_reply(self._answered, addresses, fields, removed)
+        if self._gives_back:
+            yield from self._body_back(b"".join(parts))
+
+    def _body_back(self, body: bytes) -> Iterator[bytes]:
+        yield from messages.body_replies("request_body", body, end_of_stream=not self._trailers)
+        if self._trailers:
+            yield messages.GO_ON["request_trailers"]
+
+    # the answer --------------------------------------------------------------------------------------------------
+    async def _follow(self, live: LiveRequest, path: str) -> None:
+        """Follow the answer to its end, and release what the request holds."""
+        answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices)
+        outcome, usage = Outcome.INTERNAL_ERROR, None
+        try:
+            await answer.pass_on()
+            outcome, usage = answer.ended()
+        except asyncio.CancelledError:  # so a stream ends as well, whose last reply the gateway did not wait for
+            if self._limit is not None and self._limit.expired():
+                outcome = Outcome.TIMED_OUT
+            else:
+                outcome, usage = (Outcome.CUT_OFF, None) if self._picker.cuts_off else answer.ended()
+            raise
+        finally:
+            live.finish(outcome, usage)
+
+    async def _answer_models(self, request: ClientRequest) -> None:
+        self._picker.check_head(request)
+        body = orjson.dumps(await self._picker.model_cards())
+        fields = [(b"content-type", b"application/json")]
+        await self._stream.write(messages.immediate_reply(200, fields, body, "models"))
+
+    async def _refuse(self, error: RouterError, request_id: str, path: str) -> None:
+        fields: list[Header] = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+        fields += [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
+        if (reason := messages.dropped_reason(error)) is not None:
+            fields.append((messages.DROPPED_REASON.encode(), reason.encode()))
+        body = orjson.dumps(error_body(error, path))
+        await self._stream.write(messages.immediate_reply(error.status, fields, body, error.code))
+
+
+class _Answer:
+    """The answer of a request, as the messages of its stream show it."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        picker: Picker,
+        live: LiveRequest,
+        path: str,
+        mode: BodyMode,
+        choices: Mapping[str, InstanceSpec],
+    ) -> None:
+        self._stream = stream
+        self._picker = picker
+        self._live = live
+        self._path = path
+        self._mode = mode
+        self._choices = choices
+        self._status = 0
+        self._streams = False
+        self._failure: InstanceFailure | None = None
+        """The failure that the head of the answer shows."""
+        self._own = False
+        """Envoy made the answer itself, for no fault of an instance."""
+        self._watch: AnswerWatch | None = None
+        self._whole = False
+        """The answer has come to its end."""
+
+    async def pass_on(self) -> None:
+        """Pass every message on unchanged, up to the end of the answer or of the stream."""
+        while not self._whole and (message := await self._stream.read()) is not None:
+            match messages.kind_of(message):
+                case "response_headers":
+                    fields = await self._begin(message)
+                    self._whole = message.response_headers.end_of_stream
+                    await self._stream.write(messages.headers_reply(fields))
+                case "response_body":
+                    part = message.response_body
+                    self._whole = part.end_of_stream
+                    if self._watch is not None:
+                        self._watch.feed(part.body)
+                    await self._give_back(part)
+                case "response_trailers":
+                    self._whole = True
+                    await self._stream.write(messages.GO_ON["response_trailers"])
+
+    async def _give_back(self, part: Any) -> None:
+        if self._mode is not BodyMode.FULL_DUPLEX_STREAMED:
+            await self._stream.write(messages.GO_ON["response_body"])
+            return
+        for reply in messages.body_replies("response_body", part.body, end_of_stream=part.end_of_stream):
+            await self._stream.write(reply)
+
+    async def _begin(self, message: Any) -> list[Header]:
+        """Take in the head of the answer; returns the fields that it gets."""
+        live, head = self._live, messages.fields_of(message.response_headers)
+        index = dict(reversed(head))
+        self._status, details = messages.status_of(head), messages.details_of(message)
+        self._streams = index.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+        served = messages.served_by(message)
+        await self._book(served)
+        self._failure = failure_of(self._status, details, index.get(b"retry-after"))
+        self._own = self._failure is None and details not in ("", VIA_UPSTREAM)
+        if self._failure is not None:
+            live.broke_off(self._failure)
+        elif not self._streams and not self._own:
+            live.first_token()
+        if self._mode is not BodyMode.NONE:
+            self._watch = AnswerWatch(self._path, streamed=self._streams, on_first_token=live.first_token)
+        fields = fleet_fields(live)
+        if self._picker.test_headers:
+            fields.append((messages.TEST_SERVED, served.encode()))
+        return fields
+
+    async def _book(self, served: str) -> None:
+        """Book that another instance than the first choice answered."""
+        live = self._live
+        if not served or live.to_send is not Leg.WHOLE:
+            return
+        target = self._choices.get(served) or await self._member_at(served)
+        if target is None or target.instance_id == live.answering_id:
+            return
+        try:
+            await live.moved(MOVED, target)
+        except RouterError as error:
+            log.warning("request %s: its move to %s could not be booked: %s", live.request_id, served, error)
+
+    async def _member_at(self, address: str) -> InstanceSpec | None:
+        members = self._live.pool.view.view.instances
+        found = (await self._picker.addresses.having(members, [address]))[address]
+        return members[found[0]] if found else None
+
+    def ended(self) -> tuple[Outcome, Usage | None]:
+        """How the request ended, as far as the stream shows that, and its usage."""
+        failure, status = self._failure, self._status
+        if failure is not None:
+            return (Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else _outcome_of(status)), None
+        if status == 0:
+            return Outcome.CLIENT_GONE, None
+        if status >= 400:
+            return (Outcome.UPSTREAM_FAILED if self._own else _outcome_of(status)), None
+        if self._watch is None:
+            # The head of an answer that does not stream comes with all of it. Of a stream nothing more is seen.
+            return (Outcome.ENDED if self._streams and not self._whole else Outcome.COMPLETED), None
+        if not self._whole:
+            return Outcome.CLIENT_GONE, None
+        return self._judge_body(self._watch)
+
+    def _judge_body(self, watch: AnswerWatch) -> tuple[Outcome, Usage | None]:
+        ending, failure = watch.end()
+        if failure is not None:
+            self._live.broke_off(failure)
+            return Outcome.UPSTREAM_FAILED, None
+        if ending.error_status is not None:
+            if (fault := ExchangeResult(self._status, ending).fault) is not None:
+                self._live.broke_off(fault)
+            return _outcome_of(ending.error_status), None
+        if ending.prompt_tokens is None:
+            return Outcome.COMPLETED, None
+        return Outcome.COMPLETED, Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
+
+
+def failure_of(status: int, details: str, retry_after: bytes | None) -> InstanceFailure | None:
+    """The failure of an instance that the head of an answer shows. ``details`` say how Envoy came to it: an answer of
+    its own is one where it could not reach the instance, lost it, or waited for too long."""
+    if details in ("", VIA_UPSTREAM):
+        if not is_retried(status):
+            return None
+        return InstanceFailure(FailureKind.STATUS, "", status, retry_after_s(retry_after, time.time()))
+    if "connection_failure" in details or "connection_timeout" in details:
+        return InstanceFailure(FailureKind.CONNECT, details)
+    if "timeout" in details:
+        return InstanceFailure(FailureKind.TIMEOUT, details)
+    # No word of a death: a connection that broke is no proof, and the prompt would be suspected of it.
+    return InstanceFailure(FailureKind.PROTOCOL, details) if details.startswith("upstream_reset") else None
+
+
+def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iterable[str]) -> HeadCheck:
+    """The rule for heads: who may send what to an instance, and how long a body may follow. Every path goes to one
+    instance here, whatever it is for."""
+    is_forbidden = forbidden_path_finder(forbidden_paths)
+    everywhere = {*ENGINE_CONTROL_PATHS, ABORT_PATH}
+
+    def check_head(request: ClientRequest) -> int:
+        keys.check(request.get)
+        if is_forbidden(request.path) or request.path in everywhere:
+            raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")
+        return max_body_bytes
+
+    return check_head
+
+
+def too_large(limit_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(
+        f"the body has over {limit_bytes} bytes; send a shorter one, or raise router.max_body_bytes"
+    )
+
+
+def _outcome_of(status: int) -> Outcome:
+    """The outcome of an error with this status."""
+    return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR

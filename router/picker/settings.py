@@ -1,0 +1,50 @@
+"""Settings of an endpoint picker, beside those of the replica that it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class PickerSettings(BaseModel):
+    """Where a picker listens. What it accepts, and how long it waits, is in ``router``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(9002, ge=0, le=65535, description="port of the gRPC service that Envoy asks; 0 picks a free one")
+    health_port: int | None = Field(
+        None, ge=0, le=65535, description="extra port of the gRPC health service, which the other port has too"
+    )
+    ops_port: int = Field(
+        9090, ge=0, le=65535, description="HTTP port of this picker: health, metrics, administration; no inference"
+    )
+    tls_certificate: Path | None = Field(
+        None, description="file with the certificate of the gRPC port, PEM, read again when it changes (none: no TLS)"
+    )
+    tls_key: Path | None = Field(None, description="file with the key of that certificate, PEM")
+    tls_client_ca: Path | None = Field(
+        None, description="file with the CAs whose clients may connect, PEM (none: any client)"
+    )
+    choices: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="addresses that the gateway is given: 2 with a second choice, for its retry; 1 for an ORIGINAL_DST"
+        " cluster, which takes no list",
+    )
+    test_headers: bool = Field(
+        False,
+        description="obey test-epp-endpoint-selection, and answer with x-conformance-test-served-endpoint: for"
+        " conformance tests of gateways alone",
+    )
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be set together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self

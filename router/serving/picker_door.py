@@ -1,0 +1,36 @@
+"""The endpoint picker as the door of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.picker.addresses import Addresses
+from dualmap.router.picker.picked import Picker, make_head_check
+from dualmap.router.picker.service import PickerServer
+from dualmap.router.picker.settings import PickerSettings
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.serving.serve import MakeDoor
+
+
+def door_of(settings: PickerSettings) -> MakeDoor:
+    def make(runtime: Runtime, plane: DataPlane) -> PickerServer:
+        started_s, router = int(time.time()), plane.settings
+
+        async def model_cards() -> dict[str, Any]:
+            pools = runtime.pools.pools
+            lengths = await asyncio.gather(*map(runtime.model_lengths.of, pools.values()))
+            known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
+            return runtime.pools.model_cards(started_s, known)
+
+        check_head = make_head_check(
+            plane.keys, max_body_bytes=router.max_body_bytes, forbidden_paths=router.forbidden_paths
+        )
+        picker = Picker(
+            plane, check_head, Addresses(runtime.context.clock), model_cards, settings.choices, settings.test_headers
+        )
+        return PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
+
+    return make

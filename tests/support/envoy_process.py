@@ -1,0 +1,131 @@
+"""A real Envoy and real pickers for tests, from the configuration that the documentation gives."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.ports import PORTS_EACH, first_port
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "envoy" / "envoy.yaml"
+BINARY = Path(sys.executable).parent / "envoy"
+
+
+_given: set[int] = set()
+
+
+def free_port(base: int) -> int:
+    """A port that nothing listens on, and that was not given before."""
+    for port in range(first_port(base), first_port(base) + PORTS_EACH):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in _given:
+                _given.add(port)
+                return port
+    raise OSError(f"no port from {first_port(base)} on is free")
+
+
+def example() -> dict[str, Any]:
+    """The configuration as it is documented."""
+    document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    return document
+
+
+def ext_proc_of(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of its filter that asks pickers."""
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    found: dict[str, Any] = manager["http_filters"][0]["typed_config"]
+    return found
+
+
+def set_hosts(config: dict[str, Any], cluster: str, ports: Sequence[int]) -> None:
+    """Give a cluster other endpoints, on this machine."""
+    named = next(each for each in config["static_resources"]["clusters"] if each["name"] == cluster)
+    hosts = named["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    model = hosts[0]
+    hosts.clear()
+    for port in ports:
+        host = copy.deepcopy(model)
+        host["endpoint"]["address"]["socket_address"]["port_value"] = port
+        hosts.append(host)
+
+
+@dataclass
+class Envoy:
+    url: str
+    admin_url: str
+    process: subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def running_envoy(
+    directory: Path, config: dict[str, Any], *, pickers: Sequence[int], instances: Sequence[int]
+) -> Iterator[Envoy]:
+    """An Envoy with this configuration, on free ports."""
+    listens, admin = free_port(23_000), free_port(23_000)
+    config["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = listens
+    config["admin"]["address"]["socket_address"]["port_value"] = admin
+    set_hosts(config, "pickers", pickers)
+    set_hosts(config, "instances", instances)
+    path = directory / "envoy.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    with (directory / "envoy.out").open("wb") as out:
+        process = subprocess.Popen(
+            [str(BINARY), "-c", str(path), "--concurrency", "1", "--disable-hot-restart", "-l", "warn"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Envoy(f"http://127.0.0.1:{listens}", f"http://127.0.0.1:{admin}", process)
+    finally:
+        _end(process)
+
+
+@dataclass
+class RunningPicker:
+    port: int
+    ops_url: str
+    process: subprocess.Popen[bytes]
+    output: Path
+
+
+@contextlib.contextmanager
+def running_picker(directory: Path, config: Path, *options: str) -> Iterator[RunningPicker]:
+    """A picker of the fleet that this file configures. It is not waited for."""
+    port, ops_port = free_port(24_000), free_port(24_000)
+    output = directory / f"picker-{port}.out"
+    command = [sys.executable, "-m", "dualmap", "picker", "--config", str(config)]
+    command += ["--picker.port", str(port), "--picker.ops_port", str(ops_port), "--router.settle_s", "0.1", *options]
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")},
+        )
+    try:
+        yield RunningPicker(port, f"http://127.0.0.1:{ops_port}", process, output)
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
