@@ -261,6 +261,12 @@ class PoolSettings(BaseModel):
         " there; then the prompt is prefilled again for another one",
     )
 
+    @model_validator(mode="after")
+    def _scales_what_it_discovers(self) -> Self:
+        if self.autoscale is not None and self.autoscale.actuator == "kubernetes" and self.discovery is None:
+            raise ValueError("autoscale.actuator kubernetes needs discovery, which enters the pods that it starts")
+        return self
+
     @property
     def moves_roles(self) -> bool:
         """Whether the leader changes roles."""

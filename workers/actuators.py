@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 from typing import Protocol
 
 import httpx
 import orjson
 
 from dualmap.runtime.clock import Clock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import system_trust
-from dualmap.scheduling.backoff import backoff_s
+from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.scaling.scale_job import ActuatorReply
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
-from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.url import without_password
+from dualmap.workers.pool_reader import PoolReader
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 """Timeout of one call of a webhook; it accepts a decision, and need not wait for machines."""
@@ -33,6 +37,9 @@ class Actuator(Protocol):
 
     async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
         """Ask once. Never raises but for cancellation; bounded in time."""
+
+    async def close(self) -> None:
+        """Give back what it holds."""
 
 
 def decision_key(pool: str, record: ScaleRecord) -> str:
@@ -84,6 +91,9 @@ class Webhook:
         """A client that uses the proxy of the environment: a webhook may be outside of the data centre."""
         return httpx.AsyncClient(timeout=self._timeout_s, verify=system_trust())
 
+    async def close(self) -> None:
+        """Nothing is kept between calls."""
+
 
 class Command:
     """Runs a program with the decision on its input; exit code 0 accepts."""
@@ -112,13 +122,24 @@ class Command:
         text = output.decode("utf-8", "replace").strip()[-_TEXT_CHARACTERS:]
         return ActuatorReply(child.returncode == 0, f"exit {child.returncode} {text}".strip())
 
+    async def close(self) -> None:
+        """Nothing is kept between calls."""
 
-def actuator_of(settings: AutoscaleSettings) -> Actuator | None:
+
+def actuator_of(settings: PoolSettings, reader: PoolReader) -> Actuator | None:
     """The actuator that the settings name; None where nothing outside is called."""
-    if settings.actuator == "webhook" and settings.webhook_url and settings.webhook_secret:
-        return Webhook(settings.webhook_url, settings.webhook_secret.get_secret_value())
-    if settings.actuator == "command":
-        return Command(settings.command)
+    autoscale, discovery = settings.autoscale, settings.discovery
+    if autoscale is None:
+        return None
+    if autoscale.actuator == "kubernetes" and autoscale.workload and discovery is not None:
+        from dualmap.workers.discovery.kubernetes_api import KubernetesApi
+        from dualmap.workers.workload import Workload  # loaded where it is used, as discovery is
+
+        return Workload(KubernetesApi(discovery.kubernetes), autoscale.workload, reader)
+    if autoscale.actuator == "webhook" and autoscale.webhook_url and autoscale.webhook_secret:
+        return Webhook(autoscale.webhook_url, autoscale.webhook_secret.get_secret_value())
+    if autoscale.actuator == "command":
+        return Command(autoscale.command)
     return None
 
 
@@ -139,7 +160,7 @@ class ActuatorCalls:
             return ActuatorReply(False, "no actuator is configured")
         key = decision_key(self._pool, record)
         if self._call is not None and self._about != key:
-            await self.close()
+            await self._give_up()
         if self._call is None:
             if self._about == key and self._clock.monotonic_s() < self._not_before_s:
                 return None
@@ -150,12 +171,27 @@ class ActuatorCalls:
             return None
         reply, self._call = self._call.result(), None
         if not reply.accepted:
-            self._not_before_s = self._clock.monotonic_s() + backoff_s(record.asked + 1, first_s=1.0, longest_s=30.0)
+            pause_s = backoff_s(record.asked + 1, first_s=1.0, longest_s=30.0)
+            self._not_before_s = self._clock.monotonic_s() + max(pause_s, reply.retry_after_s)
+            if worth_logging(record.asked + 1):
+                log.warning(
+                    "actuator failed pool=%s decision=%d calls=%d, it is called again: %s",
+                    self._pool,
+                    record.decision_id,
+                    record.asked + 1,
+                    reply.text,
+                )
         return reply
 
-    async def close(self) -> None:
+    async def _give_up(self) -> None:
         """Give up the call under way."""
         if self._call is not None:
             self._call.cancel()
             await asyncio.gather(self._call, return_exceptions=True)
             self._call = None
+
+    async def close(self) -> None:
+        """Give up the call under way, and what the actuator holds."""
+        await self._give_up()
+        if self._actuator is not None:
+            await self._actuator.close()

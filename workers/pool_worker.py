@@ -16,6 +16,7 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
+from dualmap.workers.actuators import actuator_of
 from dualmap.workers.drainer import Drainer
 from dualmap.workers.evacuator import Evacuator
 from dualmap.workers.health import HealthChecker
@@ -43,6 +44,9 @@ log = logging.getLogger(__name__)
 _READER_MAX_AGE_S = 0.4
 """Below the pause between two rounds of any job that reads by it, so that each sees what its last round changed. The
 health checker looks more often: what it sees may be so old, and its writes say what state they expect."""
+
+_DISCOVERY_MAX_AGE_S = 2.0
+"""Discovery knows its own changes, and what others change may be so old to it."""
 
 
 class PoolWorker:
@@ -144,6 +148,7 @@ class PoolWorker:
             self._settings,
             scheduling,
             reader,
+            actuator_of(self._settings, reader),
             worker_id=self._worker_id,
             arrived=lambda: hotness.arrived,
             time_scale=self._worker.time_scale,
@@ -174,6 +179,7 @@ class PoolWorker:
             clock=self._clock,
             metrics=self._metrics,
             jitter=self._jitter,
+            members_age_s=_DISCOVERY_MAX_AGE_S / self._worker.time_scale,
         ) as discovery:
             yield [discovery]
 

@@ -13,7 +13,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.led import LedPool, LedScaling
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.actuators import ActuatorCalls, actuator_of
+from dualmap.workers.actuators import Actuator, ActuatorCalls
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader
 
@@ -33,6 +33,7 @@ class Scaler:
         settings: PoolSettings,
         scheduling: SchedulingSettings,
         reader: PoolReader,
+        actuator: Actuator | None,
         *,
         worker_id: str,
         arrived: Callable[[], int],
@@ -40,12 +41,13 @@ class Scaler:
         clock: Clock,
         metrics: WorkerMetrics,
     ) -> None:
-        """``scheduling`` is in seconds of the clock, ``settings.autoscale`` in those of the engines."""
+        """``scheduling`` is in seconds of the clock, ``settings.autoscale`` in those of the engines. The end of the
+        scaler is that of the actuator."""
         assert settings.autoscale is not None
         self._pool = pool
         self._reader = reader
         self._metrics = metrics
-        self._calls = ActuatorCalls(actuator_of(settings.autoscale), pool.name, clock)
+        self._calls = ActuatorCalls(actuator, pool.name, clock)
         self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._calls.actuate)
         self._keeper = ScaleKeeper(
             settings.autoscale,

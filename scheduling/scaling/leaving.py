@@ -7,7 +7,7 @@ ends. And prefixes that no other instance has are computed again when a request 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dualmap.scheduling.state.instance import InstanceLoad
 
@@ -35,3 +35,15 @@ def plan_leaving(
         moved_s = load.pending_tokens / load.prefill_tokens_per_s
         costs[name] = recompute_s + moved_s + RUNNING_S * load.running_requests
     return tuple(sorted(costs, key=lambda name: (costs[name], name))[:count])
+
+
+def ordinal_of(instance_id: str) -> int:
+    """The number at the end of a pod's name, which is the instance's id up to a port or a rank; -1 where there is
+    none. Workloads that number their pods remove the highest one first."""
+    _, _, number = instance_id.partition(":")[0].rpartition("-")
+    return int(number) if number.isdecimal() else -1
+
+
+def plan_leaving_in_order(instance_ids: Iterable[str], count: int = 1) -> tuple[str, ...]:
+    """``count`` of the instances, those with the highest numbers, the highest first."""
+    return tuple(sorted(instance_ids, key=lambda name: (-ordinal_of(name), name))[:count])

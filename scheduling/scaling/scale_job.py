@@ -13,7 +13,7 @@ from typing import Protocol
 
 from dualmap.scheduling.estimates.load_window import WINDOW_MS
 from dualmap.scheduling.estimates.ttft import queueing_s
-from dualmap.scheduling.scaling.leaving import plan_leaving
+from dualmap.scheduling.scaling.leaving import plan_leaving, plan_leaving_in_order
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
@@ -52,6 +52,8 @@ class ActuatorReply:
 
     accepted: bool
     text: str = ""
+    retry_after_s: float = 0.0
+    """Pause before the next call that the other side requests."""
 
 
 class ScalingPort(Protocol):
@@ -299,6 +301,8 @@ class ScaleKeeper:
 
     def _leaving(self, now: FleetNow, count: int) -> Steps[ScalingPort, tuple[str, ...]]:
         serving = {name: now.loads[name] for name, spec in now.instances.items() if is_scheduled(spec)}
+        if self.settings.leaves_in_order:
+            return plan_leaving_in_order(serving, count)
         blocks = yield from ReadRecentBlocks(tuple(serving), RECENT_BLOCKS)
         return plan_leaving(serving, blocks, self.block_tokens, count)
 
@@ -363,7 +367,10 @@ class ScaleKeeper:
         record = replace(record, asked=record.asked + 1, accepted=int(reply.accepted))
         event = "accepted" if reply.accepted else "refused"
         yield from self._write(now, record, event, reply.text)
-        if not reply.accepted and record.asked >= MAX_CALLS:
+        # What drained and cannot be removed yet costs money, and serves nobody: it is never given up. Load that returns
+        # withdraws the decision.
+        gives_up = not (self.settings.removes_leaving and record.leaving)
+        if not reply.accepted and record.asked >= MAX_CALLS and gives_up:
             outcome = f"the actuator failed {record.asked} times: {reply.text}"
             yield from self._close(now, record, DecisionStatus.FAILED, outcome)
         return self.record or record
@@ -382,8 +389,8 @@ class ScaleKeeper:
                 yield from self._move(name, _S.READY, _E.DRAIN)
         if busy:
             return
-        spares = tuple(sorted({*record.spares, *states}))
-        record = replace(record, spares=spares)
+        if not self.settings.removes_leaving:
+            record = replace(record, spares=tuple(sorted({*record.spares, *states})))
         if self.settings.actuator != "standby" and not record.accepted:
             record = yield from self._actuate(now, record)
             if not (record.accepted and record.is_open):

@@ -23,10 +23,11 @@ class AutoscaleSettings(BaseModel):
         description="instances beyond the load, per square root of it: with more of it more requests are on time, and"
         " instances serve for more hours",
     )
-    actuator: Literal["standby", "webhook", "command", "none"] = Field(
+    actuator: Literal["standby", "webhook", "command", "kubernetes", "none"] = Field(
         "standby",
-        description="what starts and stops instances: the pool's standby instances alone; beside them a webhook or a"
-        " command; none: the wanted number is published, and nothing is changed",
+        description="what starts and stops instances: the pool's standby instances alone; beside them a webhook, a"
+        " command, or the replicas of a workload of Kubernetes; none: the wanted number is published, and nothing is"
+        " changed",
     )
     start_s: float = Field(
         30.0,
@@ -36,6 +37,12 @@ class AutoscaleSettings(BaseModel):
     webhook_url: str | None = Field(None, pattern=r"^https?://", description="receives each decision by POST")
     webhook_secret: SecretStr | None = Field(None, description="key of the signature (HMAC-SHA256) of each POST")
     command: tuple[str, ...] = Field((), description="program and arguments; gets each decision as JSON on its input")
+    workload: str | None = Field(
+        None,
+        pattern=r"^(deployment|statefulset|leaderworkerset)/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        description="workload whose replicas actuator kubernetes sets, as deployment/NAME, statefulset/NAME or"
+        " leaderworkerset/NAME; its pods are found by pools[].discovery, one instance for each replica",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> AutoscaleSettings:
@@ -45,7 +52,19 @@ class AutoscaleSettings(BaseModel):
             raise ValueError("actuator webhook needs webhook_url and webhook_secret")
         if self.actuator == "command" and not self.command:
             raise ValueError("actuator command needs command, the program to run")
+        if self.actuator == "kubernetes" and self.workload is None:
+            raise ValueError("actuator kubernetes needs workload, as deployment/NAME")
         return self
+
+    @property
+    def removes_leaving(self) -> bool:
+        """Whether an instance that has left is gone for good, rather than parked as a spare."""
+        return self.actuator == "kubernetes"
+
+    @property
+    def leaves_in_order(self) -> bool:
+        """Whether only the instance with the highest number can leave: the workload removes no other."""
+        return self.removes_leaving and not str(self.workload).startswith("deployment/")
 
     @property
     def bounds(self) -> str:

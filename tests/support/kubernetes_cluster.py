@@ -1,9 +1,9 @@
-"""A Kubernetes API server, as far as lists and watches go, whose failures a test chooses.
+"""A Kubernetes API server, as far as lists, watches and merge patches go, whose failures a test chooses.
 
 It keeps what matters honest: every change has a version of its own; a list is of one version and comes in pages; a
 watch continues from a version or is told that it has expired; a selector turns a change of labels into ADDED or
-DELETED; bookmarks bring versions alone; a watch ends when it was asked to. It is reached in the process by a transport
-of httpx, or over a socket by ``asgi``.
+DELETED; bookmarks bring versions alone; a watch ends when it was asked to; a patch of another version is a conflict. It
+is reached in the process by a transport of httpx, or over a socket by ``asgi``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Call:
     path: str
     params: dict[str, str]
     token: str
+    method: str = "GET"
+    body: bytes = b""
 
     @property
     def is_watch(self) -> bool:
@@ -70,6 +72,8 @@ class Cluster:
         """Watches are open, and nothing comes any more, not even their end."""
         self.expires_by_status = False
         """An expired watch is refused with 410, instead of an event ERROR."""
+        self.scales: dict[str, Scaled] = {}
+        """What has a scale, by the path of that."""
         self._clock = clock
         self._objects: dict[str, dict[str, Object]] = {}
         self._version = 100
@@ -162,8 +166,10 @@ class Cluster:
         await asyncio.shield(self._changed)
 
     # the calls
-    def answer(self, path: str, query: str, token: str) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
-        call = Call(path, dict(parse_qsl(query)), token)
+    def answer(
+        self, path: str, query: str, token: str, method: str = "GET", body: bytes = b""
+    ) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        call = Call(path, dict(parse_qsl(query)), token, method, body)
         self.calls.append(call)
         refusal = self.refuse(call)
         if refusal is not None:
@@ -172,7 +178,24 @@ class Cluster:
             if self.expires_by_status and int(call.params["resourceVersion"]) < self._compacted:
                 return 410, {}, _once(json.dumps(_EXPIRED).encode())
             return 200, {}, self._watch(call)
-        return self._list(call)
+        if path in self.scales:
+            return self._scale(call, self.scales[path])
+        return self._patch(call) if method == "PATCH" else self._list(call)
+
+    def _scale(self, call: Call, scaled: Scaled) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        if call.method == "PATCH":
+            patch = json.loads(call.body)
+            if patch["metadata"]["resourceVersion"] != str(scaled.version):
+                return 409, {}, _once(json.dumps(_CONFLICT).encode())
+            scaled.scale(patch["spec"]["replicas"])
+        return 200, {}, _once(json.dumps(scaled.as_scale()).encode())
+
+    def _patch(self, call: Call) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
+        path, _, name = call.path.rpartition("/")
+        if name not in self._objects.get(path, {}):
+            return 404, {}, _once(b'{"kind": "Status", "message": "not found"}')
+        after = _merged(self._objects[path][name], json.loads(call.body))
+        return 200, {}, _once(json.dumps(self.put(path, name, **after)).encode())
 
     def _list(self, call: Call) -> tuple[int, dict[str, str], AsyncIterator[bytes]]:
         limit = int(call.params.get("limit", "500"))
@@ -239,6 +262,109 @@ class Cluster:
 _EXPIRED = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
 
 
+_CONFLICT = {"kind": "Status", "code": 409, "message": "the object has been modified"}
+
+
+def _merged(given: Any, patch: Any) -> Any:
+    """The merge of RFC 7396: None takes a name out."""
+    if not isinstance(patch, dict):
+        return patch
+    merged = dict(given) if isinstance(given, dict) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = _merged(merged.get(name), value)
+    return merged
+
+
+class Scaled:
+    """A workload with its controller: it has as many pods as replicas as soon as ``reconcile`` runs, which each change
+    of the scale does. Pods are named and removed as those of its kind are."""
+
+    def __init__(self, cluster: Cluster, workload: str, *, replicas: int = 0, is_ready: bool = True) -> None:
+        """``workload`` is KIND/NAME; with ``is_ready`` its new pods are ready at once."""
+        self.kind, _, self.name = workload.partition("/")
+        self.replicas = replicas
+        self.version = 1
+        self.sets: list[int] = []
+        """Every number that was set by the API."""
+        self.is_ready = is_ready
+        self._cluster = cluster
+        self._made = 0
+        group = "leaderworkerset.x-k8s.io" if self.kind == "leaderworkerset" else "apps"
+        self.path = f"/apis/{group}/v1/namespaces/default/{self.kind}s/{self.name}/scale"
+        cluster.scales[self.path] = self
+        self.reconcile()
+
+    def as_scale(self) -> Object:
+        return {
+            "kind": "Scale",
+            "metadata": {"name": self.name, "resourceVersion": str(self.version)},
+            "spec": {"replicas": self.replicas} if self.replicas else {},  # the API leaves out a zero
+            "status": {"replicas": len(self.pods()), "selector": "app=vllm"},
+        }
+
+    def scale(self, replicas: int) -> None:
+        self.sets.append(replicas)
+        self.replicas = replicas
+        self.version += 1
+        self.reconcile()
+
+    def pods(self) -> list[str]:
+        """Its pods that do not terminate."""
+        pods = self._cluster.pods().items()
+        return [name for name, pod in pods if "deletionTimestamp" not in pod["metadata"] and self._owns(name)]
+
+    def _owns(self, name: str) -> bool:
+        return name.rpartition("-")[0] == self.name
+
+    def reconcile(self) -> None:
+        """Make the pods that are missing, and remove those that are too many: these terminate."""
+        while len(self.pods()) < self.replicas:
+            self.add()
+        for name in self._first_to_go()[: max(0, len(self.pods()) - self.replicas)]:
+            self.terminate(name)
+
+    def add(self) -> str:
+        number = self._made
+        if self.kind != "deployment":
+            number = next(each for each in range(self.replicas) if f"{self.name}-{each}" not in self._cluster.pods())
+        self._made += 1
+        name = f"{self.name}-{number}" if self.kind != "deployment" else f"{self.name}-x{number}"
+        self._cluster.put_pod(name, ip=f"10.1.0.{self._made}", ready=self.is_ready)
+        return name
+
+    def make_ready(self) -> None:
+        for name in self.pods():
+            self._cluster.put_pod(name, ip=self._cluster.pods()[name]["status"]["podIP"])
+
+    def terminate(self, name: str) -> None:
+        pod = self._cluster.pods()[name]
+        notes = pod["metadata"].get("annotations", {})
+        self._cluster.put_pod(name, ip=pod["status"]["podIP"], terminating=True, annotations=notes)
+
+    def finish(self) -> None:
+        """End the pods that terminate."""
+        for name, pod in list(self._cluster.pods().items()):
+            if "deletionTimestamp" in pod["metadata"] and self._owns(name):
+                self._cluster.delete(PODS, name)
+
+    def _first_to_go(self) -> list[str]:
+        """Its pods, in the order in which its controller removes them."""
+        pods = self._cluster.pods()
+        if self.kind != "deployment":
+            return sorted(self.pods(), key=lambda name: -int(name.rpartition("-")[2]))
+
+        def rank(name: str) -> tuple[bool, int, int]:
+            pod = pods[name]
+            is_ready = pod["status"]["conditions"][0]["status"] == "True"
+            cost = int(pod["metadata"].get("annotations", {}).get("controller.kubernetes.io/pod-deletion-cost", "0"))
+            return is_ready, cost, -int(name.rpartition("-x")[2])
+
+        return sorted(self.pods(), key=rank)
+
+
 def _line(kind: str, given: Object) -> bytes:
     return json.dumps({"type": kind, "object": given}).encode() + b"\n"
 
@@ -291,7 +417,8 @@ class ClusterTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        answer = self._cluster.answer(request.url.path, request.url.query.decode(), token)
+        content = await request.aread()
+        answer = self._cluster.answer(request.url.path, request.url.query.decode(), token, request.method, content)
         status, headers, parts = answer
         return httpx.Response(status, headers=headers, stream=_Stream(parts))
 
@@ -303,11 +430,19 @@ def asgi(cluster: Cluster) -> Callable[..., Any]:
         assert scope["type"] == "http"
         given = {name.decode(): text.decode() for name, text in scope["headers"]}
         token = given.get("authorization", "").removeprefix("Bearer ")
-        status, headers, parts = cluster.answer(scope["path"], scope["query_string"].decode(), token)
+        body, more = b"", scope["method"] != "GET"
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        query = scope["query_string"].decode()
+        status, headers, parts = cluster.answer(scope["path"], query, token, scope["method"], body)
         sent = [(name.encode(), text.encode()) for name, text in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": sent})
-        async for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        try:
+            async for part in parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+        except httpx.RemoteProtocolError:
+            return  # cut: without its last chunk the reply is broken
         await send({"type": "http.response.body", "body": b""})
 
     return app

@@ -10,15 +10,21 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 import trustme
 
+from dualmap.runtime.discovery_settings import DiscoverySettings, KubernetesSettings
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_job import ActuatorReply
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.workers.actuators import ActuatorCalls, Command, Webhook, actuator_of, decision_key
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.memory import MemoryStore
+from dualmap.workers.actuators import Actuator, ActuatorCalls, Command, Webhook, actuator_of, decision_key
+from dualmap.workers.workload import Workload
 from tests.support.manual_clock import ManualClock
 
 RECORD = ScaleRecord(decision_id=7, at_ms=1000, size=2, wanted=4, leaving=("a",), reason="crowd")
@@ -111,6 +117,9 @@ class Slow:
         self.calls.append(record)
         return await self.answers.get()
 
+    async def close(self) -> None:
+        """Nothing."""
+
 
 async def until(holds: Callable[[], Awaitable[ActuatorReply | None]]) -> ActuatorReply:
     for _ in range(100):
@@ -152,12 +161,42 @@ async def test_another_decision_gives_the_call_for_the_former_one_up(clock: Manu
     await calls.close()
 
 
+def made(**autoscale: Any) -> Actuator | None:
+    """The actuator of a pool with these settings."""
+    kubernetes = DiscoverySettings(kubernetes=KubernetesSettings(label_selector="app=vllm"))
+    settings = AutoscaleSettings(**{"max_instances": 3, **autoscale})
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    return actuator_of(PoolSettings(autoscale=settings, discovery=kubernetes), pool)
+
+
 def test_the_settings_name_the_actuator() -> None:
-    assert actuator_of(AutoscaleSettings(max_instances=3)) is None
-    assert actuator_of(AutoscaleSettings(max_instances=3, actuator="none")) is None
-    assert isinstance(actuator_of(AutoscaleSettings(max_instances=3, actuator="command", command=("x",))), Command)
-    hook = AutoscaleSettings(max_instances=3, actuator="webhook", webhook_url="http://h", webhook_secret="s")
-    assert isinstance(actuator_of(hook), Webhook)
+    assert made() is None
+    assert made(actuator="none") is None
+    assert isinstance(made(actuator="command", command=("x",)), Command)
+    assert isinstance(made(actuator="webhook", webhook_url="http://h", webhook_secret="s"), Webhook)
+    assert isinstance(made(actuator="kubernetes", workload="deployment/vllm"), Workload)
+
+
+async def test_the_next_call_waits_as_long_as_the_other_side_asks() -> None:
+    class Busy:
+        calls = 0
+
+        async def call(self, pool: str, record: ScaleRecord) -> ActuatorReply:
+            self.calls += 1
+            return ActuatorReply(False, "429", retry_after_s=20.0)
+
+        async def close(self) -> None:
+            """Nothing."""
+
+    busy, clock = Busy(), ManualClock()
+    calls = ActuatorCalls(busy, "default", clock)
+    await calls.actuate(RECORD)
+    await clock.advance(19.0)
+    assert await calls.actuate(RECORD) is None
+    assert busy.calls == 1
+    await clock.advance(1.5)
+    await calls.actuate(RECORD)
+    assert busy.calls == 2
 
 
 async def test_a_webhook_with_a_certificate_of_the_systems_ca_is_trusted(

@@ -14,6 +14,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
+from dualmap.workers.actuators import actuator_of
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.scaler import Scaler
 from tests.support.manual_clock import ManualClock
@@ -28,7 +29,7 @@ def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSetti
 
 def scaler(pool: Any, fence: int, clock: ManualClock, metrics: WorkerMetrics, settings: PoolSettings) -> Scaler:
     return Scaler(
-        pool, fence, settings, SchedulingSettings(), pool,
+        pool, fence, settings, SchedulingSettings(), pool, actuator_of(settings, pool),
         worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics,
     )  # fmt: skip
 

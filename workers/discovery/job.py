@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -45,8 +46,11 @@ class Discovery:
         api: KubernetesApi,
         *,
         worker_id: str,
+        clock: Clock,
         metrics: WorkerMetrics,
+        members_age_s: float = 0.0,
     ) -> None:
+        """Members are read again when they are so old; 0: in every round. What the reader returns is no older."""
         self._pool = pool
         self._fence = fence
         self._reader = reader
@@ -54,9 +58,16 @@ class Discovery:
         self._api = api
         self._worker_id = worker_id
         self._metrics = metrics
+        self._clock = clock
+        self._members_age_s = members_age_s
+        self._read: Mapping[str, InstanceSpec] = {}
+        self._read_s = float("-inf")
         self._running: asyncio.Task[None] | None = None
         self._reported = DiscoveryStatus()
         self._left_out: tuple[str, ...] = ()
+        self._changed: dict[str, tuple[float, InstanceSpec | None]] = {}
+        """Descriptions as its own last changes found or left them, each with the time until which what was read may not
+        have them. A pod that comes and goes at once would be drained late without them."""
 
     async def __aenter__(self) -> Discovery:
         self._running = asyncio.create_task(self._source.run(), name=f"{self._pool.name}/discovery source")
@@ -77,7 +88,7 @@ class Discovery:
             self._running.result()  # a defect: the log shows it at every round
         sighting = self._source.sighting()
         if sighting is not None:
-            members = (await self._reader.membership()).instances
+            members = await self._members()
             plan = plan_round(sighting.found, members)
             for first in range(0, len(plan.steps), _STEPS_TOGETHER):
                 steps = plan.steps[first : first + _STEPS_TOGETHER]
@@ -86,6 +97,14 @@ class Discovery:
         await self._publish(sighting)
 
     async def _carry_out(self, step: Step, member: InstanceSpec | None) -> None:
+        after: InstanceSpec | None = None
+
+        def described(known: InstanceSpec | None) -> InstanceSpec | None:
+            nonlocal after
+            changed = described_after(step, known)
+            after = changed or known
+            return changed
+
         if step.act is Act.REMOVE:
             done = await self._pool.members.remove_instance(step.instance_id, fence=self._fence)
         else:
@@ -93,8 +112,9 @@ class Discovery:
             is_parked = member is not None and member.state is not InstanceState.DRAINING
             forgets = step.act is Act.REPLACE or (step.act is Act.RESUME and is_parked)
             done = await self._pool.members.describe_instance(
-                step.instance_id, lambda known: described_after(step, known), fence=self._fence, forgets_cache=forgets
+                step.instance_id, described, fence=self._fence, forgets_cache=forgets
             )
+        self._changed[step.instance_id] = self._clock.monotonic_s() + 2 * self._members_age_s, after
         if done:
             self._metrics.discovered.labels(self._pool.name, step.act.value).inc()
             log.info(
@@ -104,6 +124,18 @@ class Discovery:
                 step.act.value,
                 f" url={step.found.url} uid={step.found.uid}" if step.found else f": {step.why}",
             )
+
+    async def _members(self) -> Mapping[str, InstanceSpec]:
+        """The members, which may be old: every change states what it expects. To read thousands costs more than to
+        compare them."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._read_s >= self._members_age_s:
+            self._read, self._read_s = (await self._reader.membership()).instances, now_s
+        self._changed = {name: kept for name, kept in self._changed.items() if kept[0] > now_s}
+        if not self._changed:
+            return self._read
+        own = {name: spec for name, (_, spec) in self._changed.items()}
+        return {name: spec for name, spec in {**self._read, **own}.items() if spec is not None}
 
     def _log_left_out(self, plan: Plan, sighting: Sighting) -> None:
         left_out = (*sighting.left_out, *plan.left_out)
@@ -143,10 +175,21 @@ def discovery_of(
     clock: Clock,
     metrics: WorkerMetrics,
     jitter: random.Random,
+    members_age_s: float = 0.0,
 ) -> Discovery:
     """The discovery of a pool in a cluster."""
     api = KubernetesApi(kubernetes)
     is_named = settings.model != PoolSettings.model_fields["model"].default
     models = frozenset((settings.model, *settings.aliases, *settings.loras)) if is_named else None
     source = source_of(kubernetes, models, api, clock=clock, jitter=jitter)
-    return Discovery(pool, fence, reader, source, api, worker_id=worker_id, metrics=metrics)
+    return Discovery(
+        pool,
+        fence,
+        reader,
+        source,
+        api,
+        worker_id=worker_id,
+        clock=clock,
+        metrics=metrics,
+        members_age_s=members_age_s,
+    )

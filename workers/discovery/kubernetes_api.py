@@ -1,9 +1,9 @@
-"""The calls of the Kubernetes API that discovery makes: read an object, list a page, watch.
+"""The calls of the Kubernetes API that a worker makes: read an object, list pages, watch, patch.
 
 They are made with the HTTP client that the project has, not with a client library. Those that are well kept (lightkube,
 kr8s, kubernetes-asyncio) reconnect watches, retry and read tokens by rules of their own, and discovery has to decide
 just these: when to list again, how long silence may last, what an operator reads about a refusal. What is left of a
-library then are three GET requests, for which it brings models of every kind of object.
+library then are three GET requests and a PATCH, for which it brings models of every kind of object.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def refusal(status: int, message: str, retry_after: str = "") -> ApiError:
         return ExpiredError(said)
     hint = {
         401: "; is the token of this cluster, and not expired?",
-        403: "; the worker's account needs a Role with list and watch, see docs/getting-started/kubernetes.md",
+        403: "; the worker's account needs a Role with this right, see docs/getting-started/kubernetes.md",
+        409: "; it was changed meanwhile, and is read again",
         404: "; is the namespace right, and is the resource installed in the cluster?",
     }.get(status, "")
     seconds = float(retry_after) if retry_after.isdecimal() else 0.0
@@ -91,8 +92,40 @@ class KubernetesApi:
 
     async def get(self, path: str, params: Mapping[str, str | int] | None = None) -> dict[str, Any]:
         """One object, or one page of a list. Raises ApiError, httpx.HTTPError, OSError."""
+        return await self._call("GET", path, params=params)
+
+    async def pages(self, path: str, selector: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
+        """The pages of a list, all of one version, each with ``metadata``. Raises as ``get``."""
+        more: dict[str, str | int] = {}
+        while True:
+            page = await self.get(path, {**selector, "limit": PAGE_LIMIT, **more})
+            metadata = page.get("metadata")
+            if not isinstance(metadata, dict) or not isinstance(page.get("items"), list | None):
+                raise ApiError("the API server replied no list; is api_url right?")
+            yield page
+            token = metadata.get("continue")
+            if not token:
+                return
+            more = {"continue": str(token)}
+
+    async def patch(self, path: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge ``patch`` into an object; a ``metadata.resourceVersion`` in it has to be the present one. Returns the
+        object after it. Raises as ``get``."""
+        headers = {"content-type": "application/merge-patch+json"}
+        return await self._call("PATCH", path, content=json.dumps(patch).encode(), more=headers)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str | int] | None = None,
+        content: bytes | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
         client = await self._current()
-        async with client.stream("GET", path, params=params, headers=self._headers()) as answer:
+        headers = {**self._headers(), **(more or {})}
+        async with client.stream(method, path, params=params, content=content, headers=headers) as answer:
             body = bytearray()
             async for part in answer.aiter_bytes():
                 body += part

@@ -23,7 +23,7 @@ import httpx
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.workers.discovery.kubernetes_api import PAGE_LIMIT, ApiError, ExpiredError, KubernetesApi, refusal
+from dualmap.workers.discovery.kubernetes_api import ApiError, ExpiredError, KubernetesApi, refusal
 
 log = logging.getLogger(__name__)
 
@@ -120,19 +120,12 @@ class Watch(Generic[Kept]):
     async def _list(self) -> tuple[dict[str, Kept], str]:
         """Everything, and the version that a watch goes on from."""
         kept: dict[str, Kept] = {}
-        more: dict[str, str | int] = {}
-        while True:
-            page = await self._api.get(self._path, {**self._selector, "limit": PAGE_LIMIT, **more})
-            items, metadata = page.get("items"), page.get("metadata")
-            if not isinstance(metadata, dict) or not isinstance(items, list | None):
-                raise ApiError("the API server replied no list; is api_url right?")
-            for item in items or ():
+        page: Mapping[str, Any] = {}
+        async for page in self._api.pages(self._path, self._selector):
+            for item in page.get("items") or ():
                 uid, read = self._kept_from(item)
                 kept[uid] = read
-            token = metadata.get("continue")
-            if not token:
-                return kept, _version_of(page)
-            more = {"continue": str(token)}
+        return kept, _version_of(page)
 
     async def _watch(self, version: str, lasts_s: float) -> str:
         """One watch; the version to go on from. Raises as ``_list_and_watch``."""

@@ -16,6 +16,7 @@ from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.sources import source_of
 from dualmap.workers.drainer import Drainer
 from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.pool_reader import CachedPoolReader
 from tests.support.kubernetes_cluster import Cluster, ClusterTransport
 from tests.support.manual_clock import ManualClock, settle
 
@@ -23,11 +24,13 @@ from tests.support.manual_clock import ManualClock, settle
 class DiscoveredPool:
     """Use as an async context manager."""
 
-    def __init__(self, models: frozenset[str] | None = None, **settings: Any) -> None:
+    def __init__(self, models: frozenset[str] | None = None, members_age_s: float = 0.0, **settings: Any) -> None:
+        """With ``members_age_s`` the members that discovery reads may be so old, as in a worker."""
         self.clock = ManualClock()
         self.cluster = Cluster(self.clock)
         self.metrics = WorkerMetrics()
         self._models = models
+        self._members_age_s = members_age_s
         if not {"label_selector", "inference_pool", "service"} & settings.keys():
             settings["label_selector"] = "app=vllm"
         self._settings = KubernetesSettings(api_url="http://cluster", namespace="default", **settings)
@@ -50,7 +53,15 @@ class DiscoveredPool:
         api = KubernetesApi(self._settings, transport=ClusterTransport(self.cluster))
         source = source_of(self._settings, self._models, api, clock=self.clock, jitter=random.Random(3))
         self._discovery = Discovery(
-            self.pool, self.fence, self.pool, source, api, worker_id="worker", metrics=self.metrics
+            self.pool,
+            self.fence,
+            CachedPoolReader(self.pool, self.clock, self._members_age_s),
+            source,
+            api,
+            worker_id="worker",
+            clock=self.clock,
+            metrics=self.metrics,
+            members_age_s=self._members_age_s,
         )
         await self._discovery.__aenter__()
         await settle(200)

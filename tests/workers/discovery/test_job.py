@@ -52,6 +52,20 @@ async def test_a_pod_that_serves_no_more_drains_and_is_removed_once_it_is_empty(
         assert await fleet.instances() == {}
 
 
+async def test_a_pod_that_comes_and_goes_at_once_is_drained_though_the_members_that_are_read_are_older() -> None:
+    async with DiscoveredPool(members_age_s=5.0) as fleet:
+        await fleet.round()
+        fleet.cluster.put_pod("vllm-0")
+        await fleet.round()
+        assert await fleet.states() == {"vllm-0": "starting"}
+        fleet.cluster.put_pod("vllm-0", ready=False)
+        await fleet.round(drains=False)
+        assert await fleet.states() == {"vllm-0": "standby"}  # it has never served: nothing has to drain
+        fleet.cluster.put_pod("vllm-0")
+        await fleet.round(drains=False)
+        assert await fleet.states() == {"vllm-0": "starting"}
+
+
 async def test_a_pod_that_is_ready_again_while_it_drains_is_resumed() -> None:
     async with DiscoveredPool() as fleet:
         fleet.cluster.put_pod("vllm-0")
@@ -187,7 +201,7 @@ async def test_a_refusal_names_the_right_that_is_missing() -> None:
 
         status = await fleet.status()
         assert status.state == "failing"
-        assert "pods is forbidden" in status.detail and "Role with list and watch" in status.detail
+        assert "pods is forbidden" in status.detail and "Role with this right" in status.detail
 
 
 async def test_without_the_right_to_watch_the_pods_are_listed_at_intervals() -> None:

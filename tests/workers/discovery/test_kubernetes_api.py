@@ -91,7 +91,7 @@ async def test_a_ca_that_was_replaced_is_trusted_from_the_next_call_on(cluster: 
     ("status", "kind", "said"),
     [
         (401, ApiError, "token"),
-        (403, ApiError, "Role with list and watch"),
+        (403, ApiError, "Role with this right"),
         (404, ApiError, "namespace"),
         (410, ExpiredError, "no"),
         (503, ApiError, "no"),

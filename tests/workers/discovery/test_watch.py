@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dualmap.runtime.discovery_settings import KubernetesSettings
-from dualmap.workers.discovery import watch as watch_module
+from dualmap.workers.discovery import kubernetes_api
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.watch import WATCH_GRACE_S, WATCH_S, Watch
 from tests.support.kubernetes_cluster import PODS, Cluster, ClusterTransport, Refusal
@@ -81,7 +81,7 @@ async def test_events_are_kept_as_they_come() -> None:
 
 
 async def test_a_long_list_comes_in_pages_of_one_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "PAGE_LIMIT", 2)
+    monkeypatch.setattr(kubernetes_api, "PAGE_LIMIT", 2)
     async with watched(*"abcde") as here:
         assert here.names == set("abcde")
         assert [call.params.get("continue") for call in here.cluster.calls[:3]] == [None, "105:2", "105:4"]
