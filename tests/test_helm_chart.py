@@ -51,6 +51,12 @@ SWITCHES: dict[str, Values] = {
             "tlsSecret": "store-tls",
         }
     },
+    "cluster": {
+        "store": {
+            "url": "redis+cluster://:$(STORE_PASSWORD)@r1:6379,r2:6379",
+            "passwordSecret": {"name": "redis", "key": "redis-password"},
+        }
+    },
     "store-url-from-a-secret": {"store": {"urlSecret": {"name": "store"}}},
     "no-persistence": {"valkey": {"persistence": {"enabled": False}}},
     "everything": {
@@ -78,12 +84,20 @@ SWITCHES: dict[str, Values] = {
         },
         "workers": {"serviceAccount": {"annotations": {"g": "h"}}},
         "image": {"pullSecrets": ["registry"]},
+        "pickers": {"enabled": True, "tlsSecret": "picker-tls"},
+        "inferencePool": {"enabled": True, "annotations": {"i": "j"}},
         "extraObjects": [
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}},
             "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: '{{ .Release.Name }}-text'}",
         ],
     },
     "keda": {"routers": {"autoscaling": {"kind": "keda"}}},
+    "gateway": {
+        **example("emulated"),
+        "pickers": {"enabled": True},
+        "inferencePool": {"enabled": True},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}], "backend": "inferencePool"},
+    },
 }
 """Values by what they switch on."""
 
@@ -212,7 +226,8 @@ def test_secrets_are_references(values: Values) -> None:
     for _, container in containers(objects):
         for variable in container.get("env", ()):
             if variable["name"].endswith(("KEY", "KEYS", "PASSWORD")):
-                assert set(variable["valueFrom"]) == {"secretKeyRef"}
+                is_file = variable.get("value", "").startswith("/etc/dualmap-tls/")
+                assert is_file or set(variable["valueFrom"]) == {"secretKeyRef"}
 
 
 def test_a_replica_advertises_its_pods_address(tmp_path: Path) -> None:
@@ -228,15 +243,14 @@ def test_a_replica_advertises_its_pods_address(tmp_path: Path) -> None:
 
 
 @every_switch
-def test_a_router_has_time_to_finish_what_it_serves(values: Values, tmp_path: Path) -> None:
+def test_routers_and_pickers_have_time_to_finish_what_they_serve(values: Values, tmp_path: Path) -> None:
     objects = manifests(values)
-    pod = pods(objects)["dualmap-router"]["spec"]
-    (container,) = pod["containers"]
-    pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-
-    assert (
-        pod["terminationGracePeriodSeconds"] >= pause_s + settings_of(objects, container, tmp_path).router.stop_within_s
-    )
+    for name in {"dualmap-router", "dualmap-picker"} & pods(objects).keys():
+        pod = pods(objects)[name]["spec"]
+        (container,) = pod["containers"]
+        pause_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        router = settings_of(objects, container, tmp_path).router
+        assert pod["terminationGracePeriodSeconds"] >= pause_s + router.stop_within_s
 
 
 # what objects say of each other -------------------------------------------------------------------------------
@@ -285,6 +299,23 @@ def ports(container: Manifest) -> dict[str, int]:
 
 
 @every_switch
+def test_what_scales_or_publishes_names_what_exists(values: Values) -> None:
+    objects = manifests(values)
+    for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = each["spec"]["scaleTargetRef"]
+        assert "replicas" not in named(objects, target["kind"], target["name"])["spec"], "two writers of the size"
+    for each in of_kind(objects, "Ingress"):
+        for rule in each["spec"]["rules"]:
+            for path in rule["http"]["paths"]:
+                backend = path["backend"]["service"]
+                offered = named(objects, "Service", backend["name"])["spec"]["ports"]
+                assert backend["port"]["name"] in {port["name"] for port in offered}
+    for each in of_kind(objects, "HTTPRoute"):
+        for backend in each["spec"]["rules"][0]["backendRefs"]:
+            named(objects, backend.get("kind", "Service"), backend["name"])
+
+
+@every_switch
 def test_what_a_pod_mounts_exists(values: Values) -> None:
     objects = manifests(values)
     for name, pod in pods(objects).items():
@@ -312,6 +343,8 @@ def test_containers_are_unprivileged_and_their_root_is_read_only(values: Values)
             assert own["allowPrivilegeEscalation"] is False, name
             assert own["readOnlyRootFilesystem"] is True, name
             assert own["capabilities"] == {"drop": ["ALL"]}, name
+        for volume in pod["spec"].get("volumes", ()):
+            assert set(volume) - {"name"} <= {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}, name
 
 
 @every_switch
@@ -347,6 +380,35 @@ def test_the_role_has_the_rights_that_discovery_needs_and_no_more(source: dict[s
 def called(path: str) -> tuple[str, str]:
     """The group and the resource of a path of the API."""
     return "" if path.startswith("/api/") else path.split("/")[2], path.rpartition("/")[2]
+
+
+@pytest.mark.parametrize(
+    ("workload", "rights"),
+    [
+        ("deployment/vllm", [("apps", "deployments/scale", "get, patch"), ("", "pods", "patch")]),
+        ("statefulset/vllm", [("apps", "statefulsets/scale", "get, patch")]),
+        ("leaderworkerset/vllm", [("leaderworkerset.x-k8s.io", "leaderworkersets/scale", "get, patch")]),
+    ],
+)
+def test_a_fleet_that_scales_a_workload_may_change_that_one_alone(
+    workload: str, rights: list[tuple[str, str, str]]
+) -> None:
+    found = {"kubernetes": {"label_selector": "app=vllm"}}
+    autoscale = {"max_instances": 4, "actuator": "kubernetes", "workload": workload}
+    objects = manifests({"fleet": {"pools": [{"name": "a", "discovery": found, "autoscale": autoscale}]}})
+    (role,) = of_kind(objects, "Role")
+    rules = {(rule["apiGroups"][0], rule["resources"][0], ", ".join(rule["verbs"])): rule for rule in role["rules"]}
+
+    assert rules.keys() == {("", "pods", "list, watch"), *rights}
+    assert rules[rights[0]]["resourceNames"] == ["vllm"]
+
+
+def test_a_number_of_engines_that_the_fleet_sets_is_not_set_again() -> None:
+    engine = {**example("emulated")["engines"][0], "autoscaling": {"kind": "fleet"}}
+    objects = manifests({**example("emulated"), "engines": [engine]})
+
+    assert "replicas" not in named(objects, "StatefulSet", "dualmap-emulated")["spec"]
+    assert of_kind(objects, "ScaledObject", "HorizontalPodAutoscaler") == []
 
 
 def test_without_discovery_there_are_no_rights() -> None:
@@ -398,7 +460,59 @@ def test_prometheus_scrapes_the_own_port_of_every_process_and_keeps_the_fleets_l
     scraped = {
         name for name, pod in pods(objects).items() if selects(service["spec"]["selector"], pod["metadata"]["labels"])
     }
-    assert scraped == {"dualmap-router", "dualmap-worker"}
+    assert scraped == {"dualmap-router", "dualmap-worker", "dualmap-picker"}
+
+
+# gateways -----------------------------------------------------------------------------------------------------
+def test_a_gateway_finds_the_pickers_and_reaches_what_they_choose(tmp_path: Path) -> None:
+    objects = manifests(SWITCHES["gateway"])
+    (pool,), (route,) = of_kind(objects, "InferencePool"), of_kind(objects, "HTTPRoute")
+    picker = named(objects, "Service", pool["spec"]["endpointPickerRef"]["name"])
+    chosen = {
+        name
+        for name, pod in pods(objects).items()
+        if selects(pool["spec"]["selector"]["matchLabels"], pod["metadata"]["labels"])
+    }
+
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
+    assert picker["spec"]["ports"][0]["port"] == pool["spec"]["endpointPickerRef"]["port"]["number"]
+    assert chosen == {"dualmap-emulated"}
+    open_to_all = [
+        rule for rule in named(objects, "NetworkPolicy", "dualmap-engines")["spec"]["ingress"] if "from" not in rule
+    ]
+    assert open_to_all == [{"ports": [{"port": "http"}]}], "the gateway sends requests to engines itself"
+    (container,) = pods(objects)["dualmap-picker"]["spec"]["containers"]
+    settings = settings_of(objects, container, tmp_path)
+    assert settings.picker.port == ports(container)["grpc"]
+    assert settings.router.advertise_url == f"http://10.0.0.7:{settings.picker.ops_port}"
+
+
+GATEWAYS = sorted((Path(__file__).parents[1] / "examples" / "gateways").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", GATEWAYS, ids=lambda path: path.stem)
+def test_examples_of_gateways_are_well_formed_and_find_the_chart(path: Path) -> None:
+    text = path.read_text("utf-8")
+    objects = [each for each in yaml.safe_load_all(text) if each]
+    secure = {"tlsSecret": "dualmap-picker"} if "pickers.tlsSecret=dualmap-picker" in text else {}
+    fleet = manifests({**example("emulated"), "pickers": {"enabled": True, **secure}})
+
+    assert [found for each in objects for found in complaints(each)] == []
+    (gateway,), (route,), (pool,) = (of_kind(objects, kind) for kind in ("Gateway", "HTTPRoute", "InferencePool"))
+    assert [parent["name"] for parent in route["spec"]["parentRefs"]] == [gateway["metadata"]["name"]]
+    assert [backend["name"] for backend in route["spec"]["rules"][0]["backendRefs"]] == [pool["metadata"]["name"]]
+    picker = named(fleet, "Service", pool["spec"]["endpointPickerRef"]["name"])
+    assert picker["spec"]["ports"][0]["port"] == pool["spec"]["endpointPickerRef"]["port"]["number"]
+    selector = pool["spec"]["selector"]["matchLabels"]
+    assert any(selects(selector, pod["metadata"]["labels"]) for pod in pods(fleet).values())
+    for rule in of_kind(objects, "DestinationRule"):
+        assert rule["spec"]["host"] == picker["metadata"]["name"]
+        assert (rule["spec"]["trafficPolicy"]["tls"]["mode"] == "DISABLE") == (not secure)
+
+
+def test_the_example_for_every_gateway_that_is_promised_is_there() -> None:
+    assert {path.stem for path in GATEWAYS} == {"istio", "envoy-gateway", "kgateway"}
 
 
 # the fleet's pods and engines ---------------------------------------------------------------------------------
@@ -459,8 +573,12 @@ def test_the_own_store_keeps_what_it_was_given_when_it_starts_again(tmp_path: Pa
                     eventually(client)
                     assert client.get("key") == value
                     client.set("key", "kept")
-                    limits = client.config_get("maxmemory", "maxmemory-policy", "save")
-                    assert limits == {"maxmemory": str(768 << 20), "maxmemory-policy": "noeviction", "save": ""}
+                    assert client.config_get("maxmemory", "maxmemory-policy", "save", "protected-mode") == {
+                        "maxmemory": str(768 << 20),
+                        "maxmemory-policy": "noeviction",
+                        "save": "",
+                        "protected-mode": "no",
+                    }
                 with redis.Redis(unix_socket_path=str(socket)) as nobody, pytest.raises(redis.AuthenticationError):
                     nobody.ping()
             finally:

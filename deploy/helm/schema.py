@@ -32,6 +32,7 @@ OPEN = {
 NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}
 CHOICES = {
     "pullPolicy": ["Always", "IfNotPresent", "Never"],
+    "engine.autoscaling.kind": ["none", "fleet", "hpa", "keda"],
     "autoscaling.kind": ["none", "hpa", "keda"],
     "service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
     "httpRoute.backend": ["routers", "inferencePool"],
@@ -130,7 +131,6 @@ def engine_schema() -> dict[str, Any]:
         "role": {"enum": ["mixed", "prefill", "decode"]},
         "kind": {"enum": ["StatefulSet", "Deployment"]},
     }
-    schema["properties"]["autoscaling"]["required"] = ["kind", "min", "max"]
     return schema
 
 

@@ -65,7 +65,7 @@ class Kubelet:
         template = workload["spec"]["template"]
         (container,) = template["spec"]["containers"]
         self.run(pod, container)
-        probe = container["readinessProbe"]["httpGet"]
+        probe = container["readinessProbe"].get("httpGet") or container["livenessProbe"]["httpGet"]
         port = {each["name"]: each["containerPort"] for each in container["ports"]}[probe["port"]]
         await answers(f"http://127.0.0.1:{port}{probe['path']}")
         self._cluster.put_pod(pod, ip="127.0.0.1", labels=template["metadata"]["labels"])
@@ -113,7 +113,7 @@ async def cluster() -> AsyncIterator[tuple[Cluster, str]]:
 
 def values(api_url: str, store_url: str, ports: list[int]) -> Values:
     """The emulated fleet, on ports of one machine."""
-    router, ops, worker, *engines = ports
+    router, ops, worker, grpc, grpc_health, picker_ops, *engines = ports
     selector = "app.kubernetes.io/instance={{ .Release.Name }},dualmap/pool=default"
     found = {"label_selector": selector, "api_url": api_url, "namespace": "default"}
     return {
@@ -122,7 +122,9 @@ def values(api_url: str, store_url: str, ports: list[int]) -> Values:
             "pools": [{"name": "default", "model": "qwen2.5-7b", "discovery": {"kubernetes": found}}],
             "router": {"port": router, "ops_port": ops, "settle_s": 0},
             "worker": {"ops_port": worker, "health_interval_s": 0.1},
+            "picker": {"port": grpc, "health_port": grpc_health, "ops_port": picker_ops},
         },
+        "pickers": {"enabled": True},
         "engines": [
             {
                 "name": f"emulated-{number}",
@@ -138,7 +140,7 @@ async def test_the_rendered_fleet_finds_its_pods_and_serves_a_request(
     cluster: tuple[Cluster, str], valkey_url: str, tmp_path: Path
 ) -> None:
     api, api_url = cluster
-    ports = free_ports(5)
+    ports = free_ports(8)
     objects = manifests(values(api_url, valkey_url, ports))
     kubelet = Kubelet(objects, api, tmp_path)
     router = named(objects, "Deployment", "dualmap-router")
@@ -147,6 +149,7 @@ async def test_the_rendered_fleet_finds_its_pods_and_serves_a_request(
             await kubelet.start(engine, f"{engine['metadata']['name']}-0")
         await kubelet.start(named(objects, "Deployment", "dualmap-worker"), "dualmap-worker-7d4b9-x2x2x")
         await kubelet.start(router, "dualmap-router-5f6c8-abcde")
+        await kubelet.start(named(objects, "Deployment", "dualmap-picker"), "dualmap-picker-6c5d4-fghij")
         body = {"model": "qwen2.5-7b", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 4}
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", timeout=WITHIN_S) as client:
             answer = await served(client, body)
@@ -159,6 +162,7 @@ async def test_the_rendered_fleet_finds_its_pods_and_serves_a_request(
         assert any(pod in explained for pod in pods), explained
         overview = await said(kubelet, router, "inspect", "overview")
         assert "dualmap-router-5f6c8-abcde" in overview, "replicas are named as their pods"
+        assert "dualmap-picker-6c5d4-fghij" in overview, "routers and pickers are replicas of one fleet"
         assert f"http://127.0.0.1:{ports[1]}" in overview
     finally:
         await asyncio.to_thread(kubelet.stop)

@@ -47,6 +47,11 @@ OTHER_KINDS: dict[tuple[str, str], Shape] = {
         "gatewayClassName*": str,
         "listeners*": [{"name*": str, "port*": int, "protocol*": str, "hostname": str, "allowedRoutes": None}],
     },
+    ("gateway.networking.k8s.io/v1", "GatewayClass"): {"controllerName*": str, "parametersRef": None},
+    ("networking.istio.io/v1", "DestinationRule"): {
+        "host*": str,
+        "trafficPolicy": {"tls": {"mode*": str, "credentialName": str, "insecureSkipVerify": bool}},
+    },
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): {
         "parentRefs": [{"group": str, "kind": str, "name*": str, "namespace": str, "sectionName": str}],
         "hostnames": [str],

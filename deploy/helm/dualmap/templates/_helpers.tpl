@@ -166,6 +166,9 @@ spec:
           volumeMounts:
             - {name: settings, mountPath: /etc/dualmap, readOnly: true}
             - {name: tmp, mountPath: /tmp}
+            {{- if $values.tlsSecret }}
+            - {name: tls, mountPath: /etc/dualmap-tls, readOnly: true}
+            {{- end }}
             {{- if $root.Values.store.tlsSecret }}
             - {name: store-tls, mountPath: /etc/dualmap-store-tls, readOnly: true}
             {{- end }}
@@ -173,10 +176,30 @@ spec:
       volumes:
         - {name: settings, configMap: {name: {{ include "dualmap.fullname" $root }}-settings}}
         - {name: tmp, emptyDir: {}}
+        {{- with $values.tlsSecret }}
+        - {name: tls, secret: {secretName: {{ . | quote }}}}
+        {{- end }}
         {{- with $root.Values.store.tlsSecret }}
         - {name: store-tls, secret: {secretName: {{ . | quote }}}}
         {{- end }}
         {{- with $values.extraVolumes }}{{ toYaml . | nindent 8 }}{{ end }}
+{{- end -}}
+
+{{/*
+Where other replicas reach a router or a picker: by its pod's address, since a pod's name is known to nobody else. Dict
+"root" "port".
+*/}}
+{{- define "dualmap.advertised" -}}
+{{- if eq .root.Values.fleet.router.host "0.0.0.0" -}}
+- {name: DUALMAP_ROUTER__ADVERTISE_URL, value: "http://$(POD_IP):{{ .port }}"}
+{{- end -}}
+{{- end -}}
+
+{{/* Seconds from the decision to end a router or picker until its process has ended, at the longest. Beyond the settings:
+3 s to read the error of a cut answer, 5 s for the last transitions, 3 s to leave. */}}
+{{- define "dualmap.graceSeconds" -}}
+{{- $router := .root.Values.fleet.router -}}
+{{- add (int .values.preStopSeconds) (ceil $router.settle_s | int) (ceil $router.drain_timeout_s | int) 11 -}}
 {{- end -}}
 
 {{/* A PodDisruptionBudget: dict "root" "component" "values". */}}
