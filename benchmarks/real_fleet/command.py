@@ -38,7 +38,7 @@ from real_fleet.errors import LackingError
 from real_fleet.instances import Instances, instances_of
 from real_fleet.machine import cards_here, describe_machine, machine_sentence
 from real_fleet.processes import ROOT, cpu_s
-from real_fleet.results import RECORDS, TABLE, Results, Run, pictures, rate_title, rows_of, table
+from real_fleet.results import RECORDS, TABLE, Results, Run, joined, pictures, rate_title, rows_of, table
 from real_fleet.routers import chosen, install_peers, router_of, versions
 
 LACKS = 2
@@ -51,8 +51,8 @@ def main(words: Sequence[str]) -> int:
     """Exit code 0: every run has figures; 1: one has none; 2: something is missing, or an option is wrong."""
     options = _options(words)
     try:
-        if options.from_folder is not None:
-            return _finish(Results.read(options.from_folder), options.from_folder)
+        if options.from_folders:
+            return _again(options.from_folders, options.out)
         return _compare(options, words)
     except (LackingError, SimulationError) as error:
         print(f"real_fleet: {error}", file=sys.stderr)
@@ -89,7 +89,13 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         "--within-s", type=float, metavar="S", help="begin no run that would end later than so many seconds from now"
     )
     output.add_argument(
-        "--from", dest="from_folder", type=Path, metavar="DIR", help="write table and pictures of results again"
+        "--from",
+        dest="from_folders",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="write table and pictures of results again; of several folders, their rounds together, to --out",
     )
     return parser.parse_args(words)
 
@@ -240,13 +246,22 @@ def _set_up(options: argparse.Namespace, instances: Instances, names: Sequence[s
     cut = "" if options.max_input_tokens is None else f", prompts cut to {options.max_input_tokens:,} tokens"
     load = (
         f"{requests} requests of {Path(options.trace).name}{cut}, the first {options.skip} left out of the figures, "
-        f"sent as {options.send_as}; {options.rounds} round{'s' if options.rounds > 1 else ''}; new texts for every "
-        f"run, after {options.warm_up} requests to warm up"
+        f"sent as {options.send_as}; new texts for every run, after {options.warm_up} requests to warm up"
     )
     said = {"Instances": instances.described, "Fleet": fleet}
     if others:
         said["Others"] = "; ".join(others) + ", default options"
     return {**said, "Load": load}
+
+
+def _again(folders: Sequence[Path], out: Path) -> int:
+    """Table and pictures of what was measured before."""
+    if len(folders) == 1:
+        return _finish(Results.read(folders[0]), folders[0])
+    (out / RECORDS).mkdir(parents=True, exist_ok=True)
+    results = joined(folders, out)
+    results.write(out)
+    return _finish(results, out)
 
 
 def _finish(results: Results, folder: Path) -> int:

@@ -322,18 +322,20 @@ def _mps(folder: Path) -> Iterator[dict[str, str]]:
     def tell(words: str, environment: Mapping[str, str]) -> bool:
         return subprocess.run([control], input=words, text=True, env=environment, capture_output=True).returncode == 0
 
+    pipes = folder.resolve() / "mps"
+    own = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
     try:
-        if tell("get_server_list\n", os.environ):
-            yield {}
-            return
-        pipes = folder.resolve() / "mps"
-        pipes.mkdir(parents=True, exist_ok=True)
-        own = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(pipes)}
-        subprocess.run([control, "-d"], env={**os.environ, **own}, check=True, capture_output=True)
+        runs_already = tell("get_server_list\n", os.environ)
+        if not runs_already:
+            pipes.mkdir(parents=True, exist_ok=True)
+            subprocess.run([control, "-d"], env={**os.environ, **own}, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise LackingError(
             f"several instances share a card, and its multi-process service does not start: {error}"
         ) from error
+    if runs_already:
+        yield {}
+        return
     try:
         yield own
     finally:

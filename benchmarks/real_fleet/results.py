@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import orjson
 
 from dualmap.simulation.plots import Series, lines
 from dualmap.simulation.replay_report import ReplayedRequest, ReplayRecord, ReplayReport, summarize_replay
+from real_fleet.errors import LackingError
 
 RESULTS, RECORDS, TABLE = "results.json", "records", "table.md"
 _MOST_POINTS = 400
@@ -66,6 +68,30 @@ class Results:
     def read(cls, folder: Path) -> Results:
         kept = json.loads((folder / RESULTS).read_text())
         return cls(**{**kept, "runs": tuple(Run(**run) for run in kept["runs"])})
+
+
+def joined(folders: Sequence[Path], out: Path) -> Results:
+    """The runs of several comparisons as further rounds of the first one; their records go to ``out``.
+
+    Raises:
+        LackingError: they were not measured alike.
+    """
+    parts = [Results.read(folder) for folder in folders]
+    alike = [
+        (part.machine_sentence, part.set_up, part.slo_ttft_s, part.slo_tpot_s, part.skip_requests, part.time_scale)
+        for part in parts
+    ]
+    if any(other != alike[0] for other in alike):
+        raise LackingError("the machine, the set-up or the SLOs differ: these rounds do not belong into one table")
+    runs: list[Run] = []
+    for part, folder in zip(parts, folders, strict=True):
+        before = max((run.turn for run in runs), default=0)
+        for run in part.runs:
+            runs.append(replace(run, turn=run.turn + before))
+            if run.failure is None:
+                shutil.copyfile(folder / RECORDS / run.records, out / RECORDS / runs[-1].records)
+    made = {key: ", ".join(dict.fromkeys(part.provenance[key] for part in parts)) for key in ("commit", "date")}
+    return replace(parts[0], provenance={**parts[0].provenance, **made}, runs=tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)

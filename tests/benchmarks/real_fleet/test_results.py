@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from real_fleet.results import RECORDS, Results, Run, pictures, rows_of, table
+from real_fleet.errors import LackingError
+from real_fleet.results import RECORDS, Results, Run, joined, pictures, rows_of, table
 
 from dualmap.simulation.replay_report import ReplayedRequest, record_lines
 
@@ -76,3 +77,22 @@ def test_results_are_read_as_they_were_written_and_drawn(tmp_path: Path) -> None
     assert Results.read(tmp_path) == results
     pytest.importorskip("matplotlib")
     assert list(pictures(results, rows_of(results, tmp_path))) == ["ttft-21.svg"]
+
+
+def test_comparisons_of_one_set_up_become_rounds_of_one_table(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, commit, ttft_s in zip(folders, ("abc", "def"), (1.0, 4.0), strict=True):
+        folder.mkdir()
+        run = Run("default", 21.0, 1, on_time=float(ttft_s < 3), both_slos=0.0)
+        kept(folder, run, [request(index, ttft_s, 0.05, 5) for index in range(3)])
+        replace(RESULTS, provenance={**RESULTS.provenance, "commit": commit}, runs=(run,)).write(folder)
+    (out := tmp_path / "out" / RECORDS).mkdir(parents=True)
+
+    both = joined(folders, out.parent)
+
+    assert [run.turn for run in both.runs] == [1, 2]
+    written = table(both, rows_of(both, out.parent))
+    assert "| `default` | 50.0% (100.0, 0.0) |" in written and "commit abc, def, 2026-11-26" in written
+    replace(RESULTS, skip_requests=2).write(folders[1])
+    with pytest.raises(LackingError, match="differ"):
+        joined(folders, out.parent)
