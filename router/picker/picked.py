@@ -217,22 +217,24 @@ class PickedRequest:
     async def _restrict(self, first: Any, request: ClientRequest, read: InferenceRequest) -> list[str]:
         """Restrict the request to the instances that the gateway allows. Returns the addresses that a conformance test
         wants to be named."""
-        subset, named = messages.subset_of(first), []
-        if self._picker.test_headers and (selection := request.get(messages.TEST_SELECTION)) is not None:
-            named = messages.split_addresses(selection.decode("latin-1").split(","))
-            subset = named if subset is None else [each for each in named if each in subset]
+        addresses, subset = self._picker.addresses, messages.subset_of(first)
+        selection = request.get(messages.TEST_SELECTION) if self._picker.test_headers else None
+        if selection is not None:
+            subset = messages.split_addresses(selection.decode("latin-1").split(","))
         if subset is None:
-            return named
+            return []
         pool = self._picker.plane.intake.route_of(read).pool
-        found = await self._picker.addresses.having(pool.view.view.instances, subset)
-        read.only = frozenset(instance_id for each in found.values() for instance_id in each)
+        members = pool.view.view.instances
+        found = await addresses.having(members, subset)
+        allowed = [instance_id for each in found.values() for instance_id in each]
+        read.only = frozenset(allowed)
         if not read.only:
             raise UnavailableError(
                 f"the gateway allows {', '.join(subset) or 'no address'} alone, and pool {pool.settings.name!r} has no"
                 " instance there; see /admin/instances",
                 retry_after_s=NO_INSTANCE_RETRY_S,
             )
-        return named
+        return [] if selection is None else [await addresses.of(members[each]) for each in allowed]
 
     async def _destination(
         self, live: LiveRequest, request: ClientRequest, read: InferenceRequest
@@ -302,18 +304,22 @@ class PickedRequest:
     async def _follow(self, live: LiveRequest, path: str) -> None:
         """Follow the answer to its end, and release what the request holds."""
         answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices)
-        outcome, usage = Outcome.INTERNAL_ERROR, None
         try:
             await answer.pass_on()
-            outcome, usage = answer.ended()
         except asyncio.CancelledError:  # so a stream ends as well, whose last reply the gateway did not wait for
-            if self._limit is not None and self._limit.expired():
-                outcome = Outcome.TIMED_OUT
-            else:
-                outcome, usage = (Outcome.CUT_OFF, None) if self._picker.cuts_off else answer.ended()
+            live.finish(*self._ended(answer))
             raise
-        finally:
-            live.finish(outcome, usage)
+        except BaseException:
+            live.finish(Outcome.INTERNAL_ERROR)
+            raise
+        live.finish(*self._ended(answer))
+
+    def _ended(self, answer: _Answer) -> tuple[Outcome, Usage | None]:
+        if self._limit is not None and self._limit.expired():
+            return Outcome.TIMED_OUT, None
+        if self._picker.cuts_off and not answer.whole:
+            return Outcome.CUT_OFF, None
+        return answer.ended()
 
     async def _answer_models(self, request: ClientRequest) -> None:
         self._picker.check_head(request)
@@ -355,25 +361,25 @@ class _Answer:
         self._own = False
         """Envoy made the answer itself, for no fault of an instance."""
         self._watch: AnswerWatch | None = None
-        self._whole = False
+        self.whole = False
         """The answer has come to its end."""
 
     async def pass_on(self) -> None:
         """Pass every message on unchanged, up to the end of the answer or of the stream."""
-        while not self._whole and (message := await self._stream.read()) is not None:
+        while not self.whole and (message := await self._stream.read()) is not None:
             match messages.kind_of(message):
                 case "response_headers":
                     fields = await self._begin(message)
-                    self._whole = message.response_headers.end_of_stream
+                    self.whole = message.response_headers.end_of_stream
                     await self._stream.write(messages.headers_reply(fields))
                 case "response_body":
                     part = message.response_body
-                    self._whole = part.end_of_stream
+                    self.whole = part.end_of_stream
                     if self._watch is not None:
                         self._watch.feed(part.body)
                     await self._give_back(part)
                 case "response_trailers":
-                    self._whole = True
+                    self.whole = True
                     await self._stream.write(messages.GO_ON["response_trailers"])
 
     async def _give_back(self, part: Any) -> None:
@@ -430,11 +436,11 @@ class _Answer:
         if status == 0:
             return Outcome.CLIENT_GONE, None
         if status >= 400:
-            return (Outcome.UPSTREAM_FAILED if self._own else _outcome_of(status)), None
+            return (Outcome.REFUSED if self._own else _outcome_of(status)), None
         if self._watch is None:
             # The head of an answer that does not stream comes with all of it. Of a stream nothing more is seen.
-            return (Outcome.ENDED if self._streams and not self._whole else Outcome.COMPLETED), None
-        if not self._whole:
+            return (Outcome.ENDED if self._streams and not self.whole else Outcome.COMPLETED), None
+        if not self.whole:
             return Outcome.CLIENT_GONE, None
         return self._judge_body(self._watch)
 

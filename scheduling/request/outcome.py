@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     CUT_OFF = "cut_off"
     """This replica stopped before the request was over."""
     REFUSED = "refused"
-    """The router refused it: no room, no instance, or too late by the settings."""
+    """The router, or the gateway that asked it, refused it: no room, no instance, or too late by the settings."""
     INTERNAL_ERROR = "internal_error"
 
 

@@ -49,6 +49,7 @@ async def start_runtime(
         instances: tuple[InstanceSpec, ...] = (),
         pools: tuple[PoolSettings, ...] = (PoolSettings(),),
         through: Callable[[MemoryStore], Any] = lambda store: store,
+        pairs_legs: bool = False,
         **settings: Any,
     ) -> Runtime:
         for pool in pools:
@@ -56,8 +57,9 @@ async def start_runtime(
                 await store.pool(pool.name).members.put_instance(instance)
         settings.setdefault("replica_id", f"replica-{len(started) + 1}")
         runtime = Runtime(
-            RouterSettings(**settings), scheduling, through(store), pools, clock=clock, call_later=clock.call_later
-        )
+            RouterSettings(**settings), scheduling, through(store), pools,
+            clock=clock, call_later=clock.call_later, pairs_legs=pairs_legs,
+        )  # fmt: skip
         await runtime.start()
         await settle()
         started.append(runtime)

@@ -1,0 +1,581 @@
+"""One request that a gateway asks about: its messages are events of its life, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.machine import Phase
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from tests.router.picker.streams import (
+    COMPLETIONS,
+    DUPLEX,
+    NO_MODE,
+    STREAM,
+    Gateway,
+    answer_body,
+    answer_head,
+    body,
+    head,
+    prompt,
+    trailers,
+)
+from tests.router.tools import spec
+from tests.support.manual_clock import ManualClock, settle
+
+StartRuntime = Callable[..., Awaitable[Runtime]]
+
+ADDRESSES = {"a": "10.0.0.1:8000", "b": "10.0.0.2:8000", "c": "10.0.0.3:8000"}
+
+
+def instance(name: str, **changes: Any) -> InstanceSpec:
+    return spec(name, **{"url": f"http://{ADDRESSES[name]}", **changes})
+
+
+MEMBERS = tuple(instance(name) for name in "abc")
+
+
+def only_live(gateway: Gateway) -> Any:
+    (live,) = gateway.runtime.context.live
+    return live
+
+
+async def finished(task: asyncio.Task[None], gateway: Gateway) -> None:
+    await settle()
+    assert task.done()
+    await task
+    assert gateway.leaves_nothing()
+    await settle()
+    pool = gateway.runtime.pools.pools["default"]
+    snapshot = await pool.store.snapshot()
+    assert all(load.pending_tokens == 0 and load.running_requests == 0 for load in snapshot.loads.values())
+
+
+# the request side ------------------------------------------------------------------------------------------------
+async def test_a_whole_body_is_answered_with_its_destination_first_and_then_sent_back(
+    start_runtime: StartRuntime,
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head())
+    await settle()
+    assert stream.replies == [], "until it is placed another picker could take it over"
+
+    sent = {"model": "default", "prompt": "hello", "stream": True}
+    content = orjson.dumps(sent)
+    stream.send(body(content[:10], ends=False), body(content[10:], ends=False), body(b""))
+    await settle()
+
+    assert stream.kinds == ["request_headers", "request_body"]
+    assert len(stream.addresses) == 2
+    assert set(stream.addresses) <= set(ADDRESSES.values())
+    fields = stream.set_fields(stream.replies[0])
+    assert fields["x-gateway-destination-endpoint"] == ",".join(stream.addresses), (
+        "the header says what the metadata say"
+    )
+    assert stream.replies[0].request_headers.response.clear_route_cache
+    streamed = stream.replies[1].request_body.response.body_mutation.streamed_response
+    assert (streamed.body, streamed.end_of_stream) == (content, True)
+    assert ADDRESSES[only_live(gateway).instance_id] == stream.addresses[0]
+    assert gateway.plane.bodies.held_bytes == 0
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_long_body_is_sent_back_in_pieces_that_end_once(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    content = orjson.dumps({"model": "default", "prompt": "x" * 200_000})
+    stream, task = gateway.open(head(), body(content))
+    await settle()
+
+    pieces = [reply.request_body.response.body_mutation.streamed_response for reply in stream.replies[1:]]
+    assert b"".join(piece.body for piece in pieces) == content
+    assert [piece.end_of_stream for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_body_that_trailers_end_is_sent_back_and_so_are_they(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    content = orjson.dumps({"model": "default", "prompt": "hello"})
+    stream, task = gateway.open(head(), body(content, ends=False), trailers("request_trailers"))
+    await settle()
+
+    assert stream.kinds == ["request_headers", "request_body", "request_trailers"]
+    assert not stream.replies[1].request_body.response.body_mutation.streamed_response.end_of_stream
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_buffered_body_comes_after_the_answer_to_the_head_and_is_answered_with_the_destination(
+    start_runtime: StartRuntime,
+) -> None:
+    from dualmap.router.picker.messages import BodyMode
+
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(modes=(BodyMode.BUFFERED, NO_MODE)))
+    await settle()
+    assert stream.kinds == ["request_headers"]
+
+    stream.send(prompt())
+    await settle()
+
+    assert stream.kinds == ["request_headers", "request_body"]
+    assert stream.choice is stream.replies[1]
+    assert not stream.choice.request_body.response.HasField("body_mutation"), "it goes on as it came"
+    stream.end()
+    await finished(task, gateway)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_request_whose_body_never_comes_here_is_passed_on(start_runtime: StartRuntime, ends: bool) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    modes = (DUPLEX if ends else NO_MODE, NO_MODE)
+    stream, task = gateway.open(head("/v1/audio/speech", method="GET" if ends else "POST", ends=ends, modes=modes))
+    await settle()
+
+    assert stream.kinds == ["request_headers"]
+    assert only_live(gateway).explain() is None
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_what_cannot_be_read_goes_on_as_it_came(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), body(b"{no json"))
+    await settle()
+
+    assert stream.replies[1].request_body.response.body_mutation.streamed_response.body == b"{no json"
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_another_name_of_the_model_is_replaced_in_the_body(start_runtime: StartRuntime) -> None:
+    pool = PoolSettings(aliases=("alias",))
+    gateway = Gateway(await start_runtime(instances=MEMBERS, pools=(pool,)))
+    stream, task = gateway.open(head(), prompt(model="alias"))
+    await settle()
+
+    sent = stream.replies[1].request_body.response.body_mutation.streamed_response.body
+    assert orjson.loads(sent)["model"] == "default"
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_gateway_that_buffers_gets_the_length_of_another_body(start_runtime: StartRuntime) -> None:
+    from dualmap.router.picker.messages import BodyMode
+
+    gateway = Gateway(await start_runtime(instances=MEMBERS, pools=(PoolSettings(aliases=("alias",)),)))
+    stream, task = gateway.open(head(modes=(BodyMode.BUFFERED, NO_MODE)), prompt(model="alias"))
+    await settle()
+
+    sent = stream.choice.request_body.response.body_mutation.body
+    assert stream.set_fields(stream.choice)["content-length"] == str(len(sent))
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_headers_of_routing_are_not_taken_from_clients_and_the_keys_of_instances_are_added(
+    start_runtime: StartRuntime,
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, upstream_api_key="secret", api_keys=("mine",)))
+    named = {"x_prefiller_host_port": "evil:1", "authorization": "Bearer mine", "x_api_key": "mine"}
+    stream, task = gateway.open(head(**named), prompt())
+    await settle()
+
+    mutation = stream.choice.request_headers.response.header_mutation
+    assert set(mutation.remove_headers) == {"x-prefiller-host-port", "x-api-key"}
+    assert stream.set_fields(stream.choice)["authorization"] == "Bearer secret"
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_rank_is_named_and_a_second_choice_of_another_rank_is_not(start_runtime: StartRuntime) -> None:
+    ranks = tuple(instance(name, data_parallel_rank=number) for number, name in enumerate("ab"))
+    gateway = Gateway(await start_runtime(instances=ranks))
+    stream, task = gateway.open(head(), prompt())
+    await settle()
+
+    assert len(stream.addresses) == 1
+    chosen = only_live(gateway).target
+    assert stream.set_fields(stream.choice)["x-data-parallel-rank"] == str(chosen.data_parallel_rank)
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_one_choice_is_named_where_the_gateway_takes_one(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS), choices=1)
+    stream, task = gateway.open(head(), prompt())
+    await settle()
+    assert len(stream.addresses) == 1
+    stream.end()
+    await finished(task, gateway)
+
+
+# the subset ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("subset", [["10.0.0.3:8000"], "10.0.0.3:8000 , 10.9.9.9:1"])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/tokenize"])
+async def test_only_instances_that_the_gateway_allows_are_chosen(
+    start_runtime: StartRuntime, subset: Any, path: str
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(path, subset=subset), prompt())
+    await settle()
+    assert stream.addresses == [ADDRESSES["c"]]
+    stream.end()
+    await finished(task, gateway)
+
+
+@pytest.mark.parametrize("subset", [[], ["10.9.9.9:1"], ["10.0.0.1:8000"]])
+async def test_a_subset_without_a_ready_instance_is_unavailable(start_runtime: StartRuntime, subset: list[str]) -> None:
+    down = instance("a", state=InstanceState.DOWN)
+    gateway = Gateway(await start_runtime(instances=(down, *MEMBERS[1:])))
+    stream, task = gateway.open(head(subset=subset), prompt())
+    await finished(task, gateway)
+
+    (reply,) = stream.replies
+    assert reply.immediate_response.status.code == 503
+    assert stream.set_fields(reply)["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
+
+
+# refusals --------------------------------------------------------------------------------------------------------
+async def test_a_full_fleet_answers_429_with_when_to_come_back_and_llmds_reason(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, max_requests=1))
+    first, first_task = gateway.open(head(), prompt())
+    await settle()
+    stream, task = gateway.open(head(x_request_id="r-2"), prompt())
+    await settle()
+
+    (reply,) = stream.replies
+    fields = stream.set_fields(reply)
+    assert reply.immediate_response.status.code == 429
+    assert fields["retry-after"] == "1"
+    assert fields["x-llm-d-request-dropped-reason"] == "rejected-saturated"
+    assert orjson.loads(reply.immediate_response.body)["error"]["code"] == "replica_full"
+    await task
+    first.end()
+    await finished(first_task, gateway)
+
+
+@pytest.mark.parametrize(
+    ("first", "status"),
+    [
+        (head(), 404),
+        (head("/reset_prefix_cache"), 403),
+        (head("//sleep/"), 403),
+        (head(content_length="99999999999"), 413),
+    ],
+)
+async def test_what_a_router_refuses_a_picker_refuses(start_runtime: StartRuntime, first: Any, status: int) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(first, prompt(model="nobody"))
+    await finished(task, gateway)
+
+    (reply,) = stream.replies
+    assert reply.immediate_response.status.code == status
+
+
+async def test_a_body_that_grows_too_long_is_refused_and_no_longer_counted(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, max_body_bytes=1024))
+    stream, task = gateway.open(head(), body(b"x" * 1000, ends=False), body(b"x" * 1000))
+    await finished(task, gateway)
+    assert stream.replies[0].immediate_response.status.code == 413
+
+
+async def test_a_request_without_a_key_is_refused_where_keys_are_set(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, api_keys=("mine",)))
+    for path in (COMPLETIONS, "/version"):
+        stream, task = gateway.open(head(path), prompt())
+        await finished(task, gateway)
+        assert stream.replies[0].immediate_response.status.code == 401
+
+
+async def test_models_are_answered_without_an_instance(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=()))
+    stream, task = gateway.open(head("/v1/models", method="GET", ends=True))
+    await finished(task, gateway)
+    (reply,) = stream.replies
+    assert reply.immediate_response.status.code == 200
+    assert [each["id"] for each in orjson.loads(reply.immediate_response.body)["data"]] == ["default"]
+
+
+# the answer ------------------------------------------------------------------------------------------------------
+async def test_a_stream_that_does_not_come_here_is_presumed_to_begin_and_ends_with_its_stream(
+    start_runtime: StartRuntime, clock: ManualClock
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM, served=stream.addresses[0]))
+    await settle()
+
+    live = only_live(gateway)
+    assert live.machine.phase is Phase.PREFILLING, "the head comes before the first token"
+    fields = stream.set_fields(stream.replies[-1])
+    assert fields["x-dualmap-instance"] == live.instance_id
+    assert fields["x-request-id"] == "r-1"
+    await clock.advance(60.0)
+    assert live.machine.phase is Phase.PRESUMED
+
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {"ended": 1}
+
+
+async def test_an_answer_that_does_not_stream_is_whole_with_its_head(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt())
+    await settle()
+    stream.send(answer_head(fields={"content-type": "application/json"}))
+    await settle()
+    assert only_live(gateway).machine.phase is Phase.ANSWERING
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {"completed": 1}
+
+
+async def test_trailers_end_an_answer_whole(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM), trailers("response_trailers"))
+    await finished(task, gateway)
+    assert stream.kinds[-1] == "response_trailers"
+    assert gateway.outcomes == {"completed": 1}
+
+
+_EVENTS = (
+    b'data: {"choices":[{"text":"one"}]}\n\n',
+    b'data: {"choices":[{"text":"","finish_reason":"stop"}],"usage":{"prompt_tokens":9,"completion_tokens":2,'
+    b'"prompt_tokens_details":{"cached_tokens":4}}}\n\ndata: [DONE]\n\n',
+)
+
+
+async def test_a_stream_that_comes_here_shows_its_first_token_and_its_usage_and_passes_unchanged(
+    start_runtime: StartRuntime,
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(modes=(DUPLEX, DUPLEX)), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM))
+    await settle()
+    live = only_live(gateway)
+    assert live.machine.first_token_s is None
+
+    stream.send(answer_body(_EVENTS[0]))
+    await settle()
+    assert live.machine.phase is Phase.ANSWERING
+    stream.send(answer_body(_EVENTS[1]), answer_body(b"", ends=True))
+    await finished(task, gateway)
+
+    pieces = [
+        reply.response_body.response.body_mutation.streamed_response
+        for reply in stream.replies
+        if reply.WhichOneof("response") == "response_body"
+    ]
+    assert b"".join(piece.body for piece in pieces) == b"".join(_EVENTS)
+    assert [piece.end_of_stream for piece in pieces] == [False, False, True]
+    usage = live.machine.usage
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens) == (9, 4, 2)
+    assert gateway.outcomes == {"completed": 1}
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome"),
+    [
+        (b"", "upstream_failed"),  # its end is missing
+        (b'data: {"error":{"message":"no","code":500}}\n\n', "upstream_failed"),
+        (b'data: {"error":{"message":"no","code":400}}\n\n', "client_error"),
+    ],
+)
+async def test_a_stream_that_comes_here_is_judged_by_its_end(
+    start_runtime: StartRuntime, last: bytes, outcome: str
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(modes=(DUPLEX, DUPLEX)), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM), answer_body(_EVENTS[0]), answer_body(last, ends=True))
+    await finished(task, gateway)
+    assert gateway.outcomes == {outcome: 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (answer_head(400), "client_error"),
+        (answer_head(404), "client_error"),
+        (answer_head(500), "upstream_failed"),
+        (answer_head(503, details="upstream_reset_before_response_started{connection_failure}"), "upstream_failed"),
+        (answer_head(504, details="upstream_response_timeout"), "timed_out"),
+        (answer_head(429, details="local_rate_limited"), "refused"),
+    ],
+)
+async def test_an_error_ends_a_request_by_whose_fault_it_is(
+    start_runtime: StartRuntime, answer: Any, outcome: str
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt(stream=True), answer)
+    await settle()
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {outcome: 1}
+
+
+async def test_an_answer_of_the_gateways_own_blames_no_instance(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    breakers = gateway.runtime.pools.pools["default"].evidence.breakers
+    for number, (details, blamed) in enumerate([("no_healthy_upstream", False), ("via_upstream", True)]):
+        stream, task = gateway.open(
+            head(x_request_id=f"r-{number}"), prompt(stream=True), answer_head(503, details=details)
+        )
+        await settle()
+        stream.end()
+        await finished(task, gateway)
+        assert bool(breakers._kept) is blamed
+
+
+@pytest.mark.parametrize("how", ["attributes", "metadata"])
+async def test_a_request_that_the_gateway_sent_to_its_second_choice_is_booked_there(
+    start_runtime: StartRuntime, how: str
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt(stream=True))
+    await settle()
+    live = only_live(gateway)
+    first, (_, second) = live.instance_id, stream.addresses
+    said = {"by_metadata": second} if how == "metadata" else {"served": second}
+
+    stream.send(answer_head(fields=STREAM, **said))
+    await settle()
+
+    moved_to = next(name for name, address in ADDRESSES.items() if address == second)
+    assert live.instance_id == moved_to != first
+    loads = (await live.pool.store.snapshot()).loads
+    assert {name: load.running_requests for name, load in loads.items() if load.running_requests} == {moved_to: 1}
+    fields = stream.set_fields(stream.replies[-1])
+    assert (fields["x-dualmap-instance"], fields["x-dualmap-attempts"]) == (moved_to, "2")
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {"ended": 1}
+
+
+async def test_a_request_that_the_gateways_fallback_sent_elsewhere_is_booked_there(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(subset=[ADDRESSES["a"]]), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM, served=ADDRESSES["c"]))
+    await settle()
+    assert only_live(gateway).instance_id == "c"
+    stream.end()
+    await finished(task, gateway)
+
+
+# ends ------------------------------------------------------------------------------------------------------------
+async def test_a_stream_that_ends_before_its_answer_was_left_by_its_client(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), prompt(stream=True))
+    await settle()
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {"client_gone": 1}
+
+
+async def test_a_stream_that_ends_in_its_body_leaves_nothing(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(), body(b"{", ends=False))
+    await settle()
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {}
+
+
+async def test_a_client_that_leaves_while_its_request_is_held_frees_its_place(start_runtime: StartRuntime) -> None:
+    tight = tuple(instance(name, max_running_requests=1) for name in "a")
+    gateway = Gateway(await start_runtime(instances=tight))
+    first, first_task = gateway.open(head(), prompt())
+    await settle()
+    stream, task = gateway.open(head(x_request_id="r-2"), prompt("another"))
+    await settle()
+    assert first.replies
+    assert not stream.replies, "it is held"
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    first.end()
+    await finished(first_task, gateway)
+    assert gateway.outcomes == {"client_gone": 2}
+
+
+async def test_a_held_request_is_answered_once_it_is_granted(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=(instance("a", max_running_requests=1),)))
+    first, first_task = gateway.open(head(), prompt())
+    await settle()
+    stream, task = gateway.open(head(x_request_id="r-2"), prompt("another"))
+    await settle()
+    assert not stream.replies
+
+    first.end()
+    await settle()
+    await first_task
+    assert stream.addresses == [ADDRESSES["a"]]
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_what_is_cancelled_when_the_time_to_drain_is_over_was_cut_off(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    _, task = gateway.open(head(), prompt(stream=True), answer_head(fields=STREAM))
+    await settle()
+    gateway.picker.cuts_off = True
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert gateway.outcomes == {"cut_off": 1}
+    assert gateway.leaves_nothing()
+
+
+# both legs, conformance ------------------------------------------------------------------------------------------
+class TestASplitRequest:
+    @pytest.fixture
+    def scheduling(self) -> SchedulingSettings:
+        return SchedulingSettings(policy="dualmap", block_tokens=16, split=SplitSettings(mode="always"))
+
+    async def test_it_goes_to_its_decoder_which_is_told_its_prefiller(self, start_runtime: StartRuntime) -> None:
+        roles = (instance("a", role=Role.PREFILL), instance("b", role=Role.DECODE), instance("c", role=Role.DECODE))
+        runtime = await start_runtime(instances=roles, pairs_legs=True)
+        gateway = Gateway(runtime)
+        stream, task = gateway.open(head(), prompt("word " * 2000, stream=True, max_tokens=50))
+        await settle()
+
+        assert stream.addresses in ([ADDRESSES["b"]], [ADDRESSES["c"]])
+        assert stream.set_fields(stream.choice)["x-prefiller-host-port"] == ADDRESSES["a"]
+        stream.send(answer_head(fields=STREAM, served=stream.addresses[0]))
+        await settle()
+        fields = stream.set_fields(stream.replies[-1])
+        assert fields["x-dualmap-prefill-instance"] == "a"
+        stream.end()
+        await finished(task, gateway)
+
+
+async def test_conformance_headers_are_obeyed_where_they_are_switched_on(start_runtime: StartRuntime) -> None:
+    runtime = await start_runtime(instances=MEMBERS)
+    wanted = f"{ADDRESSES['c']}, {ADDRESSES['b']}"
+    for switched, text in ((True, "10.0.0.3"), (True, wanted), (False, wanted)):
+        gateway = Gateway(runtime, test_headers=switched)
+        stream, task = gateway.open(head(test_epp_endpoint_selection=text), prompt())
+        await settle()
+        if switched and "," in text:
+            assert set(stream.addresses) == {ADDRESSES["b"], ADDRESSES["c"]}
+        elif switched:
+            assert stream.addresses == [ADDRESSES["c"]]
+        stream.send(answer_head(served=ADDRESSES["c"]))
+        await settle()
+        fields = stream.set_fields(stream.replies[-1])
+        assert fields.get("x-conformance-test-served-endpoint") == (ADDRESSES["c"] if switched else None)
+        stream.end()
+        await finished(task, gateway)
