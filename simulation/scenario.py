@@ -76,6 +76,8 @@ class Scenario:
     above say, and called by ``instance_name``."""
     roles: str = ""
     """Roles of the instances, as ``simulation.roles`` reads them; empty: all mixed."""
+    decode_first: bool = False
+    """Whether the decode leg of a split request is sent first and asks for its prefill leg: layerwise connectors."""
     move_roles: bool = False
     """Whether the leader gives instances to the role that is starved, see ``scheduling.scaling.role_plan``."""
     late_requests: Literal["serve", "refuse"] = "serve"

@@ -119,6 +119,7 @@ class Simulation:
             scheduling=settings.scheduling,
             at_once=self._direct,
             refuses_late=scenario.refuses_late,
+            decode_first=scenario.decode_first,
             evidence=Evidence(breakers, Quarantine(), retries),
         )
         self._events = EventQueue()
@@ -144,11 +145,13 @@ class Simulation:
             self._events,
             now_s=lambda: self._now_s,
             send=self._send,
-            left=self._leave_staged,
+            left=self._leave_engines,
             ended=self._on_ended,
         )
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
+        self._pairs: dict[str, tuple[str, str]] = {}
+        """The prefill and the decode instance of requests whose decode leg was sent first."""
         self._outcomes: list[RequestOutcome] = []
 
     def run(self) -> RunRecord:
@@ -231,8 +234,11 @@ class Simulation:
         self._renew(self._pool.members.instances[instance_id])
         self._waiting[instance_id] = 0
         for machine in list(self._requests.live.values()):
+            died = InstanceFailure(FailureKind.CLOSED, "the engine died")
             if machine.phase in ON_AN_INSTANCE and machine.answering_id == instance_id:
-                self._fail(machine, InstanceFailure(FailureKind.CLOSED, "the engine died"))
+                self._fail(machine, died)
+            elif machine.phase is Phase.PAIRED and machine.instance_id == instance_id:
+                self._fail(machine, died, Leg.PREFILL)
 
     def _restart(self, instance_id: str) -> None:
         self._dead.discard(instance_id)
@@ -320,19 +326,34 @@ class Simulation:
 
     def _send(self, machine: RequestMachine) -> None:
         """Give a request, or the leg of it that is to be sent now, to its engine."""
-        leg, outcome = machine.to_send, self._outcomes[int(machine.request_id)]
+        request_id, leg = machine.request_id, machine.to_send
+        if machine.phase is Phase.PAIRED:
+            self._pairs[request_id] = machine.instance_id, machine.answering_id
+            source = KvSource(machine.instance_id, request_id)
+            self._submit(machine, Leg.DECODE, source, ask=lambda: self._submit(machine, Leg.PREFILL))
+        elif leg is Leg.DECODE:
+            self._submit(machine, leg, self._staged[request_id])
+        else:
+            self._submit(machine, leg)
+
+    def _submit(
+        self,
+        machine: RequestMachine,
+        leg: Leg,
+        source: KvSource | None = None,
+        ask: Callable[[], None] | None = None,
+    ) -> None:
+        """Give a request, or a leg of it, to its engine. A decode leg has a ``source``, and calls ``ask`` once it has
+        its blocks."""
+        outcome = self._outcomes[int(machine.request_id)]
         if leg is Leg.DECODE:
-            instance_id, leg_id, source = (
-                machine.answering_id,
-                decode_leg_id(machine.request_id),
-                self._staged[machine.request_id],
-            )
+            instance_id, leg_id = machine.answering_id, decode_leg_id(machine.request_id)
             outcome.decode_id = instance_id
         else:
-            instance_id, leg_id, source = machine.instance_id, machine.request_id, None
+            instance_id, leg_id = machine.instance_id, machine.request_id
             outcome.instance_id, outcome.dispatched_s = instance_id, self._now_s
         if instance_id in self._dead:
-            return self._fail(machine, InstanceFailure(FailureKind.CONNECT, "the engine is dead"))
+            return self._fail(machine, InstanceFailure(FailureKind.CONNECT, "the engine is dead"), leg)
         traced, prefills = self._traced(leg_id), leg is Leg.PREFILL
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
@@ -342,7 +363,7 @@ class Simulation:
         )
         self._waiting[instance_id] += 1
         try:
-            self._cluster.submit(instance_id, request, self._now_s, source)
+            self._cluster.submit(instance_id, request, self._now_s, source, ask)
         except RequestRefusedError:
             self._waiting[instance_id] -= 1
             return self._requests.report(machine, Ended(Outcome.CLIENT_ERROR))
@@ -353,21 +374,32 @@ class Simulation:
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
 
-    def _leave_staged(self, machine: RequestMachine) -> None:
-        """It is no longer on its instances: what is staged for it, and was not pulled, is free."""
+    def _leave_engines(self, machine: RequestMachine) -> None:
+        """It is no longer on its instances: abort a leg that is still there, and free what is staged for it and was not
+        pulled."""
+        if machine.request_id in self._pairs:
+            prefills_id, decodes_id = self._pairs.pop(machine.request_id)
+            self._abort(prefills_id, machine.request_id)
+            self._abort(decodes_id, decode_leg_id(machine.request_id))
         source = self._staged.pop(machine.request_id, None)
         if source is not None and source.instance_id not in self._dead:
             self._cluster.release_staged(source, self._now_s)
 
-    def _fail(self, machine: RequestMachine, failure: InstanceFailure) -> None:
-        """Its engine failed it, perhaps when its client had a part of the answer."""
+    def _abort(self, instance_id: str, leg_id: str) -> None:
+        waited = self._cluster.engines[instance_id].statistics().waiting
+        self._cluster.abort(instance_id, leg_id, self._now_s)
+        self._waiting[instance_id] -= waited - self._cluster.engines[instance_id].statistics().waiting
+
+    def _fail(self, machine: RequestMachine, failure: InstanceFailure, leg: Leg | None = None) -> None:
+        """Its engine failed it, or this leg of it, perhaps when its client had a part of the answer."""
         if machine.phase is Phase.ANSWERING:
             self._requests.report(machine, Failed(failure, begun=True))
             self._requests.report(machine, Ended(Outcome.UPSTREAM_FAILED))
         else:
             staged = self._staged.get(machine.request_id)
-            keeps_kv = staged is not None and staged.instance_id not in self._dead
-            self._requests.report(machine, Failed(failure, keeps_kv=keeps_kv))
+            keeps_kv = staged is not None and staged.instance_id not in self._dead and not self._rules.decode_first
+            failed_leg = Leg.PREFILL if leg is Leg.PREFILL else None
+            self._requests.report(machine, Failed(failure, leg=failed_leg, keeps_kv=keeps_kv))
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:
         match event.kind:

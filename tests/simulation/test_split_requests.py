@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
 
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings, SplitSettings
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.generators import toolagent
 from dualmap.simulation.kv_transfer import KvTransfer
 from dualmap.simulation.presets import find_preset
-from dualmap.simulation.scenario import Dispatch, Scenario
+from dualmap.simulation.scenario import Dispatch, EngineFault, Scenario
 from dualmap.simulation.simulate import Simulation, simulate
 from dualmap.simulation.traces import Trace, TraceRequest
 
@@ -41,9 +44,7 @@ def test_every_split_request_is_answered_once_and_leaves_nothing_behind(policy: 
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
-    for engine in simulation._cluster.engines.values():
-        statistics = engine.statistics()
-        assert (statistics.used_blocks, statistics.staged, statistics.waiting, statistics.running) == (0, 0, 0, 0)
+    assert_engines_are_empty(simulation)
     assert record.leaks == 0
 
 
@@ -62,6 +63,46 @@ def test_a_split_request_takes_its_prefill_its_transfer_and_its_decoding() -> No
     assert outcome.finish_s is not None
     steps_s = costs.step_s(0, 0, 1, 513) + costs.step_s(0, 0, 1, 514)
     assert outcome.finish_s - 1.0 - outcome.ttft_s == pytest.approx(steps_s)
+
+
+def test_where_decode_legs_go_first_the_transfer_overlaps_the_prefill_and_each_request_is_answered_once() -> None:
+    # given a link over which the KV of a prompt takes about as long as its prefill
+    engine = replace(ENGINE, transfer=KvTransfer(bytes_per_token=57_344, bytes_per_s=0.5e9, latency_s=0.005))
+    prefill_first, decode_first = (
+        Simulation(TRACE.at_rate(3.0), replace(scenario(), engine=engine, decode_first=first))
+        for first in (False, True)
+    )
+
+    after, during = prefill_first.run(), decode_first.run()
+
+    for outcome in during.outcomes:
+        assert outcome.outcome is Outcome.COMPLETED
+        assert outcome.first_token_s is not None
+        assert (outcome.instance_id in ("i001", "i002"), outcome.decode_id in ("i003", "i004")) == (True, True)
+    ttft_s = [statistics.fmean(each.ttft_s or math.inf for each in run.outcomes) for run in (after, during)]
+    assert ttft_s[1] < ttft_s[0]
+    assert at_once(decode_first._pool.store.snapshot()).requests == ()
+    assert_engines_are_empty(decode_first)
+
+
+@pytest.mark.parametrize("dies", ["i001", "i004"])
+def test_where_decode_legs_go_first_the_other_leg_of_one_whose_engine_dies_is_aborted(dies: str) -> None:
+    made = replace(scenario(), decode_first=True, faults=(EngineFault(40.0, dies, 20.0),))
+    simulation = Simulation(TRACE.at_rate(6.0), made)
+
+    record = simulation.run()
+
+    assert any(outcome.tries > 1 for outcome in record.outcomes)
+    assert {outcome.outcome for outcome in record.outcomes} <= {Outcome.COMPLETED, Outcome.UPSTREAM_FAILED}
+    assert at_once(simulation._pool.store.snapshot()).requests == ()
+    assert_engines_are_empty(simulation)
+    assert set(simulation._waiting.values()) == {0}
+
+
+def assert_engines_are_empty(simulation: Simulation) -> None:
+    for engine in simulation._cluster.engines.values():
+        seen = engine.statistics()
+        assert (seen.used_blocks, seen.staged, seen.waiting, seen.running) == (0, 0, 0, 0)
 
 
 def test_the_ways_to_serve_are_as_the_settings_say() -> None:
