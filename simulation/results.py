@@ -174,7 +174,6 @@ class RunResult:
     """(time, share on time, P90 TTFT) of the requests that arrived in each interval."""
     by_instance: Mapping[str, tuple[tuple[float, int, float], ...]] = field(default_factory=dict)
     """(time, requests, hit rate) of the requests that each instance was sent in each interval."""
-    labels: Mapping[str, str] = field(default_factory=dict)
     instance_hours: float = 0.0
     """Hours of instances that were ready, starting, or still answering, until the last arrival."""
     changes: tuple[SizeChange, ...] = ()
@@ -213,7 +212,6 @@ class RunRecord:
     """Migrations between the first counted arrival and the last, like preemptions."""
     preemptions: int
     skip_requests: int
-    labels: Mapping[str, str]
     instance_hours: float = 0.0
     changes: tuple[SizeChange, ...] = ()
     role_changes: tuple[tuple[float, RoleChange], ...] = ()
@@ -263,7 +261,6 @@ def summarize(record: RunRecord) -> RunResult:
         samples=samples,
         timeline=tuple(_timeline(record.outcomes)),
         by_instance=_by_instance(record.outcomes),
-        labels=dict(record.labels),
         instance_hours=record.instance_hours,
         changes=record.changes,
         role_changes=record.role_changes,

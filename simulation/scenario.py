@@ -3,7 +3,7 @@ process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -108,8 +108,6 @@ class Scenario:
     The scheduling code knows nothing of it."""
     kv_events: bool = False
     """Instances report what their prefix caches do, and the store follows it; otherwise it estimates."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """Free text that comes back with the result."""
 
     @property
     def dispatch_of(self) -> Dispatch:

@@ -464,7 +464,6 @@ class Simulation:
             migrations=self._watch.at_last.migrations - self._watch.at_first.migrations,
             preemptions=self._watch.at_last.preemptions - self._watch.at_first.preemptions,
             skip_requests=self._scenario.skip_requests,
-            labels=self._scenario.labels,
             instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
             role_changes=tuple(self._leader.role_changes),

@@ -12,7 +12,7 @@ def result(policy: str, ttft_s: float) -> RunResult:
     return summarize(
         RunRecord(
             policy=policy, trace="t", instances=2, rate_per_s=1.0, outcomes=[outcome], samples=(),
-            infinite_cached_tokens=[500], migrations=12_345, preemptions=999, skip_requests=0, labels={},
+            infinite_cached_tokens=[500], migrations=12_345, preemptions=999, skip_requests=0,
         )
     )  # fmt: skip
 

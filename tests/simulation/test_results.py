@@ -26,7 +26,6 @@ def record(*outcomes: RequestOutcome, **changes: object) -> RunRecord:
         migrations=0,
         preemptions=0,
         skip_requests=0,
-        labels={},
     )
     return replace(made, **changes)
 
