@@ -61,7 +61,8 @@ UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
 _SHOWN_MODELS = 4
 _NO_PROGRESS = "no progress although requests run"
-_CUT_OFF = "as of most instances at once: those that no router has lost stay in service"
+_CUT_OFF = "as of most instances at once"
+_STAYS = "it stays in service until a router has lost it too"
 _UNCHECKED = frozenset({InstanceState.STANDBY})
 """States in which an instance is not in service and not meant to be: its server may not even run."""
 
@@ -217,7 +218,7 @@ class HealthChecker:
             record = await self._read_models(spec, record, pause_s)
         if result is not CheckResult.OK or spec.state is not InstanceState.DOWN:  # then it has to prove itself
             trouble = _trouble(result, health, record)
-            await self._note(spec, f"{trouble}; {_CUT_OFF}" if self._cut_off and health.complaint else trouble)
+            await self._note(spec, f"{trouble}{self._seen_at_most(spec)}" if health.complaint else trouble)
         if restarted:
             self._records[spec.instance_id] = replace(record, run=former.run, run_due_s=now_s)  # until the store knows
             await self._restart(spec, InstanceEvent.RESTARTED, "restarted between two checks")
@@ -316,6 +317,12 @@ class HealthChecker:
         else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
+
+    def _seen_at_most(self, spec: InstanceSpec) -> str:
+        """The part of a complaint that says what follows where most checks fail at once."""
+        if not self._cut_off:
+            return ""
+        return f"; {_CUT_OFF}: {_STAYS}" if spec.instance_id in self._serving else f"; {_CUT_OFF}"
 
     async def _stays(self, spec: InstanceSpec) -> bool:
         """Whether an instance whose checks fail stays in service, as those of most fail and no router has lost it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from heapq import merge
 from http import HTTPStatus
@@ -22,7 +22,6 @@ from dualmap.router.prompts.inference_request import request_of_response
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.explain import KEPT_EXPLANATIONS, Explanation
 from dualmap.router.requests.explain_costs import costs_of
-from dualmap.runtime.trust import system_trust
 from dualmap.scheduling.state.request import StoredRequest
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
@@ -174,11 +173,8 @@ async def _query_peers(request: Request, runtime: Runtime, path: str) -> tuple[l
     shared = {url: count for url, count in Counter(addresses.values()).items() if url and count > 1}
     key = key_of(request)
     headers = {b"authorization": b"Bearer " + key} if key else {}
-    # No environment proxies: they lead out of a data centre, not to the replicas in it.
-    async with httpx.AsyncClient(
-        timeout=PEER_TIMEOUT_S, headers=headers, verify=system_trust(), trust_env=False
-    ) as client:
-        answers = await asyncio.gather(*(_query_peer(client, f"{url}{path}") for url in peers.values()))
+    client = runtime.peer_client.http
+    answers = await asyncio.gather(*(_query_peer(client, f"{url}{path}", headers) for url in peers.values()))
     silent = [
         name for (name, url), answer in zip(peers.items(), answers, strict=True) if answer is None and url not in shared
     ]
@@ -191,10 +187,10 @@ async def _query_peers(request: Request, runtime: Runtime, path: str) -> tuple[l
     return [answer for answer in answers if answer], gaps
 
 
-async def _query_peer(client: httpx.AsyncClient, url: str) -> Any:
+async def _query_peer(client: httpx.AsyncClient, url: str, headers: Mapping[bytes, bytes]) -> Any:
     """The JSON that the peer answers, empty if it remembers nothing; None if it could not be reached."""
     try:
-        answer = await client.get(url)
+        answer = await client.get(url, headers=headers, timeout=PEER_TIMEOUT_S)
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return {}
         found = answer.json() if answer.status_code == HTTPStatus.OK else None

@@ -16,8 +16,8 @@ from typing import Final
 
 import httpx
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.runtime.clock import Clock
-from dualmap.runtime.trust import system_trust
 from dualmap.statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,13 @@ class PeerWatch:
         own_id: str,
         addresses: Callable[[], Awaitable[Mapping[str, str]]],
         clock: Clock,
-        transport: httpx.AsyncBaseTransport | None = None,
+        client: PeerClient,
     ) -> None:
-        """``addresses`` are those of all living replicas, this one's included, by id; ``transport`` replaces the
-        network in tests."""
+        """``addresses`` are those of all living replicas, this one's included, by id."""
         self._own_id = own_id
         self._addresses = addresses
         self._clock = clock
-        self._transport = transport
+        self._client = client
         self._failures: Counter[str] = Counter()
         self.unreachable: Mapping[str, str] = {}
         """Why, by the id of a replica that could not be reached."""
@@ -71,10 +70,7 @@ class PeerWatch:
 
     async def _wrong(self, peers: Mapping[str, str]) -> Mapping[str, str]:
         """Why peers could not be reached, by id."""
-        async with httpx.AsyncClient(
-            timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
-        ) as client:
-            answers = await asyncio.gather(*(self._query(client, name, url) for name, url in peers.items()))
+        answers = await asyncio.gather(*(self._query(name, url) for name, url in peers.items()))
         return {name: why for name, why in zip(peers, answers, strict=True) if why is not None}
 
     def _tell(self, unreachable: Mapping[str, str], peers: Mapping[str, str]) -> None:
@@ -89,11 +85,11 @@ class PeerWatch:
         for name in self.unreachable.keys() & peers.keys() - unreachable.keys():
             log.info("replica %s can be reached at %s", name, peers[name])
 
-    async def _query(self, client: httpx.AsyncClient, name: str, url: str) -> str | None:
+    async def _query(self, name: str, url: str) -> str | None:
         """Why the replica cannot be reached there; None if it can."""
         try:
             async with asyncio.timeout(QUERY_TIMEOUT_S):
-                answer = (await client.get(f"{url}/health")).json()
+                answer = (await self._client.http.get(f"{url}/health", timeout=QUERY_TIMEOUT_S)).json()
         except TimeoutError:
             return f"no answer within {QUERY_TIMEOUT_S:g} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
@@ -103,9 +104,12 @@ class Runtime:
         self.port = (info or {}).get("port", "")
         """Port of the endpoint, which other replicas may share; "" where it is not known."""
         models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
-        self.port_metrics = PortMetrics(self.context.replica_id, self.context.metrics, self.fleet, models, info or {})
+        self.peer_client = PeerClient()
+        self.port_metrics = PortMetrics(
+            self.context.replica_id, self.context.metrics, self.fleet, models, info or {}, self.peer_client
+        )
         self.model_lengths = ModelLengths(self.context.clock, InstanceQueries(settings.upstream_api_key, self.trust))
-        self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock)
+        self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock, self.peer_client)
         self._supervisor = Supervisor(self.context.clock)
         self._end_listeners = [
             listener
@@ -175,7 +179,7 @@ class Runtime:
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
-        await self.port_metrics.close()
+        await self.peer_client.close()
         for pool in self.pools.pools.values():
             await pool.model_lists.close()
             if pool.tokenizer is not None:

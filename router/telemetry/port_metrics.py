@@ -18,10 +18,10 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.router.telemetry.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.traffic import TrafficCounts
-from dualmap.runtime.trust import system_trust
 from dualmap.statestore.answers import PoolOverview
 
 COUNTS_PATH: Final = "/metrics/counts"
@@ -40,16 +40,14 @@ class PortMetrics:
         fleet: FleetOverviews,
         models: Mapping[str, str],
         info: Mapping[str, str],
-        transport: httpx.AsyncBaseTransport | None = None,
+        client: PeerClient,
     ) -> None:
-        """``models`` by pool; ``info`` is what this replica reports of itself; ``transport`` replaces the network in
-        tests."""
+        """``models`` by pool; ``info`` is what this replica reports of itself."""
         self._replica_id = replica_id
         self._own = own
         self._fleet = fleet
         self._info = info
-        self._transport = transport
-        self._client: httpx.AsyncClient | None = None
+        self._client = client
         self._peers: dict[str, str] = {}
         self._models = models
         self._said: dict[str, Mapping[str, Any]] = {}
@@ -101,23 +99,15 @@ class PortMetrics:
     async def _query(self, urls: Collection[str]) -> None:
         if not urls:
             return
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                timeout=QUERY_TIMEOUT_S, verify=system_trust(), trust_env=False, transport=self._transport
-            )
-        queries = [asyncio.create_task(self._read(self._client, url)) for url in urls]
+        queries = [asyncio.create_task(self._read(url)) for url in urls]
         _, late = await asyncio.wait(queries, timeout=QUERY_TIMEOUT_S)
         for each in late:
             each.cancel()
 
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.aclose()
-
-    async def _read(self, client: httpx.AsyncClient, url: str) -> None:
+    async def _read(self, url: str) -> None:
         """The counts of the replica that answers: without a port of its own, a replica shares its address too."""
         try:
-            page = orjson.loads((await client.get(url + COUNTS_PATH)).content)
+            page = orjson.loads((await self._client.http.get(url + COUNTS_PATH, timeout=QUERY_TIMEOUT_S)).content)
             said = {name: dict(page[name]) for name in ("counts", "migrations")}
             self._said[page["replica_id"]] = said
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError):

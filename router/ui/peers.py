@@ -15,15 +15,15 @@ import httpx
 import msgspec
 import orjson
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.router.ui.own_requests import FIRST_REQUESTS, Keys
 from dualmap.router.ui.status import ReplicaStatus
-from dualmap.runtime.trust import system_trust
 
 log = logging.getLogger(__name__)
 
 PATH = "/ui/replica-stream"
 RETRY_S = 5.0
-_SILENT_S = 5.0
+_TIMEOUT = httpx.Timeout(2.0, read=5.0)
 _KEPT_ROWS = 2 * FIRST_REQUESTS
 """Rows kept of one peer, between two ticks of this replica's own."""
 
@@ -41,27 +41,20 @@ class Heard(NamedTuple):
 class Peers:
     """Streams from peers, by replica id."""
 
-    def __init__(self, own_id: str, admin_key: str | None) -> None:
+    def __init__(self, own_id: str, admin_key: str | None, client: PeerClient) -> None:
         self._own_id = own_id
         self._headers = {} if admin_key is None else {b"authorization": b"Bearer " + admin_key.encode()}
-        self._client: httpx.AsyncClient | None = None
+        self._client = client
         self._streams: dict[str, _PeerStream] = {}
 
     def take(self, urls: Mapping[str, str]) -> dict[str, Heard]:
         """Take the data that the peers at ``urls`` (by replica id) sent since the last call, by replica id; opens and
         closes streams as they come and go. Never waits."""
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                headers=self._headers,
-                verify=system_trust(),
-                trust_env=False,
-                timeout=httpx.Timeout(2.0, read=_SILENT_S),
-            )
         for gone in self._streams.keys() - urls.keys():
             self._streams.pop(gone).stop()
         for replica_id, url in urls.items():
             if replica_id not in self._streams:
-                self._streams[replica_id] = _PeerStream(self._client, url, replica_id)
+                self._streams[replica_id] = _PeerStream(self._client.http, url, self._headers, replica_id)
         return {replica_id: stream.take() for replica_id, stream in self._streams.items()}
 
     def stop(self) -> None:
@@ -69,17 +62,15 @@ class Peers:
         for stream in self._streams.values():
             stream.stop()
         self._streams.clear()
-        client, self._client = self._client, None
-        if client is not None:
-            self._closing = asyncio.get_running_loop().create_task(client.aclose())
 
 
 class _PeerStream:
     """One peer's stream, opened again while it fails."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str, replica_id: str) -> None:
+    def __init__(self, client: httpx.AsyncClient, url: str, headers: Mapping[bytes, bytes], replica_id: str) -> None:
         self._client = client
         self._url = url + PATH
+        self._headers = headers
         self._replica_id = replica_id
         self._rows: deque[list[Any]] = deque(maxlen=_KEPT_ROWS)
         self._keys: Keys = {}
@@ -104,7 +95,7 @@ class _PeerStream:
             await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
-        async with self._client.stream("GET", self._url) as answer:
+        async with self._client.stream("GET", self._url, headers=self._headers, timeout=_TIMEOUT) as answer:
             answer.raise_for_status()
             async for line in answer.aiter_lines():
                 if not line.startswith("data: "):

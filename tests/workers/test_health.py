@@ -885,6 +885,18 @@ async def test_an_instance_that_a_router_has_lost_too_goes_down(
     assert [await state_of(name) for name in "abc"] == [InstanceState.READY, InstanceState.DOWN, InstanceState.DOWN]
 
 
+async def test_only_an_instance_that_is_in_service_is_said_to_stay_there(
+    unreachable: Any, pool: PoolStore, check: Check
+) -> None:
+    await beat(pool, lost="b c")
+
+    await check(5)
+
+    notes = (await pool.overview()).notes
+    assert {name: "stays in service" in notes[name].text for name in "abc"} == {"a": True, "b": False, "c": False}
+    assert not any("stay in service" in notes[name].text for name in "abc")
+
+
 async def test_where_no_router_is_alive_the_checks_alone_decide(
     unreachable: Any, check: Check, state_of: StateOf
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.router.replica.peer_watch import FAILURES, PeerWatch
 
 
@@ -40,7 +41,7 @@ def watch(network: Network, addresses: dict[str, str], clock: Any) -> PeerWatch:
     async def known() -> dict[str, str]:
         return addresses
 
-    return PeerWatch("me", known, clock, transport=network)
+    return PeerWatch("me", known, clock, PeerClient(network))
 
 
 async def test_a_peer_whose_name_nobody_can_resolve_is_said_once_with_what_to_set(

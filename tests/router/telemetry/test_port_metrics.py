@@ -12,6 +12,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dualmap.router.peer_client import PeerClient
 from dualmap.router.telemetry.fleet_gauges import FleetOverviews
 from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH, PortMetrics
@@ -59,8 +60,8 @@ class Stand:
         fleet = FleetOverviews({}, clock=RealClock(), call=None)
         fleet.overviews["default"] = overview(*replicas)
         self.fleet = fleet
-        transport = httpx.MockTransport(self._answer)
-        self.page = PortMetrics("me", self.metrics, fleet, {"default": "org/m"}, info, transport)
+        client = PeerClient(httpx.MockTransport(self._answer))
+        self.page = PortMetrics("me", self.metrics, fleet, {"default": "org/m"}, info, client)
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
         assert request.url.path == COUNTS_PATH

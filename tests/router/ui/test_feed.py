@@ -46,7 +46,7 @@ class Viewer:
 
 
 def feed_of(runtime: Any) -> Feed:
-    return Feed(runtime, Peers(runtime.context.replica_id, None))
+    return Feed(runtime, Peers(runtime.context.replica_id, None, runtime.peer_client))
 
 
 async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any) -> None:
