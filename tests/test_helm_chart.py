@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -213,7 +215,9 @@ def test_keys_and_passwords_reach_the_processes_from_secrets(tmp_path: Path) -> 
 
     assert [key.get_secret_value() for key in router.router.api_keys] == ["word"]
     assert router.router.admin_key is not None
+    assert router.router.upstream_api_key is not None
     assert worker.worker.upstream_api_key is not None
+    assert (worker.router.admin_key, worker.router.api_keys) == (None, ()), "a worker needs no key of clients"
     assert router.store.url == worker.store.url == "redis://:word@dualmap-valkey:6379/0"
     assert "hunter2" not in json.dumps(objects)
 
@@ -535,6 +539,21 @@ def test_discovery_finds_the_engines_of_the_chart_and_nothing_else(name: str, tm
 
     engines = {f"dualmap-{engine['name']}" for engine in example(name)["engines"]}
     assert found == engines
+
+
+def test_every_value_is_used() -> None:
+    templates = "".join(path.read_text("utf-8") for path in (CHART / "templates").iterdir())
+
+    def unused(values: Values, path: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if not re.search(rf'[."]{name}\b', templates):
+                yield f"{path}{name}"
+            if isinstance(value, dict) and name not in ("fleet", "labels", "podSecurityContext", "securityContext"):
+                yield from unused(value, f"{path}{name}.")
+
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    resources = {"cpu", "memory", "requests", "limits"}
+    assert {path for path in unused(values) if path.rpartition(".")[2] not in resources} == set()
 
 
 def test_the_notes_say_what_to_try() -> None:

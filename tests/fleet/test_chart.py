@@ -39,7 +39,7 @@ class Kubelet:
     def __init__(self, objects: list[Manifest], cluster: Cluster, folder: Path) -> None:
         self._objects, self._cluster, self._folder = objects, cluster, folder
         self._stack = ExitStack()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         settings = named(objects, "ConfigMap", "dualmap-settings")["data"]["fleet.yaml"]
         (folder / "fleet.yaml").write_text(settings, "utf-8")
 
@@ -75,7 +75,7 @@ class Kubelet:
         words = [self.expanded(word, variables) for word in container["args"]]
         log = self._stack.enter_context((self._folder / f"{pod}.log").open("wb"))
         command = [sys.executable, "-m", "dualmap", *words]
-        self._processes.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log))
+        self.processes[pod] = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
 
     def dualmap(self, workload: Manifest, pod: str, *words: str) -> str:
         """``kubectl exec POD -- dualmap …``."""
@@ -86,9 +86,9 @@ class Kubelet:
         ).stdout  # fmt: skip
 
     def stop(self) -> None:
-        for process in self._processes:
+        for process in self.processes.values():
             process.terminate()
-        for process in self._processes:
+        for process in self.processes.values():
             process.wait()
         self._stack.close()
 
@@ -136,7 +136,7 @@ def values(api_url: str, store_url: str, ports: list[int]) -> Values:
     }
 
 
-async def test_the_rendered_fleet_finds_its_pods_and_serves_a_request(
+async def test_the_rendered_fleet_finds_its_pods_serves_and_is_replaced_without_a_cut_answer(
     cluster: tuple[Cluster, str], valkey_url: str, tmp_path: Path
 ) -> None:
     api, api_url = cluster
@@ -164,6 +164,20 @@ async def test_the_rendered_fleet_finds_its_pods_and_serves_a_request(
         assert "dualmap-router-5f6c8-abcde" in overview, "replicas are named as their pods"
         assert "dualmap-picker-6c5d4-fghij" in overview, "routers and pickers are replicas of one fleet"
         assert f"http://127.0.0.1:{ports[1]}" in overview
+
+        # A rollout ends the router while it serves.
+        body |= {"stream": True, "max_tokens": 2000}
+        async with (
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{ports[0]}", timeout=WITHIN_S) as client,
+            client.stream("POST", "/v1/chat/completions", json=body) as stream,
+        ):
+            lines = stream.aiter_lines()
+            await anext(lines)
+            kubelet.processes["dualmap-router-5f6c8-abcde"].terminate()
+            rest = [line async for line in lines]
+        assert rest[-2:] == ["data: [DONE]", ""], "its answers are finished first"
+        grace_s = router["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert await asyncio.to_thread(kubelet.processes["dualmap-router-5f6c8-abcde"].wait, grace_s) == 0
     finally:
         await asyncio.to_thread(kubelet.stop)
 

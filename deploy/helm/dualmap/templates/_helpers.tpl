@@ -52,23 +52,27 @@ redis://{{ if .Values.store.passwordSecret.name }}:$(STORE_PASSWORD)@{{ end }}{{
 {{- end }}
 {{- end -}}
 
-{{/* The environment of routers, workers and pickers. */}}
+{{/* The environment of a router, worker or picker: dict "root" "component". Each has the keys that it needs. */}}
 {{- define "dualmap.environment" -}}
+{{- $store := .root.Values.store -}}
+{{- $keys := .root.Values.keys -}}
 - {name: DUALMAP_CONFIG, value: /etc/dualmap/fleet.yaml}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
-{{- include "dualmap.secretVariable" (dict "name" "STORE_PASSWORD" "secret" .Values.store.passwordSecret.name "key" .Values.store.passwordSecret.key) }}
-{{- if .Values.store.urlSecret.name }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_STORE__URL" "secret" .Values.store.urlSecret.name "key" .Values.store.urlSecret.key) }}
+{{- include "dualmap.secretVariable" (dict "name" "STORE_PASSWORD" "secret" $store.passwordSecret.name "key" $store.passwordSecret.key) }}
+{{- if $store.urlSecret.name }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_STORE__URL" "secret" $store.urlSecret.name "key" $store.urlSecret.key) }}
 {{- else }}
-- {name: DUALMAP_STORE__URL, value: {{ include "dualmap.storeUrl" . | quote }}}
+- {name: DUALMAP_STORE__URL, value: {{ include "dualmap.storeUrl" .root | quote }}}
 {{- end }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__ADMIN_KEY" "secret" .Values.keys.admin.secretName "key" .Values.keys.admin.key) }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__API_KEYS" "secret" .Values.keys.api.secretName "key" .Values.keys.api.key) }}
-{{- range list "ROUTER" "WORKER" }}
-{{- include "dualmap.secretVariable" (dict "name" (printf "DUALMAP_%s__UPSTREAM_API_KEY" .) "secret" $.Values.keys.upstream.secretName "key" $.Values.keys.upstream.key) }}
+{{- if eq .component "worker" }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_WORKER__UPSTREAM_API_KEY" "secret" $keys.upstream.secretName "key" $keys.upstream.key) }}
+{{- else }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__ADMIN_KEY" "secret" $keys.admin.secretName "key" $keys.admin.key) }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__API_KEYS" "secret" $keys.api.secretName "key" $keys.api.key) }}
+{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__UPSTREAM_API_KEY" "secret" $keys.upstream.secretName "key" $keys.upstream.key) }}
 {{- end }}
 {{- end -}}
 
@@ -142,7 +146,7 @@ spec:
             - --name=$(POD_NAME)
             {{- with $values.extraArgs }}{{ toYaml . | nindent 12 }}{{ end }}
           env:
-            {{- include "dualmap.environment" $root | nindent 12 }}
+            {{- include "dualmap.environment" . | nindent 12 }}
             {{- with .environment }}{{ . | nindent 12 }}{{ end }}
             {{- with $values.extraEnv }}{{ toYaml . | nindent 12 }}{{ end }}
           ports: {{- .ports | nindent 12 }}
