@@ -33,6 +33,10 @@ from real_fleet.processes import running, wait_until_answers
 
 SERVED_MODEL = "model"
 KV_EVENTS_OFFSET, KV_REPLAY_OFFSET = 10_000, 20_000
+_KV_EVENTS = KvEventSettings(
+    endpoint=f"tcp://{{host}}:{{port+{KV_EVENTS_OFFSET}}}",
+    replay_endpoint=f"tcp://{{host}}:{{port+{KV_REPLAY_OFFSET}}}",
+)
 _FIRST_PORT = 8100
 _CARD_SHARE = 0.93
 """Share of a card's memory that instances may take together."""
@@ -99,17 +103,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--time-scale", type=float, default=1.0, metavar="K", help="their engine seconds in a second")
 
 
-def check(options: argparse.Namespace, cards: Sequence[Card]) -> None:
-    """Raises LackingError: the instances that are wanted cannot be on this machine."""
+def cards_for(options: argparse.Namespace, here: Sequence[Card]) -> tuple[Card, ...]:
+    """The cards of this machine that instances will be started on; none for running and emulated ones.
+
+    Raises:
+        LackingError: there are none, or not those that are wanted.
+    """
+    if options.url and options.emulated:
+        raise LackingError("--url names running servers, --emulated starts some: choose one of them")
     if options.url or options.emulated:
-        if options.url and options.emulated:
-            raise LackingError("--url names running servers, --emulated starts some: choose one of them")
-        return
-    if not cards:
+        return ()
+    if not here:
         raise LackingError(
             "no NVIDIA card is found (nvidia-smi lists none). Give running vLLM servers with --url URL, or see the "
             "command work on emulated instances with --emulated"
         )
+    if options.cards is None:
+        return tuple(here)
+    known = {str(card.index): card for card in here}
+    names = [name.strip() for name in options.cards.split(",") if name.strip()]
+    if not names or any(name not in known for name in names):
+        raise LackingError(f"--cards {options.cards}: this machine has {', '.join(known)}")
+    return tuple(known[name] for name in names)
 
 
 @contextmanager
@@ -119,7 +134,7 @@ def instances_of(options: argparse.Namespace, cards: Sequence[Card], folder: Pat
         if options.url:
             urls, events = tuple(url.rstrip("/") for url in options.url), not options.no_kv_events
             facts = _facts(urls[0])
-            described = f"{len(urls)} servers that ran before"
+            described = f"{len(urls)} running server{'s' if len(urls) > 1 else ''}"
             yield _real(urls, facts.models[0], facts, events, options.tokenizer or "instances", described)
         elif options.emulated:
             yield stack.enter_context(_emulated(options, folder))
@@ -138,16 +153,8 @@ def _real(
     if facts.max_num_seqs:
         limits.append(f"{facts.max_num_seqs} sequences")
     pool = {"max_running_requests": facts.max_num_seqs} if facts.max_num_seqs else {}
-    kv_events = _kv_events("kv") if events else None
+    kv_events = _KV_EVENTS if events else None
     return Instances(urls, model, facts, kv_events, tokenizer, ", ".join(limits), pool=pool)
-
-
-def _kv_events(topic: str) -> KvEventSettings:
-    return KvEventSettings(
-        endpoint=f"tcp://{{host}}:{{port+{KV_EVENTS_OFFSET}}}",
-        replay_endpoint=f"tcp://{{host}}:{{port+{KV_REPLAY_OFFSET}}}",
-        topic=topic,
-    )
 
 
 def _facts(url: str) -> EngineFacts:
@@ -187,7 +194,7 @@ def _emulated(options: argparse.Namespace, folder: Path) -> Iterator[Instances]:
         own = ("prefill_tokens_per_s", "kv_capacity_tokens", "max_running_requests")
         scale = "" if options.time_scale == 1 else f", {options.time_scale:g} engine seconds in a second"
         yield Instances(
-            urls, facts.models[0], facts, _kv_events(""), options.tokenizer or "instances",
+            urls, facts.models[0], facts, _KV_EVENTS, options.tokenizer or "instances",
             f"{count} **emulated** instances ({find_preset(options.preset).name}{scale}): nothing here is measured on "
             "hardware",
             options.time_scale,
@@ -197,8 +204,7 @@ def _emulated(options: argparse.Namespace, folder: Path) -> Iterator[Instances]:
 
 # vLLM ------------------------------------------------------------------------------------------------------------
 @contextmanager
-def _vllm(options: argparse.Namespace, all_cards: Sequence[Card], folder: Path) -> Iterator[Instances]:
-    cards = _chosen(all_cards, options.cards)
+def _vllm(options: argparse.Namespace, cards: Sequence[Card], folder: Path) -> Iterator[Instances]:
     count = options.instances or len(cards)
     per_card = math.ceil(count / len(cards))
     model, random_weights, weight_bytes = _model(options, folder)
@@ -271,16 +277,6 @@ def _weights(options: argparse.Namespace) -> str:
     if options.model:
         return f"model {Path(options.model).name}"
     return f"the shape of {options.shape} with random weights and a small vocabulary"
-
-
-def _chosen(cards: Sequence[Card], wanted: str | None) -> list[Card]:
-    if wanted is None:
-        return list(cards)
-    known = {str(card.index): card for card in cards}
-    names = [name.strip() for name in wanted.split(",") if name.strip()]
-    if not names or any(name not in known for name in names):
-        raise LackingError(f"--cards {wanted}: this machine has {', '.join(known)}")
-    return [known[name] for name in names]
 
 
 def _model(options: argparse.Namespace, folder: Path) -> tuple[str, bool, int | None]:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dualmap.cli.fleet_plan import free_ports
 from tests.benchmarks.real_fleet.stand_ins import environment, peer_wheel, programs
 
 ROOT = Path(__file__).resolve().parents[3]
 LOAD = ("--trace", "zipf", "--requests", "16", "--skip", "4", "--warm-up", "2", "--max-input-tokens", "4096")
 
 
-def compared(*words: str, path: Path | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def compared(*words: str, path: Path | None = None, timeout_s: float = 170) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.real_fleet", *words]
     return subprocess.run(
         command, cwd=ROOT, env=environment(path), capture_output=True, text=True, timeout=timeout_s, check=False
@@ -101,6 +102,26 @@ def test_a_router_that_does_not_start_has_no_figures_and_the_others_have(tmp_pat
     assert (
         "| `default` |" in table and "| `vllm-router:none` |" not in table and "- `vllm-router:none`, round 1" in table
     )
+
+
+def test_running_servers_are_measured_as_they_are_given(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (port,) = free_ports(1)
+    given = ("--url", f"http://127.0.0.1:{port}/", "--no-kv-events")
+    emulate = [sys.executable, "-m", "dualmap", "emulate", "--port", str(port), "--time-scale", "20"]
+    with subprocess.Popen(emulate, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None and "serves" in server.stdout.readline()
+            done = compared(
+                *given, "--routers", "default", "--replicas", "1", *LOAD, "--rates", "20", "--out", str(out)
+            )
+        finally:
+            server.terminate()
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = (out / "table.md").read_text()
+    assert "1 running server, vLLM" in table and "no KV events" in table
+    assert "kv_events" not in (out / "fleet.yaml").read_text()
 
 
 def test_a_machine_without_cards_is_told_what_it_lacks(tmp_path: Path) -> None:
