@@ -29,7 +29,8 @@ from dualmap.router.http.answer_checks import (
     retry_after_s,
     starts_events,
 )
-from dualmap.router.http.attempt import (
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange_result import (
     GIVEN_BACK,
     MARK_BYTES,
     ErrorAnswer,
@@ -41,7 +42,6 @@ from dualmap.router.http.attempt import (
     gives_back,
     is_retried,
 )
-from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
 from dualmap.router.http.sse import (
     EventSplitter,

@@ -12,10 +12,10 @@ import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.admission import mint_request_id, read_request_id
-from dualmap.router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult
 from dualmap.router.http.continuation import Continuation, continued
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.http.layerwise_forward import LayerwiseLegs

@@ -130,7 +130,7 @@ def fields_for_instance(
     trace: TraceContext | None = None,
     has_connection: bool = True,
 ) -> bytes:
-    """The client's fields that go to the instance, as bytes; the same for every attempt. With ``trace`` the instance
+    """The client's fields that go to the instance, as bytes; the same for every try. With ``trace`` the instance
     finds the request's own span as its parent; with ``has_connection`` there may be a ``Connection`` among them.
 
     ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, cast
 
-from dualmap.router.http.attempt import GIVEN_BACK, ErrorAnswer, ExchangeResult, where_given_back
 from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
+from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult, where_given_back
 from dualmap.router.http.heads import as_chunk
 from dualmap.router.http.sse import EVENT_END
 from dualmap.router.http.upstream import Framing

@@ -14,8 +14,8 @@ from typing import Any
 
 import orjson
 
-from dualmap.router.http.attempt import ExchangeResult, never_asked, stuck_transfer
 from dualmap.router.http.connectors import layerwise_decode_params
+from dualmap.router.http.exchange_result import ExchangeResult, never_asked, stuck_transfer
 from dualmap.router.http.heads import Header
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import params_edit, prefill_body

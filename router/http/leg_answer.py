@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dualmap.router.errors import RouterError
-from dualmap.router.http.attempt import ExchangeResult, failure_of_whole
 from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import ExchangeResult, failure_of_whole
 from dualmap.router.http.heads import Header
 from dualmap.router.http.upstream import AnswerHead
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from dualmap.router.errors import OutOfFilesError
-from dualmap.router.http.attempt import ExchangeResult, ExchangeTimes
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import ExchangeResult, ExchangeTimes
 from dualmap.router.http.heads import Header, fields_for_instance
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
@@ -90,7 +90,7 @@ class Sender:
 
     async def send(self, sending: Sending) -> ExchangeResult:
         """The result of one instance. A kept connection that had died is replaced once by a new connection to the same
-        instance, without counting as an attempt."""
+        instance, without counting as a try."""
         upstreams, url = self._plane.upstreams, sending.target.url
         try:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)

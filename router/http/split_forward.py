@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from dualmap.router.http.attempt import ErrorAnswer, ExchangeResult
 from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params

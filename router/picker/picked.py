@@ -37,7 +37,7 @@ from dualmap.router.errors import (
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_checks import retry_after_s
 from dualmap.router.http.api_keys import ApiKeys
-from dualmap.router.http.attempt import ExchangeResult, is_retried
+from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
 from dualmap.router.http.long_bodies import read_client_request

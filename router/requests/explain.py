@@ -33,7 +33,7 @@ REASONS: Mapping[Reason, str] = {
     Reason.BOTH_OVERLOADED: "both candidates are overloaded, and it is the less loaded one",
     Reason.BEYOND_PAIR: "it costs less than both candidates of the pair",
 }
-"""Why an instance was chosen, as the end of a sentence."""
+"""The reason for an instance, as the end of a sentence."""
 
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
@@ -78,7 +78,7 @@ class PlacementRound:
         return _candidates(self.named, self.loads)[:KEPT_CANDIDATES]
 
     def told(self) -> dict[str, Any]:
-        """As plain values."""
+        """Return it as plain values."""
         return {
             "candidates": self.candidates,
             "loads": {instance_id: asdict(load) for instance_id, load in self.loads.items()},
@@ -114,14 +114,14 @@ class Explanation:
     rounds: tuple[PlacementRound, ...] = ()
     failures: tuple[str, ...] = ()
     failed_after_s: tuple[float, ...] = ()
-    """When each of them happened."""
+    """The time of each failure."""
     instance_id: str | None = None
     """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
     placed_s: float | None = None
-    """When its first reservation was made."""
+    """Its age when its first reservation was made."""
     held_s: float | None = None
     expected_ttft_s: float | None = None
-    """By the last decision that was reserved, counted from that decision."""
+    """The TTFT that the last decision which was reserved expected, counted from that decision."""
     first_token_s: float | None = None
     done_s: float | None = None
     outcome: str | None = None
@@ -137,7 +137,7 @@ class Explanation:
     leg: Leg = Leg.WHOLE
     """PREFILL: it was split. ``instance_id`` prefilled it, and another one answered."""
     prefilled_s: float | None = None
-    """When the prefill leg had answered."""
+    """Its age when the prefill leg had answered."""
     decode_instance_id: str | None = None
     decode_placed_s: float | None = None
     decode_rounds: tuple[PlacementRound, ...] = ()
@@ -163,7 +163,7 @@ def explanation(
     epoch, tree_version, tree = seen
     key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     is_placed = machine.tries or machine.placed is not None
-    # By place: every request pays for this once, and by name it costs six times as much.
+    # The fields are read by their place: every request pays for this once, and by name it costs six times as much.
     return Explanation(
         machine.request_id,
         request.model,

@@ -115,14 +115,14 @@ class LiveRequest:
 
     @property
     def target(self) -> InstanceSpec:
-        """Where the whole request, or its prefill leg, is to be sent."""
+        """The instance for the whole request, or for its prefill leg."""
         target = self.machine.target
         assert target is not None
         return target
 
     @property
     def decode_target(self) -> InstanceSpec:
-        """Where its decode leg is to be sent."""
+        """The instance for its decode leg."""
         decode = self.machine.decode
         assert decode is not None
         assert decode.target is not None
@@ -216,7 +216,7 @@ class LiveRequest:
         await self._run(_ARRIVED)
 
     def sent(self) -> None:
-        """It is on its way: do what was put off so as not to delay it. Never waits."""
+        """Report that it is on its way, and do what was put off so as not to delay it. Never waits."""
         self._count_placed()
         self._expected_cached = self.expected_cached_tokens  # as it is sent: others come behind it, or are over
         machine = self.machine
@@ -227,7 +227,7 @@ class LiveRequest:
         self._report(_SENT)
 
     def first_token(self) -> None:
-        """Its instance gave the first token. Never waits; repetitions change nothing."""
+        """Report the first token of its instance. Never waits; repetitions change nothing."""
         machine = self.machine
         is_first = machine.first_token_s is None
         self._report(_FIRST_TOKEN)
@@ -235,7 +235,7 @@ class LiveRequest:
             count_first_token(machine, self.pool.metrics)
 
     async def prefill_ended(self) -> None:
-        """Its prefill leg has answered: afterwards ``to_send`` is its decode leg, unless no instance takes that.
+        """Report that its prefill leg has answered. Afterwards ``to_send`` is its decode leg, unless none takes that.
 
         Raises:
             RouterError: it is refused. ``finish`` has been called.
@@ -250,7 +250,7 @@ class LiveRequest:
         Afterwards ``to_send``, and where to, name the new try. Arguments as in ``scheduling.request.machine.Failed``.
 
         Raises:
-            RouterError: no attempt, budget or instance is left. ``finish`` has been called.
+            RouterError: no try, budget or instance is left. ``finish`` has been called.
         """
         self._count_placed()
         if failure.status == HTTPStatus.NOT_FOUND:
@@ -258,7 +258,7 @@ class LiveRequest:
         await self._run(Failed(failure, False, overdue, leg, keeps_kv))
 
     def broke_off(self, failure: InstanceFailure) -> None:
-        """An instance failed it for good, in an answer that has begun. Never waits."""
+        """Report that an instance failed it for good, in an answer that has begun. Never waits."""
         self._report(Failed(failure, begun=True))
 
     async def moved(self, failure: InstanceFailure, target: InstanceSpec) -> None:
@@ -271,7 +271,7 @@ class LiveRequest:
         await self._run(Moved(failure, target))
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
-        """It is over, however it went: release everything. Never waits; only the first call counts."""
+        """Report that it is over, however it went: release everything. Never waits; only the first call counts."""
         self._report(Ended(outcome, usage))
 
     # the driver --------------------------------------------------------------------------------------------------
@@ -406,9 +406,9 @@ class LiveRequest:
             timer.cancel()
         return TrialOver()
 
-    # its end, and what is told of it -----------------------------------------------------------------------------
+    # its end, and what is reported of it --------------------------------------------------------------------------
     def _count_placed(self) -> None:
-        """Once for every placement: when the request is held, else when it is on its way, which counting would
+        """Count each placement once: when the request is held, else when it is on its way, which counting would
         delay."""
         placed, self._uncounted = self._uncounted, None
         if placed is not None:
@@ -474,7 +474,7 @@ _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] =
     StartTimer: LiveRequest._start_timer,
     CountRetry: LiveRequest._count_retry,
 }
-"""How effects without an answer are carried out."""
+"""The methods that carry out effects without an answer."""
 
 _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
     Reserve: LiveRequest._reserve,
@@ -486,4 +486,4 @@ _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Ev
     Rename: LiveRequest._rename,
     Refuse: LiveRequest._refuse,
 }
-"""How effects are carried out that are waited for: the last one of an event is answered by another event."""
+"""The methods that carry out effects that are waited for. The last effect of an event is answered by another event."""

@@ -86,9 +86,9 @@ class Phase(StrEnum):
     """It is over. What was reserved for it is released, or being released."""
 
 
-class Step(StrEnum):
-    """The steps of a request's life: the columns of ``TRANSITIONS``. An event is one of several steps, by its content
-    and by the rules."""
+class Input(StrEnum):
+    """The inputs of the machine: the columns of ``TRANSITIONS``. An event is one of several inputs, by its content and
+    by the rules."""
 
     ADMITTED = "admitted"
     SUSPECTED = "suspected"
@@ -133,55 +133,55 @@ ON_AN_INSTANCE: Final = frozenset(
 """An instance has it, or may have it by now, and is judged by what becomes of it."""
 
 
-def _transitions() -> dict[tuple[Phase, Step], Phase]:
-    p, s = Phase, Step
+def _transitions() -> dict[tuple[Phase, Input], Phase]:
+    p, i = Phase, Input
     table = {
-        (p.NEW, s.ADMITTED): p.PLACING,
-        (p.NEW, s.SUSPECTED): p.ADMITTING,
-        (p.ADMITTING, s.SUSPECTED): p.ADMITTING,
-        (p.ADMITTING, s.ADMITTED): p.PLACING,
-        (p.PLACING, s.SEARCHES_AGAIN): p.PLACING,
-        (p.PLACING, s.QUEUED): p.HELD,
-        (p.PLACING, s.TAKEN): p.DISPATCHED,
-        (p.PLACING, s.TAKEN_IN_PAIR): p.PAIRING,
-        (p.HELD, s.TAKEN): p.DISPATCHED,
-        (p.HELD, s.TAKEN_IN_PAIR): p.PAIRING,
-        (p.HELD, s.RESERVATION_LOST): p.PLACING,
-        (p.DISPATCHED, s.SENT): p.PREFILLING,
-        (p.PREFILLING, s.PREFILL_PRESUMED): p.PRESUMED,
-        (p.ANSWERING, s.PREFILL_PRESUMED): p.ANSWERING,  # the timer runs on: to stop it costs more than to ignore it
-        (p.BROKEN_OFF, s.PREFILL_PRESUMED): p.BROKEN_OFF,
-        (p.DISPATCHED, s.FIRST_TOKEN): p.ANSWERING,
-        (p.PREFILLING, s.FIRST_TOKEN): p.ANSWERING,
-        (p.PRESUMED, s.FIRST_TOKEN): p.ANSWERING,
-        (p.DISPATCHED, s.PREFILL_ENDED): p.STAGED,
-        (p.PREFILLING, s.PREFILL_ENDED): p.STAGED,
-        (p.PAIRING, s.DECODES_AGAIN): p.PAIRING,
-        (p.PAIRING, s.DECODER_TAKEN): p.PAIRED,
-        (p.PAIRED, s.PREFILL_ENDED): p.DECODING,
-        (p.PAIRED, s.FIRST_TOKEN): p.ANSWERING,
-        (p.ANSWERING, s.PREFILL_ENDED): p.ANSWERING,  # the last layer may be confirmed behind the first token
-        (p.PAIRED, s.PREFILL_PRESUMED): p.PAIRED,
-        (p.STAGED, s.DECODES_AGAIN): p.STAGED,
-        (p.STAGED, s.DECODER_TAKEN): p.DECODING,
-        (p.DECODING, s.DECODES_AGAIN): p.STAGED,
-        (p.DECODING, s.FIRST_TOKEN): p.ANSWERING,
-        (p.ANSWERING, s.FIRST_TOKEN): p.ANSWERING,
+        (p.NEW, i.ADMITTED): p.PLACING,
+        (p.NEW, i.SUSPECTED): p.ADMITTING,
+        (p.ADMITTING, i.SUSPECTED): p.ADMITTING,
+        (p.ADMITTING, i.ADMITTED): p.PLACING,
+        (p.PLACING, i.SEARCHES_AGAIN): p.PLACING,
+        (p.PLACING, i.QUEUED): p.HELD,
+        (p.PLACING, i.TAKEN): p.DISPATCHED,
+        (p.PLACING, i.TAKEN_IN_PAIR): p.PAIRING,
+        (p.HELD, i.TAKEN): p.DISPATCHED,
+        (p.HELD, i.TAKEN_IN_PAIR): p.PAIRING,
+        (p.HELD, i.RESERVATION_LOST): p.PLACING,
+        (p.DISPATCHED, i.SENT): p.PREFILLING,
+        (p.PREFILLING, i.PREFILL_PRESUMED): p.PRESUMED,
+        (p.ANSWERING, i.PREFILL_PRESUMED): p.ANSWERING,  # the timer runs on: to stop it costs more than to ignore it
+        (p.BROKEN_OFF, i.PREFILL_PRESUMED): p.BROKEN_OFF,
+        (p.DISPATCHED, i.FIRST_TOKEN): p.ANSWERING,
+        (p.PREFILLING, i.FIRST_TOKEN): p.ANSWERING,
+        (p.PRESUMED, i.FIRST_TOKEN): p.ANSWERING,
+        (p.DISPATCHED, i.PREFILL_ENDED): p.STAGED,
+        (p.PREFILLING, i.PREFILL_ENDED): p.STAGED,
+        (p.PAIRING, i.DECODES_AGAIN): p.PAIRING,
+        (p.PAIRING, i.DECODER_TAKEN): p.PAIRED,
+        (p.PAIRED, i.PREFILL_ENDED): p.DECODING,
+        (p.PAIRED, i.FIRST_TOKEN): p.ANSWERING,
+        (p.ANSWERING, i.PREFILL_ENDED): p.ANSWERING,  # the last layer may be confirmed behind the first token
+        (p.PAIRED, i.PREFILL_PRESUMED): p.PAIRED,
+        (p.STAGED, i.DECODES_AGAIN): p.STAGED,
+        (p.STAGED, i.DECODER_TAKEN): p.DECODING,
+        (p.DECODING, i.DECODES_AGAIN): p.STAGED,
+        (p.DECODING, i.FIRST_TOKEN): p.ANSWERING,
+        (p.ANSWERING, i.FIRST_TOKEN): p.ANSWERING,
     }
     for phase in ON_AN_INSTANCE:
-        table |= {(phase, s.FAILED): p.ADMITTING, (phase, s.BROKE_OFF): p.BROKEN_OFF}
-        table.setdefault((phase, s.SENT), phase)  # once more, over a new connection to the same instance
+        table |= {(phase, i.FAILED): p.ADMITTING, (phase, i.BROKE_OFF): p.BROKEN_OFF}
+        table.setdefault((phase, i.SENT), phase)  # once more, over a new connection to the same instance
     for phase in (p.DISPATCHED, p.PREFILLING, p.PRESUMED):
-        table[phase, s.MOVED] = p.PREFILLING
+        table[phase, i.MOVED] = p.PREFILLING
     for phase in (p.NEW, p.ADMITTING, p.PLACING, p.HELD):
-        table[phase, s.REFUSED] = p.DONE
+        table[phase, i.REFUSED] = p.DONE
     for phase in Phase:
-        table[phase, s.ENDED] = p.DONE
+        table[phase, i.ENDED] = p.DONE
     return table
 
 
-TRANSITIONS: Final[Mapping[tuple[Phase, Step], Phase]] = _transitions()
-"""Where a request is after a step. What is missing is illegal."""
+TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
+"""The phase after an input. A pair that is missing is illegal."""
 
 _TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
 _PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRED})
@@ -235,7 +235,7 @@ class Granted:
 
     grant: Grant
     target: InstanceSpec | None
-    """None where the instance is no member any more."""
+    """The instance to send it to; None where it is no member any more."""
 
 
 @value
@@ -276,7 +276,7 @@ class DecoderReserved:
 
     placed: Placed
     target: InstanceSpec | None
-    """None where the instance is no member any more."""
+    """The instance to send it to; None where it is no member any more."""
 
 
 @value
@@ -439,7 +439,7 @@ class Post:
     teaches: bool = False
     """The TTFT may be learned from it: its note is to be ``RequestMachine.ttft_sample``."""
     last: bool = False
-    """With it nothing of the request is left in the store."""
+    """This release leaves nothing of the request in the store."""
 
 
 @value
@@ -448,7 +448,7 @@ class CountRetry:
 
     kind: FailureKind
     decodes: bool = False
-    """Its decode leg alone."""
+    """The retry is of its decode leg alone."""
 
 
 @value
@@ -491,8 +491,8 @@ _RENAME: Final[Effects] = (Rename(),)
 
 
 def turned_away(record: StoredRequest, waited_s: float, order: QueueOrder, *, refuses_late: bool) -> Refusal | None:
-    """Why a held request that has waited so long, and is known to the store by this record, is held no longer. A retry
-    is never turned away for being late: its client has waited already."""
+    """Return why a held request that has waited so long, and is known to the store by this record, is held no longer. A
+    retry is never turned away for being late: its client has waited already."""
     if record.attempt > 1:
         return None
     if refuses_late and record.deferred:
@@ -590,12 +590,12 @@ class DecodeLeg:
     it to its own instance. Empty once there is no other."""
     placed: Placed | None = None
     target: InstanceSpec | None = None
-    """Where it may be sent; None while it is being placed."""
+    """The instance that it may be sent to; None while it is being placed."""
     cached_tokens: int = 0
     """Prompt tokens that are believed to be there already: the rest is transferred."""
     placed_s: float | None = None
     staged_s: float | None = None
-    """When the prefill leg ended."""
+    """The age of the request when its prefill leg ended."""
     sends: int = 0
     answered: bool = False
     """Its first token has come, so what the prefill leg had reserved is released."""
@@ -614,7 +614,7 @@ class RequestMachine:
     attempt: int = 1
     """Counts reservations that replaced one another, also those that the store had lost."""
     tries: int = 0
-    """Times that an instance had room for it."""
+    """The number of times that an instance had room for it."""
     excluded: frozenset[str] = frozenset()
     """Instances that failed it."""
     placed: Placed | None = None
@@ -622,7 +622,7 @@ class RequestMachine:
     estimate: Placed | None = None
     """The last reservation that was made: its TTFT is expected, also after it was lost."""
     enqueued_ms: int = 0
-    """Its first reservation, of the store's clock."""
+    """The time of its first reservation, by the store's clock."""
     target: InstanceSpec | None = None
     """The last instance that had room for it; of a split request, that of its prefill leg."""
     instance_id: str = ""
@@ -650,12 +650,12 @@ class RequestMachine:
     held_s: float = 0.0
     """Time that it was held, until the last grant."""
     held_since_s: float | None = None
-    """When its present hold began, on the driver's clock."""
+    """The start of its present hold, on the driver's clock."""
     dispatched_s: float = 0.0
-    """When its present try began, on the driver's clock."""
+    """The start of its present try, on the driver's clock."""
     first_token_s: float | None = None
     prefilled_s: float | None = None
-    """When its prefill leg had answered."""
+    """Its age when its prefill leg had answered."""
     ended_s: float | None = None
     outcome: Outcome | None = None
     usage: Usage | None = None
@@ -690,7 +690,8 @@ class RequestMachine:
 
     @property
     def shows_first_token(self) -> bool:
-        """Whether the first byte of its answer comes with the first token. Of another, it comes with the last."""
+        """Whether the first byte of its answer comes with the first token; of an answer that does not
+        stream, it comes with the last."""
         return (self.spec.streams or self.leg is Leg.PREFILL) and not self.spec.hides_first_token
 
     @property
@@ -715,7 +716,8 @@ class RequestMachine:
 
     @property
     def expected_ttft_s(self) -> float | None:
-        """None once it was placed again: no estimate includes the time lost on the first attempt."""
+        """The TTFT that its placement expected; None once it was placed again: no estimate includes the time lost on the
+        first try."""
         if self.attempt > 1 or self.estimate is None:
             return None
         return self.estimate.decision.expected_ttft_s
@@ -727,14 +729,14 @@ class RequestMachine:
         """Time that it was held so far."""
         return self.held_s if self.held_since_s is None else self.held_s + now_s - self.held_since_s
 
-    def _move(self, step: Step) -> None:
+    def _move(self, given: Input) -> None:
         try:
-            self.phase = TRANSITIONS[self.phase, step]
+            self.phase = TRANSITIONS[self.phase, given]
         except KeyError:
-            raise TransitionError(f"a request that is {self.phase} cannot be {step}") from None
+            raise TransitionError(f"a request that is {self.phase} cannot be {given}") from None
 
     def _check(self, phase: Phase, event: Event) -> None:
-        """Raise before anything has changed, where an event decides which step it is only after that."""
+        """Raise before anything has changed, where an event decides only after that which input it is."""
         if self.phase is not phase:
             raise TransitionError(f"a request that is {self.phase} cannot take {event}")
 
@@ -750,21 +752,21 @@ class RequestMachine:
     def _admit(self, now_s: float) -> Effects:
         """Place it, for the first time or once more, as soon as its prompt may be sent."""
         failure, quarantine = self.failure, self.rules.evidence.quarantine
-        # Without suspects no request has to wait; nor does one that is on trial itself wait for its own.
+        # Without suspects no request has to wait, and one that is on trial itself does not wait for its own trial.
         if quarantine.suspects and self.trial is None:
             admission = quarantine.admit(self.spec.prompt_hash, now_s)
             if isinstance(admission, OtherTrial):
-                self._move(Step.SUSPECTED)
+                self._move(Input.SUSPECTED)
                 return (AwaitTrial(admission.trial, admission.within_s),)
             if isinstance(admission, Quarantined):
                 return self._refuse(Refusal.QUARANTINED, now_s, quarantined=admission)
             self.trial = admission
         if failure is None:
-            self._move(Step.ADMITTED)
+            self._move(Input.ADMITTED)
             return self._search(now_s)
         if not self.rules.evidence.take_retry(failure, now_s):
             return self._refuse(Refusal.BUDGET_SPENT, now_s)
-        self._move(Step.ADMITTED)
+        self._move(Input.ADMITTED)
         if self.spec.chain is None:
             return (CountRetry(failure.kind), *self._search(now_s))
         released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
@@ -845,7 +847,7 @@ class RequestMachine:
         if self.tries == 0:
             self.placed_s = now_s - self.started_s
         if reply.status is PlaceStatus.HELD:
-            self._move(Step.QUEUED)
+            self._move(Input.QUEUED)
             self.held_since_s = now_s
             return (AwaitGrant(placed, self.attempt, max(0.0, self.rules.max_hold_s - self.held_s)),)
         if event.target is None:
@@ -866,7 +868,7 @@ class RequestMachine:
 
     def _dispatch(self, target: InstanceSpec, now_s: float) -> Effects:
         pairs = self.leg is Leg.PREFILL and self.rules.decode_first
-        self._move(Step.TAKEN_IN_PAIR if pairs else Step.TAKEN)
+        self._move(Input.TAKEN_IN_PAIR if pairs else Input.TAKEN)
         self.target = target
         self.instance_id = self.answering_id = target.instance_id
         self.tries += 1
@@ -880,7 +882,7 @@ class RequestMachine:
     def _not_placed(self, event: NotPlaced, now_s: float) -> Effects:
         why = event.why
         if why.duplicate:
-            self._move(Step.SEARCHES_AGAIN)
+            self._move(Input.SEARCHES_AGAIN)
             return _RENAME
         if why.missed is not None:
             return self._refuse(Refusal.WOULD_BE_LATE, now_s, failed=why, reserved=False)
@@ -889,7 +891,7 @@ class RequestMachine:
         if self.failure is None:
             return self._refuse(Refusal.NO_INSTANCE, now_s, reserved=False)
         if self.failure.kind is FailureKind.RECOMPUTED and self.excluded:
-            self._move(Step.SEARCHES_AGAIN)
+            self._move(Input.SEARCHES_AGAIN)
             self.excluded = frozenset()  # the one that gave it back is better than none
             return self._search(now_s)
         return self._refuse(Refusal.NOBODY_LEFT, now_s, reserved=False)
@@ -900,11 +902,11 @@ class RequestMachine:
         return self._search(now_s)
 
     def _reservation_lost(self, _: ReservationLost, now_s: float) -> Effects:
-        self._move(Step.RESERVATION_LOST)
+        self._move(Input.RESERVATION_LOST)
         self._hold_ends(now_s)
         self.placed = None
         self.attempt += 1
-        # Whatever the store has of it after all: an older copy of the store may have said so.
+        # The store may have it after all: an older copy of the store may have said that it is lost.
         return (ReleaseFirst((self._over(self.request_id, self.attempt),)), *self._search(now_s))
 
     def _turned_away(self, event: TurnedAway, now_s: float) -> Effects:
@@ -913,7 +915,7 @@ class RequestMachine:
     # on an instance --------------------------------------------------------------------------------------------
     def _was_sent(self, _: Sent, now_s: float) -> Effects:
         before = self.phase
-        self._move(Step.SENT)
+        self._move(Input.SENT)
         if self.decode is not None and before is Phase.DECODING:
             self.decode.sends += 1
         if before not in _TO_BE_SENT or self.spec.chain is None or self.shows_first_token:
@@ -921,8 +923,8 @@ class RequestMachine:
         return (StartTimer(self._prefill_delay_s()),)
 
     def _prefill_delay_s(self) -> float:
-        """When a request that is sent now is expected to have its first token, seconds from now. A held one waited for
-        room in a full dispatch window, which is prefilled before it."""
+        """Return in how many seconds a request that is sent now is expected to have its first token. A held one waited
+        for room in a full dispatch window, which is prefilled before it."""
         assert self.target is not None
         if self.grant is None and self.placed is not None:
             return self.placed.decision.expected_ttft_s
@@ -932,14 +934,14 @@ class RequestMachine:
         """An answer that does not stream shows no first token: its expected time is taken instead, and nothing that
         judges the instance reads it."""
         before = self.phase
-        self._move(Step.PREFILL_PRESUMED)
+        self._move(Input.PREFILL_PRESUMED)
         if before not in _PREFILL_UNDER_WAY:
             return _NOTHING
         return (Post(Release(self.request_id, self.instance_id)),)
 
     def _first_token(self, _: FirstToken, now_s: float) -> Effects:
         before = self.phase
-        self._move(Step.FIRST_TOKEN)
+        self._move(Input.FIRST_TOKEN)
         if self.trial is not None:
             self.trial.passes()
         if self.first_token_s is None:
@@ -962,8 +964,8 @@ class RequestMachine:
         return Post(release, teaches=seen and self._teaches_ttft())
 
     def _teaches_ttft(self) -> bool:
-        """Whether its TTFT says something of its instance: it went where it was placed, at the first try, and was not
-        put off."""
+        """Return whether its TTFT says something of its instance: it went where it was placed, at the first try, and was
+        not put off."""
         placed, grant = self.placed, self.grant
         if placed is None or self.attempt > 1 or placed.decision.instance_id != self.instance_id:
             return False
@@ -981,7 +983,7 @@ class RequestMachine:
         before = self.phase
         if self.leg is not Leg.PREFILL:
             raise TransitionError(f"a request that is {before}, and is not split, has no prefill leg")
-        self._move(Step.PREFILL_ENDED)
+        self._move(Input.PREFILL_ENDED)
         self.rules.evidence.breakers.succeeded(self.instance_id, now_s)
         effects: Effects = ()
         if before is not Phase.ANSWERING:
@@ -1032,7 +1034,7 @@ class RequestMachine:
         if target is None:
             detail = f"instance {placed.instance_id!r} was just removed"
             return self._failed(Failed(InstanceFailure(FailureKind.NO_DECODER, detail)), now_s)
-        self._move(Step.DECODER_TAKEN)
+        self._move(Input.DECODER_TAKEN)
         assert leg is not None
         assert self.spec.chain is not None
         leg.placed, leg.target = placed, target
@@ -1045,7 +1047,7 @@ class RequestMachine:
     def _no_decoder(self, _: NoDecoder, now_s: float) -> Effects:
         leg = self.decode
         if leg is not None and (leg.failed or leg.avoided):
-            self._move(Step.DECODES_AGAIN)
+            self._move(Input.DECODES_AGAIN)
             leg.failed = leg.avoided = frozenset()  # one that failed before, or has the KV, is better than none
             return self._search_decoder()
         return self._failed(Failed(InstanceFailure(FailureKind.NO_DECODER, "no instance takes the decode leg")), now_s)
@@ -1054,7 +1056,7 @@ class RequestMachine:
     def _failed(self, event: Failed, now_s: float) -> Effects:
         failure, decode = event.failure, None if event.leg is Leg.PREFILL else self.decode
         if event.begun:
-            self._move(Step.BROKE_OFF)
+            self._move(Input.BROKE_OFF)
             self._judge(self.answering_id, failure, now_s)
             self._note_loss(self.answering_id, failure, now_s)
             return _NOTHING
@@ -1069,7 +1071,7 @@ class RequestMachine:
         self.failures += ((failed_id, failure, self.age_s(now_s)),)
         if before is Phase.DECODING and event.keeps_kv and self._admit_decode_again(failure, now_s):
             return self._decode_again(failure)
-        self._move(Step.FAILED)
+        self._move(Input.FAILED)
         self._exclude(decode, failure)
         self.failure = failure
         left: Effects = (self._leave(failure),)
@@ -1086,7 +1088,7 @@ class RequestMachine:
     def _moved(self, event: Moved, now_s: float) -> Effects:
         """Book what has happened: it was not asked for, so no budget and no limit is asked either."""
         failure, target, failed_id, attempt = event.failure, event.target, self.instance_id, self.attempt
-        self._move(Step.MOVED)
+        self._move(Input.MOVED)
         self._judge(failed_id, failure, now_s)
         self.failures += ((failed_id, failure, self.age_s(now_s)),)
         self.excluded |= {failed_id}
@@ -1149,8 +1151,8 @@ class RequestMachine:
         if decode is None:
             self.excluded |= {self.instance_id}
             return
-        # KV that is not found is computed on another instance: its source may be what failed, and no decoder is at
-        # fault then.
+        # KV that is not found is computed on another instance: its source may have failed, and then no decoder is at
+        # fault.
         lost_kv = decode.target is not None and failure.lost_kv and failure.kind is not FailureKind.RECOMPUTED
         stuck_again = failure.kind is FailureKind.TRANSFER and bool(self.excluded)
         self.excluded |= {self.instance_id} if lost_kv or stuck_again else decode.failed
@@ -1171,7 +1173,7 @@ class RequestMachine:
         return rules.evidence.take_retry(failure, now_s)
 
     def _decode_again(self, failure: InstanceFailure) -> Effects:
-        self._move(Step.DECODES_AGAIN)
+        self._move(Input.DECODES_AGAIN)
         leg = self.decode
         assert leg is not None
         released = self._over(leg.request_id, self.decode_attempt)
@@ -1208,7 +1210,7 @@ class RequestMachine:
     ) -> Effects:
         """End it without an answer. Without ``reserved`` the store has said that it made no reservation."""
         before = self.phase
-        self._move(Step.REFUSED)
+        self._move(Input.REFUSED)
         ended = self._end(before, self._outcome_of(why), None, now_s, reserved=reserved)
         return (*ended, Refuse(why, failed, quarantined))
 
@@ -1225,7 +1227,7 @@ class RequestMachine:
 
     def _ended(self, event: Ended, now_s: float) -> Effects:
         before = self.phase
-        self._move(Step.ENDED)
+        self._move(Input.ENDED)
         return self._end(before, event.outcome, event.usage, now_s)
 
     def _end(
@@ -1270,7 +1272,7 @@ class RequestMachine:
         return orjson.dumps({"features": features_to_note(features)}).decode()
 
     def _finished_sample(self) -> str:
-        """How many tokens its prompt and its answer had; "" where neither is known."""
+        """The sample of how many tokens its prompt and its answer had; "" where neither is known."""
         usage, spec, began_s = self.usage, self.spec, self.first_token_s
         if usage is None:
             return ""
@@ -1282,7 +1284,7 @@ class RequestMachine:
 _REFUSED_IN_ANY_CASE: Final = frozenset(
     {Refusal.QUEUE_FULL, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
 )
-"""Whatever failed the request before."""
+"""These refusals end it as refused, whatever failed the request before."""
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
     Arrived: RequestMachine._arrived,

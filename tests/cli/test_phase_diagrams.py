@@ -11,7 +11,7 @@ import pytest
 from dualmap.cli.phase_diagrams import DRAWINGS, PAGE, Drawing, Frame, files, table
 from dualmap.cli.reference import sections
 from dualmap.router.errors import ConflictError, RouterError, UnsupportedEncodingError
-from dualmap.scheduling.request.machine import ON_AN_INSTANCE, TRANSITIONS, Phase, Step
+from dualmap.scheduling.request.machine import ON_AN_INSTANCE, TRANSITIONS, Input, Phase
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.support.metric_names import existing_metrics
 
@@ -32,26 +32,26 @@ def test_pictures_and_table_in_the_repository_are_current(path: Path) -> None:
 
 
 def test_the_pictures_show_every_transition_to_another_phase() -> None:
-    drawn = {(phase, step) for drawing in DRAWINGS for phase, step, _ in drawing.arrows()}
+    drawn = {(phase, given) for drawing in DRAWINGS for phase, given, _ in drawing.arrows()}
     framed = {
-        (phase, step) for drawing in DRAWINGS for frame, step, _ in drawing.framed_arrows() for phase in frame.phases
+        (phase, given) for drawing in DRAWINGS for frame, given, _ in drawing.framed_arrows() for phase in frame.phases
     }
-    told = {(phase, step) for phase in ON_AN_INSTANCE for step in (Step.FAILED, Step.BROKE_OFF)}
-    told |= {(phase, Step.ENDED) for phase in Phase}
+    told = {(phase, given) for phase in ON_AN_INSTANCE for given in (Input.FAILED, Input.BROKE_OFF)}
+    told |= {(phase, Input.ENDED) for phase in Phase}
 
     assert {
-        (phase, step) for (phase, step), target in TRANSITIONS.items() if phase is not target
+        (phase, given) for (phase, given), target in TRANSITIONS.items() if phase is not target
     } - told <= drawn | framed
 
 
 def test_an_arrow_from_a_frame_that_is_not_true_of_each_phase_is_an_error() -> None:
-    frame = Frame("both", (0, 0), (9, 9), frozenset({Phase.NEW, Phase.DISPATCHED}), (Step.FAILED,))
+    frame = Frame("both", (0, 0), (9, 9), frozenset({Phase.NEW, Phase.DISPATCHED}), (Input.FAILED,))
 
     with pytest.raises(ValueError, match="does not lead from all of 'both' to one phase"):
         list(Drawing("x", (9, 9), {}, (frame,), frozenset()).framed_arrows())
 
 
-def test_the_table_has_a_row_for_each_phase_and_says_where_its_steps_lead() -> None:
+def test_the_table_has_a_row_for_each_phase_and_says_where_its_inputs_lead() -> None:
     rows = table().splitlines()[2:]
 
     assert [row.split("**")[1] for row in rows] == [phase.value.replace("_", " ") for phase in Phase]

@@ -16,7 +16,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
-from dualmap.workers.discovery.plan import Act, Plan, Step, described_after, plan_round
+from dualmap.workers.discovery.plan import Act, Action, Plan, described_after, plan_round
 from dualmap.workers.discovery.sources import Sighting, Source, source_of
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import PoolReader
@@ -24,7 +24,7 @@ from dualmap.workers.pool_reader import PoolReader
 log = logging.getLogger(__name__)
 
 _SHOWN_LEFT_OUT = 20
-_STEPS_TOGETHER = 32
+_ACTIONS_TOGETHER = 32
 """Steps under way at once: thousands of pods are entered at a first list, each in two round trips."""
 
 
@@ -90,39 +90,39 @@ class Discovery:
         if sighting is not None:
             members = await self._members()
             plan = plan_round(sighting.found, members)
-            for first in range(0, len(plan.steps), _STEPS_TOGETHER):
-                steps = plan.steps[first : first + _STEPS_TOGETHER]
-                await asyncio.gather(*(self._carry_out(step, members.get(step.instance_id)) for step in steps))
+            for first in range(0, len(plan.actions), _ACTIONS_TOGETHER):
+                actions = plan.actions[first : first + _ACTIONS_TOGETHER]
+                await asyncio.gather(*(self._carry_out(action, members.get(action.instance_id)) for action in actions))
             self._log_left_out(plan, sighting)
         await self._publish(sighting)
 
-    async def _carry_out(self, step: Step, member: InstanceSpec | None) -> None:
+    async def _carry_out(self, action: Action, member: InstanceSpec | None) -> None:
         after: InstanceSpec | None = None
 
         def described(known: InstanceSpec | None) -> InstanceSpec | None:
             nonlocal after
-            changed = described_after(step, known)
+            changed = described_after(action, known)
             after = changed or known
             return changed
 
-        if step.act is Act.REMOVE:
-            done = await self._pool.members.remove_instance(step.instance_id, fence=self._fence)
+        if action.act is Act.REMOVE:
+            done = await self._pool.members.remove_instance(action.instance_id, fence=self._fence)
         else:
             # An engine that was out of service is taken to have lost its cache, as where an operator resumes it.
             is_parked = member is not None and member.state is not InstanceState.DRAINING
-            forgets = step.act is Act.REPLACE or (step.act is Act.RESUME and is_parked)
+            forgets = action.act is Act.REPLACE or (action.act is Act.RESUME and is_parked)
             done = await self._pool.members.describe_instance(
-                step.instance_id, described, fence=self._fence, forgets_cache=forgets
+                action.instance_id, described, fence=self._fence, forgets_cache=forgets
             )
-        self._changed[step.instance_id] = self._clock.monotonic_s() + 2 * self._members_age_s, after
+        self._changed[action.instance_id] = self._clock.monotonic_s() + 2 * self._members_age_s, after
         if done:
-            self._metrics.discovered.labels(self._pool.name, step.act.value).inc()
+            self._metrics.discovered.labels(self._pool.name, action.act.value).inc()
             log.info(
                 "discovery pool=%s instance=%s %s%s",
                 self._pool.name,
-                step.instance_id,
-                step.act.value,
-                f" url={step.found.url} uid={step.found.uid}" if step.found else f": {step.why}",
+                action.instance_id,
+                action.act.value,
+                f" url={action.found.url} uid={action.found.uid}" if action.found else f": {action.why}",
             )
 
     async def _members(self) -> Mapping[str, InstanceSpec]:

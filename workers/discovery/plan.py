@@ -51,7 +51,7 @@ class Act(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Action:
     """One change of one instance."""
 
     act: Act
@@ -62,15 +62,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    steps: tuple[Step, ...] = ()
+    actions: tuple[Action, ...] = ()
     left_out: tuple[str, ...] = ()
     """Pods that were found and cannot be entered, each with the reason."""
 
 
 def plan_round(found: Mapping[str, Found], members: Mapping[str, InstanceSpec]) -> Plan:
-    """The steps from the members towards what was found, by instance id."""
+    """The actions from the members towards what was found, by instance id."""
     by_hand = {(spec.url, spec.data_parallel_rank): name for name, spec in members.items() if spec.origin is None}
-    steps: list[Step] = []
+    actions: list[Action] = []
     left_out: list[str] = []
     for name, each in found.items():
         if each.not_serving:
@@ -81,17 +81,17 @@ def plan_round(found: Mapping[str, Found], members: Mapping[str, InstanceSpec]) 
         elif known is not None:
             act = _act_for(each, known)
             if act is not None:
-                steps.append(Step(act, name, each))
+                actions.append(Action(act, name, each))
         elif (same := by_hand.get((each.url, each.data_parallel_rank))) is not None:
             left_out.append(f"{name}: {each.url} is in the fleet as {same}, which discovery did not enter")
         else:
-            steps.append(Step(Act.ENTER, name, each))
+            actions.append(Action(Act.ENTER, name, each))
     for name, known in members.items():
         if known.origin is not None:
             leaving = _leaving(known, found.get(name))
             if leaving is not None:
-                steps.append(leaving)
-    return Plan(tuple(steps), tuple(left_out))
+                actions.append(leaving)
+    return Plan(tuple(actions), tuple(left_out))
 
 
 def _act_for(found: Found, known: InstanceSpec) -> Act | None:
@@ -115,8 +115,8 @@ def _is_same(found: Found, known: InstanceSpec) -> bool:
     )
 
 
-def _leaving(known: InstanceSpec, found: Found | None) -> Step | None:
-    """The next step of an instance whose server does not serve; None where it does, or there is none to take."""
+def _leaving(known: InstanceSpec, found: Found | None) -> Action | None:
+    """The next action of an instance whose server does not serve; None where it does, or there is none to take."""
     assert known.origin is not None
     if found is not None and not found.not_serving:
         return None
@@ -124,30 +124,30 @@ def _leaving(known: InstanceSpec, found: Found | None) -> Step | None:
     if not known.origin.get("leaving"):
         if known.state in _OUT and not is_gone:
             return None  # an operator, or the autoscaler, took it out and may bring it back
-        return Step(Act.DRAIN, known.instance_id, why=found.not_serving if found is not None else _GONE)
+        return Action(Act.DRAIN, known.instance_id, why=found.not_serving if found is not None else _GONE)
     if known.state is InstanceState.STANDBY:
-        return Step(Act.REMOVE, known.instance_id, why=known.origin["leaving"])
+        return Action(Act.REMOVE, known.instance_id, why=known.origin["leaving"])
     if known.state is not InstanceState.DRAINING:  # somebody resumed it meanwhile
-        return Step(Act.DRAIN, known.instance_id, why=known.origin["leaving"])
+        return Action(Act.DRAIN, known.instance_id, why=known.origin["leaving"])
     return None
 
 
-def described_after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
-    """The instance after a step, from its description at that moment; None where the step does not fit it any more: an
-    operator has entered or removed it meanwhile, or the step was made already, after its members were read."""
-    spec = _after(step, known)
+def described_after(action: Action, known: InstanceSpec | None) -> InstanceSpec | None:
+    """The instance after an action, from its description at that moment; None where that does not fit it any more: an
+    operator has entered or removed it meanwhile, or the action was made already, after its members were read."""
+    spec = _after(action, known)
     return None if spec == known else spec
 
 
-def _after(step: Step, known: InstanceSpec | None) -> InstanceSpec | None:
+def _after(action: Action, known: InstanceSpec | None) -> InstanceSpec | None:
     if known is None:
-        return None if step.act is not Act.ENTER or step.found is None else _entered(step.found)
+        return None if action.act is not Act.ENTER or action.found is None else _entered(action.found)
     if known.origin is None:
         return None
-    if step.act is Act.DRAIN:
+    if action.act is Act.DRAIN:
         state = next_state(known.state, InstanceEvent.DRAIN)
-        return replace(known, state=state, origin={**known.origin, "leaving": step.why})
-    found = step.found
+        return replace(known, state=state, origin={**known.origin, "leaving": action.why})
+    found = action.found
     if found is None:
         return None
     if not _is_same(found, known):

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.attempt import ExchangeResult, ExchangeTimes
 from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
+from dualmap.router.http.exchange_result import ExchangeResult, ExchangeTimes
 from dualmap.router.http.leg_answer import NO_CLIENT, NoClient, PrefillExchange
 from dualmap.router.http.upstream import AnswerHead, Framing
 from dualmap.scheduling.request.outcome import FailureKind

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from dualmap.router.http import transfers as module
-from dualmap.router.http.attempt import ExchangeTimes
 from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import ExchangeTimes
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import transfer_params
 from dualmap.router.http.model_field import BodyPart

@@ -25,6 +25,7 @@ from dualmap.scheduling.request.machine import (
     Failed,
     FirstToken,
     Granted,
+    Input,
     Moved,
     NoDecoder,
     NotPlaced,
@@ -43,7 +44,6 @@ from dualmap.scheduling.request.machine import (
     Send,
     Sent,
     StartTimer,
-    Step,
     TrialOver,
     TurnedAway,
 )
@@ -62,17 +62,17 @@ STUCK = InstanceFailure(FailureKind.TRANSFER)
 
 
 # the table -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("phase", "step"), list(product(Phase, Step)))
-def test_every_pair_of_the_table_is_a_move_or_an_error_that_changes_nothing(phase: Phase, step: Step) -> None:
+@pytest.mark.parametrize(("phase", "given"), list(product(Phase, Input)))
+def test_every_pair_of_the_table_is_a_move_or_an_error_that_changes_nothing(phase: Phase, given: Input) -> None:
     machine = Life().machine
     machine.phase = phase
 
-    if (phase, step) in TRANSITIONS:
-        machine._move(step)
-        assert machine.phase is TRANSITIONS[phase, step]
+    if (phase, given) in TRANSITIONS:
+        machine._move(given)
+        assert machine.phase is TRANSITIONS[phase, given]
     else:
-        with pytest.raises(TransitionError, match=f"a request that is {phase} cannot be {step}"):
-            machine._move(step)
+        with pytest.raises(TransitionError, match=f"a request that is {phase} cannot be {given}"):
+            machine._move(given)
         assert machine.phase is phase
 
 
@@ -85,7 +85,7 @@ def test_every_phase_can_be_reached_and_left_and_ends() -> None:
 
     assert reached == set(Phase)
     assert left == set(Phase) - {Phase.DONE}
-    assert all(TRANSITIONS[phase, Step.ENDED] is Phase.DONE for phase in Phase)
+    assert all(TRANSITIONS[phase, Input.ENDED] is Phase.DONE for phase in Phase)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.DONE])

@@ -1,4 +1,4 @@
-"""The steps from the members towards what was found, one at a time."""
+"""The actions from the members towards what was found, one at a time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
-from dualmap.workers.discovery.plan import Act, Found, Step, described_after, plan_round
+from dualmap.workers.discovery.plan import Act, Action, Found, described_after, plan_round
 
 FOUND = Found("a", "u1", "http://10.0.0.1:8000")
 ORIGIN = {"uid": "u1", "role": "mixed"}
@@ -21,7 +21,7 @@ _S = InstanceState
 
 def acts(found: Found | None, member: InstanceSpec | None) -> list[Act]:
     plan = plan_round({} if found is None else {"a": found}, {} if member is None else {"a": member})
-    return [step.act for step in plan.steps]
+    return [action.act for action in plan.actions]
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_the_next_step_of_an_instance(found: Found | None, member: InstanceSpec 
 def test_a_replaced_instance_starts_unless_an_operator_took_it_out(
     state: InstanceState, origin: dict[str, str], after: InstanceState
 ) -> None:
-    step = Step(Act.REPLACE, "a", replace(FOUND, uid="u2", url="http://10.0.0.2:8000"))
-    spec = described_after(step, replace(MEMBER, state=state, origin=origin, kv_capacity_tokens=5, models={"m": ""}))
+    action = Action(Act.REPLACE, "a", replace(FOUND, uid="u2", url="http://10.0.0.2:8000"))
+    spec = described_after(action, replace(MEMBER, state=state, origin=origin, kv_capacity_tokens=5, models={"m": ""}))
 
     assert spec is not None and spec.state is after
     assert (spec.url, spec.origin, spec.models) == ("http://10.0.0.2:8000", {"uid": "u2", "role": "mixed"}, None)
@@ -82,30 +82,30 @@ def test_a_replaced_instance_starts_unless_an_operator_took_it_out(
 
 @pytest.mark.parametrize("act", list(Act))
 def test_no_step_changes_what_an_operator_entered_meanwhile(act: Act) -> None:
-    assert described_after(Step(act, "a", FOUND), replace(MEMBER, origin=None)) is None
+    assert described_after(Action(act, "a", FOUND), replace(MEMBER, origin=None)) is None
 
 
 @pytest.mark.parametrize("act", [act for act in Act if act is not Act.ENTER])
 def test_no_step_brings_back_what_an_operator_removed_meanwhile(act: Act) -> None:
-    assert described_after(Step(act, "a", FOUND), None) is None
+    assert described_after(Action(act, "a", FOUND), None) is None
 
 
 @pytest.mark.parametrize("act", [Act.ENTER, Act.REPLACE, Act.RESUME, Act.CHANGE_ROLE])
 def test_a_step_that_was_made_already_is_none(act: Act) -> None:
     """The members that a plan starts from may be a little old."""
-    assert described_after(Step(act, "a", FOUND), MEMBER) is None
+    assert described_after(Action(act, "a", FOUND), MEMBER) is None
     left = replace(MEMBER, state=_S.DRAINING, origin=LEAVING)
-    assert described_after(Step(Act.DRAIN, "a", why=LEAVING["leaving"]), left) is None
+    assert described_after(Action(Act.DRAIN, "a", why=LEAVING["leaving"]), left) is None
 
 
 def test_a_server_that_an_operator_entered_under_another_id_is_not_entered_again() -> None:
     plan = plan_round({"a": FOUND}, {"mine": InstanceSpec("mine", FOUND.url)})
 
-    assert plan.steps == ()
+    assert plan.actions == ()
     assert plan.left_out == ("a: http://10.0.0.1:8000 is in the fleet as mine, which discovery did not enter",)
 
 
 def test_a_rank_is_another_server_than_the_whole() -> None:
     plan = plan_round({"a": replace(FOUND, data_parallel_rank=1)}, {"mine": InstanceSpec("mine", FOUND.url)})
 
-    assert [step.act for step in plan.steps] == [Act.ENTER]
+    assert [action.act for action in plan.actions] == [Act.ENTER]
