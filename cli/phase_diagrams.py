@@ -106,9 +106,10 @@ ONE_INSTANCE: Final = Drawing(
     frozenset(
         {
             Input.ADMITTED, Input.SUSPECTED, Input.QUEUED, Input.TAKEN, Input.RESERVATION_LOST, Input.SENT,
-            Input.PREFILL_PRESUMED, Input.FIRST_TOKEN,
+            Input.PREFILL_PRESUMED, Input.FIRST_TOKEN, Input.MOVED,
         }
     ),
+    frozenset({(Phase.DISPATCHED, Input.MOVED)}),  # beside the arrow that sends it
 )  # fmt: skip
 TWO_LEGS: Final = Drawing(
     "phases-two-legs",

@@ -716,8 +716,8 @@ class RequestMachine:
 
     @property
     def expected_ttft_s(self) -> float | None:
-        """The TTFT that its placement expected; None once it was placed again: no estimate includes the time lost on the
-        first try."""
+        """The TTFT that its placement expected; None once it was placed again: no estimate includes the time lost on
+        the first try."""
         if self.attempt > 1 or self.estimate is None:
             return None
         return self.estimate.decision.expected_ttft_s
@@ -964,8 +964,8 @@ class RequestMachine:
         return Post(release, teaches=seen and self._teaches_ttft())
 
     def _teaches_ttft(self) -> bool:
-        """Return whether its TTFT says something of its instance: it went where it was placed, at the first try, and was
-        not put off."""
+        """Return whether its TTFT says something of its instance: it went where it was placed, at the first try, and
+        was not put off."""
         placed, grant = self.placed, self.grant
         if placed is None or self.attempt > 1 or placed.decision.instance_id != self.instance_id:
             return False

@@ -37,7 +37,7 @@ def test_the_pictures_show_every_transition_to_another_phase() -> None:
         (phase, given) for drawing in DRAWINGS for frame, given, _ in drawing.framed_arrows() for phase in frame.phases
     }
     told = {(phase, given) for phase in ON_AN_INSTANCE for given in (Input.FAILED, Input.BROKE_OFF)}
-    told |= {(phase, Input.ENDED) for phase in Phase}
+    told |= {(phase, Input.ENDED) for phase in Phase} | {(Phase.DISPATCHED, Input.MOVED)}
 
     assert {
         (phase, given) for (phase, given), target in TRANSITIONS.items() if phase is not target
