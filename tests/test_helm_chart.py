@@ -59,6 +59,10 @@ SWITCHES: dict[str, Values] = {
             "passwordSecret": {"name": "redis", "key": "redis-password"},
         }
     },
+    "instances-with-tls": {
+        "upstreamTlsSecret": "engines-ca",
+        "fleet": {"upstream": {"ca_file": "/etc/dualmap-upstream-tls/ca.crt"}},
+    },
     "store-url-from-a-secret": {"store": {"urlSecret": {"name": "store"}}},
     "no-persistence": {"valkey": {"persistence": {"enabled": False}}},
     "everything": {
@@ -303,6 +307,18 @@ def ports(container: Manifest) -> dict[str, int]:
 
 
 @every_switch
+def test_files_that_settings_name_are_in_a_volume(values: Values, tmp_path: Path) -> None:
+    objects = manifests(values)
+    for name, container in containers(objects):
+        mounts = tuple(f"{mount['mountPath']}/" for mount in container.get("volumeMounts", ()))
+        variables = [each.get("value", "") for each in container.get("env", ()) if is_fleet(container)]
+        settings = settings_file(objects, tmp_path).read_text("utf-8") if is_fleet(container) else ""
+        for path in re.findall(r"(?<![:/\w])/etc/\S+", "\n".join([settings, *variables])):
+            assert path.startswith(mounts), f"{name}: {path}"
+        assert "ssl_ca_certs" not in "".join(variables) or "/etc/dualmap-store-tls/" in mounts
+
+
+@every_switch
 def test_what_scales_or_publishes_names_what_exists(values: Values) -> None:
     objects = manifests(values)
     for each in of_kind(objects, "HorizontalPodAutoscaler", "ScaledObject"):
@@ -539,6 +555,19 @@ def test_discovery_finds_the_engines_of_the_chart_and_nothing_else(name: str, tm
 
     engines = {f"dualmap-{engine['name']}" for engine in example(name)["engines"]}
     assert found == engines
+
+
+def test_the_packaged_chart_is_whole_and_its_version_is_that_of_the_image(tmp_path: Path) -> None:
+    archive = helm_python.package(CHART, destination=tmp_path, version="1.4.0", app_version="v1.4.0")
+    with helm_python.Chart.load(archive) as chart:
+        packed = chart.render(SWITCHES["everything"], name="dualmap", namespace="llm")
+
+    here = texts(SWITCHES["everything"])
+    assert packed["dualmap/templates/monitoring.yaml"].count("\n") == here["dualmap/templates/monitoring.yaml"].count(
+        "\n"
+    )
+    assert packed.keys() == here.keys()
+    assert 'image: "dualmap-fleet:v1.4.0"' in packed["dualmap/templates/routers.yaml"]
 
 
 def test_every_value_is_used() -> None:

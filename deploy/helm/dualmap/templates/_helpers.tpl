@@ -173,6 +173,9 @@ spec:
             {{- if $values.tlsSecret }}
             - {name: tls, mountPath: /etc/dualmap-tls, readOnly: true}
             {{- end }}
+            {{- if $root.Values.upstreamTlsSecret }}
+            - {name: upstream-tls, mountPath: /etc/dualmap-upstream-tls, readOnly: true}
+            {{- end }}
             {{- if $root.Values.store.tlsSecret }}
             - {name: store-tls, mountPath: /etc/dualmap-store-tls, readOnly: true}
             {{- end }}
@@ -182,6 +185,9 @@ spec:
         - {name: tmp, emptyDir: {}}
         {{- with $values.tlsSecret }}
         - {name: tls, secret: {secretName: {{ . | quote }}}}
+        {{- end }}
+        {{- with $root.Values.upstreamTlsSecret }}
+        - {name: upstream-tls, secret: {secretName: {{ . | quote }}}}
         {{- end }}
         {{- with $root.Values.store.tlsSecret }}
         - {name: store-tls, secret: {secretName: {{ . | quote }}}}
