@@ -184,7 +184,8 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
 """The phase after an input. A pair that is missing is illegal."""
 
 _TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
-_PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRED})
+PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRING, Phase.PAIRED})
+"""The phases on an instance in which tokens of the request are pending."""
 
 DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
@@ -935,7 +936,7 @@ class RequestMachine:
         judges the instance reads it."""
         before = self.phase
         self._move(Input.PREFILL_PRESUMED)
-        if before not in _PREFILL_UNDER_WAY:
+        if before not in PREFILL_UNDER_WAY:
             return _NOTHING
         return (Post(Release(self.request_id, self.instance_id)),)
 
@@ -951,7 +952,7 @@ class RequestMachine:
         if self.spec.chain is None:
             return _NOTHING
         if decode is None:  # a stream that was given back has another first token, and another reservation
-            return (self._prefill_over(),) if before in _PREFILL_UNDER_WAY else _NOTHING
+            return (self._prefill_over(),) if before in PREFILL_UNDER_WAY else _NOTHING
         if decode.answered:
             return _NOTHING
         decode.answered = True

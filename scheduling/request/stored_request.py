@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dualmap.scheduling.request.machine import Phase, RequestMachine
+from dualmap.scheduling.request.machine import ON_AN_INSTANCE, PREFILL_UNDER_WAY, Phase, RequestMachine
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 _STATES = {
     Phase.HELD: RequestState.HELD,
-    Phase.DISPATCHED: RequestState.DISPATCHED,
-    Phase.PREFILLING: RequestState.DISPATCHED,
-    Phase.PAIRING: RequestState.DISPATCHED,
-    Phase.PAIRED: RequestState.DISPATCHED,
-    Phase.PRESUMED: RequestState.PREFILLED,
-    Phase.STAGED: RequestState.PREFILLED,
-    Phase.DECODING: RequestState.PREFILLED,
-    Phase.ANSWERING: RequestState.PREFILLED,
-    Phase.BROKEN_OFF: RequestState.PREFILLED,
+    **dict.fromkeys(ON_AN_INSTANCE | {Phase.BROKEN_OFF}, RequestState.PREFILLED),
+    **dict.fromkeys(PREFILL_UNDER_WAY, RequestState.DISPATCHED),
 }
 """The state in which the store should have a request. In any other phase it has no reservation, or one that is being
 made or released."""
