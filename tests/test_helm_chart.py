@@ -74,7 +74,13 @@ SWITCHES: dict[str, Values] = {
             "rules": {"enabled": True, "runbookUrl": "https://git.example/dualmap/"},
             "dashboards": {"enabled": True, "annotations": {"folder": "llm"}},
         },
-        "networkPolicy": {"clients": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}]},
+        "networkPolicy": {
+            "clients": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
+            "egress": {
+                "enabled": True,
+                "to": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}], "ports": [{"port": 4318}]}],
+            },
+        },
         "routers": {
             "autoscaling": {"kind": "hpa"},
             "extraArgs": ["--router.log_level=debug"],
@@ -379,6 +385,28 @@ def test_workers_alone_have_a_right_on_the_api(values: Values) -> None:
     for binding in of_kind(objects, "RoleBinding"):
         named(objects, "Role", binding["roleRef"]["name"])
         assert [subject["name"] for subject in binding["subjects"]] == [account["metadata"]["name"]]
+
+
+def test_network_policies_let_through_what_the_fleet_calls() -> None:
+    objects = manifests(SWITCHES["everything"])
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(objects).items()}
+    fleet = {"dualmap-router", "dualmap-worker", "dualmap-picker"}
+
+    def chosen(peers: list[Manifest]) -> set[str]:
+        selectors = [each["podSelector"]["matchLabels"] for each in peers if "podSelector" in each]
+        return {name for name in labels if any(selects(selector, labels[name]) for selector in selectors)}
+
+    def let_in(name: str, port: str) -> set[str]:
+        rules = named(objects, "NetworkPolicy", name)["spec"]["ingress"]
+        opened = [rule for rule in rules if {"port": port} in rule.get("ports", [{"port": port}])]
+        return {caller for rule in opened for caller in chosen(rule["from"])}
+
+    assert let_in("dualmap-valkey", "valkey") == fleet, "nobody else reaches the store"
+    assert let_in("dualmap-router", "ops") == fleet
+    assert let_in("dualmap-engines", "http") == {*fleet, "dualmap-emulated"}
+    egress = named(objects, "NetworkPolicy", "dualmap-egress")["spec"]
+    assert {name for name in labels if selects(egress["podSelector"]["matchLabels"], labels[name])} == fleet
+    assert {name for rule in egress["egress"] for name in chosen(rule.get("to", []))} == labels.keys()
 
 
 @pytest.mark.parametrize(
