@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
@@ -57,6 +57,10 @@ from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
 from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
+_LENGTH: Final = Framing.LENGTH
+_EMPTY: Final = Framing.EMPTY
+_UNTIL_CLOSE: Final = Framing.UNTIL_CLOSE
+
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
 
@@ -85,6 +89,30 @@ class Exchange:
     refuse connections.
     """
 
+    _progressed = False
+    _head: AnswerHead | None = None
+    _failing_status = False
+    _readable = True
+    """The answer is of a type that can be read here, and is not compressed; see ``may_be_no_answer``."""
+    _event_stream = False
+    _is_object = False
+    """The answer is to be JSON: it is sent when it is whole, as another instance can answer until then."""
+    _splitter: EventSplitter | None = None
+    _only_comments = True
+    """No event of the stream has come."""
+    _held_bytes = 0
+    _begun = False
+    """A part of the answer was sent: no other instance can give it."""
+    _usage: UsageRemover | None = None
+    _reframe: Callable[[list[bytes]], bytes] | None = None
+    """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
+    _chunks = False
+    """Chunks towards the client are made here."""
+    _last_wire = b""
+    _earlier_pieces: Sequence[bytes] = ()
+    _last_bytes = 0
+    """The last pieces have not more; their framing may be counted with them."""
+
     def __init__(
         self,
         connection: UpstreamConnection,
@@ -106,39 +134,16 @@ class Exchange:
         self._on_begin = on_begin
         self._on_first_token = on_first_token
         self._last_progress_s = connection.loop.time()
-        self._progressed = False
-        self._head: AnswerHead | None = None
-        self._failing_status = False
-        self._readable = True
-        """The answer is of a type that can be read here, and is not compressed; see ``may_be_no_answer``."""
-        self._event_stream = False
-        self._is_object = False
-        """The answer is to be JSON: it is sent when it is whole, as another instance can answer until then."""
-        self._splitter: EventSplitter | None = None
-        self._only_comments = True
-        """No event of the stream has come."""
         self._held: list[tuple[bytes, list[bytes]]] = []
-        self._held_bytes = 0
-        self._begun = False
-        """A part of the answer was sent: no other instance can give it."""
         # A plain function, not a bound method: that would be a cycle, and every exchange work for the collector.
         self._receive: Callable[[Exchange, bytes, list[bytes]], None] = Exchange._hold_event
         self._port_refuses = port_refuses
         self._hides_usage = hides_usage
         self._awaits_output = awaits_output
-        self._usage: UsageRemover | None = None
-        self._reframe: Callable[[list[bytes]], bytes] | None = None
-        """Body bytes in the client's framing, when it is not the instance's; None: spliced as they come."""
-        self._chunks = False
-        """Chunks towards the client are made here."""
-        self._last_wire = b""
-        self._earlier_pieces: list[bytes] = []
         self._last_pieces: list[bytes] = []
         """The last pieces of the body, behind the earlier ones. The earlier ones are dropped once the last ones are
         ``TAIL_BYTES`` long, so that both together are never shorter, and a piece costs nothing but its place in a list.
         """
-        self._last_bytes = 0
-        """The last pieces have not more; their framing may be counted with them."""
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
@@ -256,14 +261,16 @@ class Exchange:
         assert head is not None
         assert splitter is not None
         between_chunks = self._connection.between_chunks and wire.endswith(b"\r\n")
-        if pieces and splitter.only_comments and (between_chunks or head.framing is Framing.UNTIL_CLOSE):
+        if pieces and splitter.only_comments and (between_chunks or head.framing is _UNTIL_CLOSE):
             self._send_held()
 
     def _hold_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that does not stream, until it is whole."""
-        starts_as_json = self._held_bytes == 0 and bool(pieces) and pieces[0][:1] in JSON_STARTS
-        may_be_events = not starts_as_json and self._held_bytes < _START_BYTES and not self._awaits_output
-        self._hold(wire, pieces)
+        held_bytes = self._held_bytes
+        starts_as_json = held_bytes == 0 and bool(pieces) and pieces[0][:1] in JSON_STARTS
+        self._held.append((wire, pieces))
+        self._held_bytes = held_bytes + len(wire)
+        may_be_events = not starts_as_json and held_bytes < _START_BYTES and not self._awaits_output
         if may_be_events and starts_events(self.held_body()):
             held, self._held, self._held_bytes = self._held, [], 0
             self._receive_events()
@@ -331,9 +338,11 @@ class Exchange:
             self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
 
     def held_body(self) -> bytes:
-        if len(self._held) == 1:
-            return b"".join(self._held[0][1])
-        return b"".join([piece for _, pieces in self._held for piece in pieces])
+        held = self._held
+        if len(held) == 1:
+            pieces = held[0][1]
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return b"".join([piece for _, pieces in held for piece in pieces])
 
     def _split(self, pieces: list[bytes]) -> list[bytes] | None:
         """Events that are complete now; None when one is too long to be read, which shows that the prefill is over."""
@@ -355,17 +364,14 @@ class Exchange:
     def _send_held(self) -> None:
         """Send what was held, behind the head."""
         downstream = self._downstream
-        parts = [] if downstream.committed else [self._head_for_client()]
-        held, self._held = self._held, []
+        committed = downstream.committed
+        parts = [] if committed else [self._head_for_client()]
+        held, self._held, self._held_bytes = self._held, [], 0
         for wire, pieces in held:
             parts.append(wire if self._reframe is None else self._reframe(pieces))
             self._last_wire = wire
             self._last_pieces += pieces
-        self._held_bytes = 0
-        if downstream.committed:
-            downstream.write(b"".join(parts))
-        else:
-            downstream.write_head(b"".join(parts))
+        (downstream.write if committed else downstream.write_head)(b"".join(parts))
 
     def _head_for_client(self) -> bytes:
         head, downstream = self._head, self._downstream
@@ -380,9 +386,9 @@ class Exchange:
 
     def _framing_fields(self, head: AnswerHead) -> list[Header]:
         """The framing towards the client: the instance's own, unless one of the two cannot have it."""
-        if head.framing is Framing.LENGTH:
+        if head.framing is _LENGTH:
             return [(b"content-length", head.index.get(b"content-length", b"0"))]
-        if head.framing is Framing.EMPTY:
+        if head.framing is _EMPTY:
             return []
         read: Callable[[list[bytes]], bytes] = b"".join
         if self._hides_usage and self._event_stream:
@@ -391,7 +397,7 @@ class Exchange:
         if self._downstream.http_10:
             self._reframe = read
             return []
-        if head.framing is Framing.UNTIL_CLOSE or self._usage is not None:
+        if head.framing is _UNTIL_CLOSE or self._usage is not None:
             self._chunks = True
             self._reframe = chunker(read)
         return [(b"transfer-encoding", b"chunked")]
@@ -500,7 +506,7 @@ class Exchange:
 
     def _framed(self, event: bytes) -> bytes:
         """``event`` as the client's framing wants it; empty where it would land inside of a chunk, or of a length."""
-        if self._head is not None and self._head.framing is Framing.LENGTH:
+        if self._head is not None and self._head.framing is _LENGTH:
             return b""
         if self._downstream.http_10:
             return event
@@ -510,7 +516,7 @@ class Exchange:
 
     def _tail(self) -> list[bytes]:
         """The last pieces of the body, ``TAIL_BYTES`` or more."""
-        return self._earlier_pieces + self._last_pieces
+        return [*self._earlier_pieces, *self._last_pieces] if self._earlier_pieces else self._last_pieces
 
     def _settle(self, result: ExchangeResult) -> None:
         if not self.done.done():

@@ -14,10 +14,12 @@ from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
 
+_ANSWER: Final = Verdict.ANSWER
+
 
 def is_retried(status: int) -> bool:
     """True for a status that justifies a try on another instance."""
-    return judge_status(status) is not Verdict.ANSWER
+    return judge_status(status) is not _ANSWER
 
 
 @dataclass(frozen=True, slots=True)

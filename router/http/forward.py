@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -35,6 +35,10 @@ from dualmap.scheduling.request.answers import Verdict, is_server_fault
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
+
+_WHOLE: Final = Leg.WHOLE
+_INTERNAL_ERROR: Final = Outcome.INTERNAL_ERROR
+_COMPLETED: Final = Outcome.COMPLETED
 
 _log = logging.getLogger(__name__)
 
@@ -134,14 +138,15 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
 
 def fleet_fields(placed: PlacedRequest) -> list[Header]:
     """The fields of an answer about the fleet."""
+    answering_id = placed.answering_id
     fields: list[Header] = [
         (b"x-request-id", placed.request_id.encode()),
-        (b"x-dualmap-instance", placed.answering_id.encode()),
-        (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
-        (b"x-dualmap-attempts", b"%d" % placed.tries),
+        (b"x-dualmap-instance", answering_id.encode()),
+        (b"x-dualmap-cached-tokens", str(placed.expected_cached_tokens).encode()),
+        (b"x-dualmap-attempts", str(placed.tries).encode()),
     ]
-    if placed.answering_id != placed.instance_id:
-        fields.append((b"x-dualmap-prefill-instance", placed.instance_id.encode()))
+    if answering_id != (instance_id := placed.instance_id):
+        fields.append((b"x-dualmap-prefill-instance", instance_id.encode()))
     expected_s = placed.expected_ttft_s
     if expected_s is not None:
         fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
@@ -173,7 +178,7 @@ class _Forwarding:
 
     async def run(self) -> None:
         """Raises RouterError when no instance answered and nothing was sent."""
-        outcome, usage = Outcome.INTERNAL_ERROR, None
+        outcome, usage = _INTERNAL_ERROR, None
         try:
             result = await self._try_until_sent()
             if result.sent_events is not None:
@@ -226,7 +231,10 @@ class _Forwarding:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
         refusal: ErrorAnswer | None = None
         while True:
-            result, leg = await self._try_instance()
+            if self._placed.to_send is _WHOLE:
+                result, leg = await self.sender.send(self._to_placed()), None
+            else:
+                result, leg = await self._try_legs()
             failure = result.failure
             if result.stream_goes_on:
                 self.downstream = Continuation(self.downstream, 0, begun=False)
@@ -247,11 +255,17 @@ class _Forwarding:
                 self.pass_on(answer)
                 return result
 
-    async def _try_instance(self) -> tuple[ExchangeResult, Leg | None]:
-        """Try one instance, or the two of a split request. Returns the result, and which leg failed where both run at
-        once."""
+    def _to_placed(self) -> Sending:
+        """The whole request, to the instance that it was placed on."""
         placed = self._placed
-        while placed.to_send is not Leg.WHOLE:
+        if not self._is_decoded:
+            return self.to_client(placed.target, on_sent=placed.sent)
+        return self.to_client(placed.target, on_sent=placed.sent, exchange=self.answer_exchange, awaits_output=True)
+
+    async def _try_legs(self) -> tuple[ExchangeResult, Leg | None]:
+        """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""
+        placed = self._placed
+        while placed.to_send is not _WHOLE:
             assert isinstance(placed, LiveRequest)  # another one has no legs
             if placed.decodes_first:
                 legs = LayerwiseLegs(placed, self)
@@ -263,8 +277,7 @@ class _Forwarding:
             if result.failure is not None or result.status >= 400:
                 return self._refused_by_prefill(result, Leg.PREFILL), None
             await placed.prefill_ended()
-        how: dict[str, Any] = {"exchange": self.answer_exchange, "awaits_output": True} if self._is_decoded else {}
-        return await self.sender.send(self.to_client(placed.target, on_sent=placed.sent, **how)), None
+        return await self.sender.send(self._to_placed()), None
 
     def _refused_by_prefill(self, result: ExchangeResult, leg: Leg | None) -> ExchangeResult:
         """Pass on what a prefill leg was refused with."""
@@ -354,7 +367,7 @@ class _Forwarding:
             return Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else Outcome.UPSTREAM_FAILED
         status = result.ending.error_status or result.status
         if status < 400:
-            return Outcome.COMPLETED
+            return _COMPLETED
         return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
 
     def _usage(self, result: ExchangeResult) -> Usage | None:

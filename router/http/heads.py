@@ -82,7 +82,9 @@ def _phrase(status: int) -> str:
         return "Unknown"
 
 
-_STATUS_LINES: Final = {code: f"HTTP/1.1 {code} {_phrase(code)}\r\n".encode() for code in range(100, 600)}
+_STATUS_LINES: Final = {code: f"HTTP/1.1 {code} {_phrase(code)}".encode() for code in range(100, 600)}
+_END_OF_HEAD: Final = b"\r\n"
+_FIELD: Final = b": "
 
 _CHUNK: Final = b"%x\r\n%b\r\n"
 
@@ -95,7 +97,8 @@ HTTP2_GOAWAY: Final = bytes.fromhex("000000040000000000" + "000008070000000000" 
 
 def response_head(status: int, fields: Iterable[Header]) -> bytes:
     """A whole response head, the empty line included."""
-    return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % field for field in fields], b"\r\n"])
+    # Joined: to format each field takes three times as long.
+    return b"\r\n".join([_STATUS_LINES[status], *map(_FIELD.join, fields), _END_OF_HEAD])
 
 
 def as_chunk(body: bytes) -> bytes:
@@ -143,7 +146,7 @@ def fields_for_instance(
     if trace is not None:
         dropped = dropped | {trace_context.FIELD} if tokens else _TRACED[dropped]
         via += b"%b: %b\r\n" % (trace_context.FIELD, trace.to_header())
-    return b"".join([b"%b: %b\r\n" % field for field in fields if field[0] not in dropped]) + via
+    return b"\r\n".join([*[_FIELD.join(field) for field in fields if field[0] not in dropped], via])
 
 
 def fields_for_client(fields: list[Header], *, has_connection: bool = True) -> list[Header]:

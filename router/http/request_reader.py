@@ -333,17 +333,17 @@ class RequestReader:
     # the head ------------------------------------------------------------------------------------------------
     def _head(self) -> ClientRequest:
         target, method, version = self._target, self._parser.get_method(), self._parser.get_http_version()
-        self._check_line(b"%b %b HTTP/%b\r\n" % (method, target, version.encode()), version)
+        self._check_line(method + b" " + target + b" HTTP/" + version.encode() + b"\r\n", version)
         if not target.startswith(b"/"):
             target = self._origin_form(target)
         raw_path, _, query = target.partition(b"?")
         return ClientRequest(
-            method=method.decode("ascii"),
-            path=meant_path(raw_path.decode("latin-1")),
-            query=query.partition(b"#")[0],
-            fields=self._fields,
-            http_10=version != "1.1",
-            keep_alive=version == "1.1" and self._parser.should_keep_alive(),
+            method.decode("ascii"),
+            meant_path(raw_path.decode("latin-1")),
+            query.partition(b"#")[0] if query else b"",
+            self._fields,
+            version != "1.1",
+            version == "1.1" and self._parser.should_keep_alive(),
         )
 
     def _check_line(self, line: bytes, version: str) -> None:

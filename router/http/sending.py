@@ -23,6 +23,8 @@ from dualmap.scheduling.request.outcome import FailureKind
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
+_CLOSED: Final = FailureKind.CLOSED
+
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
 
@@ -145,7 +147,7 @@ class Sender:
         """Learn from a stream whether its instance sends usage unrequested."""
         usage, url = self._plane.usage_requests, sending.target.url
         if result.failure is not None:
-            if result.failure.kind is FailureKind.CLOSED:
+            if result.failure.kind is _CLOSED:
                 usage.forget(url)
         elif result.sends_usage_unrequested:
             usage.saw(url, sends_unrequested=True)
@@ -199,7 +201,7 @@ class Sender:
 
 def _broke(result: ExchangeResult) -> bool:
     """Whether the connection broke before the end of the answer."""
-    return result.failure is not None and result.failure.kind is FailureKind.CLOSED
+    return result.failure is not None and result.failure.kind is _CLOSED
 
 
 def _still_accepting(result: ExchangeResult) -> ExchangeResult:

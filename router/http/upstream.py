@@ -35,6 +35,13 @@ class Framing(StrEnum):
     EMPTY = "empty"
 
 
+_CLOSED: Final = FailureKind.CLOSED
+_CHUNKED: Final = Framing.CHUNKED
+_LENGTH: Final = Framing.LENGTH
+_EMPTY: Final = Framing.EMPTY
+_UNTIL_CLOSE: Final = Framing.UNTIL_CLOSE
+
+
 @value
 class AnswerHead:
     status: int
@@ -106,7 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reset()
         self.silent = True
         if self._transport is None or self.closed or self._transport.is_closing():
-            self.loop.call_soon(self._fail, FailureKind.CLOSED, "the connection was closed")
+            self.loop.call_soon(self._fail, _CLOSED, "the connection was closed")
             return
         self._transport.writelines(parts)
 
@@ -157,7 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
     def redirect(self, sink: AnswerSink) -> None:
         """Another receiver of the rest of an answer. A dead connection reports that soon."""
         if self._sink is None or self.closed:
-            self.loop.call_soon(sink.failed, InstanceFailure(FailureKind.CLOSED, "the connection was closed"))
+            self.loop.call_soon(sink.failed, InstanceFailure(_CLOSED, "the connection was closed"))
             return
         self._sink = sink
 
@@ -269,7 +276,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _without_excess(self, wire: bytes) -> bytes:
         """The last bytes of the answer; line ends after them would come before the client's next answer."""
         assert self._head is not None
-        if self._head.framing is Framing.CHUNKED:
+        if self._head.framing is _CHUNKED:
             last_line = wire.rstrip(_LINE_ENDS)
             end = len(last_line) + len(_HEAD_END) if last_line else len(wire)  # else cut when it was fed
         else:
@@ -285,11 +292,11 @@ class UpstreamConnection(asyncio.Protocol):
         sink, head = self._sink, self._head
         if sink is None:
             return
-        if exc is None and head is not None and head.framing is Framing.UNTIL_CLOSE:
+        if exc is None and head is not None and head.framing is _UNTIL_CLOSE:
             self._sink = None
             sink.body_received(b"", [], True)
             return
-        self._fail(FailureKind.CLOSED, f"the connection broke: {exc or 'closed by the instance'}")
+        self._fail(_CLOSED, f"the connection broke: {exc or 'closed by the instance'}")
 
     def _fail(self, kind: FailureKind, detail: str) -> None:
         sink = self._sink
@@ -318,7 +325,7 @@ class UpstreamConnection(asyncio.Protocol):
         index = dict(self._fields)
         framing = _framing(status, self._fields, index)
         self._head = AnswerHead(status, self._fields, framing, index)
-        self.between_chunks = framing is Framing.CHUNKED
+        self.between_chunks = framing is _CHUNKED
 
     def on_chunk_header(self) -> None:
         self.between_chunks = False
@@ -336,11 +343,11 @@ class UpstreamConnection(asyncio.Protocol):
 def _framing(status: int, fields: list[Header], index: dict[bytes, bytes]) -> Framing:
     """How the body ends. Raises ValueError when the client's framing cannot express it."""
     if status in (204, 304):
-        return Framing.EMPTY
+        return _EMPTY
     coding = index.get(b"transfer-encoding")
     if coding is not None:
         alone = len(index) == len(fields) or sum(name == b"transfer-encoding" for name, _ in fields) == 1
         if not alone or coding.strip().lower() != b"chunked":
             raise ValueError("a transfer-encoding beside chunked")  # the parser would read until the end
-        return Framing.CHUNKED
-    return Framing.LENGTH if b"content-length" in index else Framing.UNTIL_CLOSE
+        return _CHUNKED
+    return _LENGTH if b"content-length" in index else _UNTIL_CLOSE

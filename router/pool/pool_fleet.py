@@ -104,7 +104,15 @@ class PoolFleet:
 
     async def release(self, releases: Sequence[Release]) -> None:
         """Queues that have room then are planned in the background: the next releases do not wait for that."""
-        for transition in await measured(self._releasing, self._store.release(releases)):
+        call, started_s = self._releasing, time.perf_counter()
+        try:  # as in ``place``
+            transitions = await self._store.release(releases)
+        except StoreError:
+            call.errors.inc()
+            raise
+        finally:
+            call.latency_s.observe(time.perf_counter() - started_s)
+        for transition in transitions:
             if transition.queue is not None:
                 self.planner.plan(transition.queue)
 

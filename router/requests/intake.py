@@ -8,7 +8,7 @@ from dataclasses import replace
 from dualmap.router.errors import NotFoundError, from_exception
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRequest, SentPrompt
+from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
@@ -38,7 +38,18 @@ class Intake:
                 live = self._taken_in(request, route, None, _passed_on(request, route))
             else:
                 # Read before anything is entered: a bad body touches no state.
-                prompt = await self._read(request, request.prompt, route)
+                pool = route.pool
+                prompt = await read_prompt(
+                    request.prompt,
+                    model=pool.settings.model,
+                    lora=route.lora,
+                    rule=pool.blocks,
+                    learned=pool.view.learned,
+                    tokenizer=pool.tokenizer,
+                )
+                if request.continues is not None:
+                    prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
+                request.prompt = None
                 live = self._taken_in(request, route, prompt, _scheduled(request, route, prompt))
             await live.place()
             return live
@@ -62,21 +73,6 @@ class Intake:
             if request.pinned_to in pool.view.view.instances:
                 return Route(pool, pool.settings.model)
         raise NotFoundError(f"instance {request.pinned_to!r}, which stored this response, is not in the fleet any more")
-
-    async def _read(self, request: InferenceRequest, sent: SentPrompt, route: Route[ServedPool]) -> ReadPrompt:
-        pool = route.pool
-        prompt = await read_prompt(
-            sent,
-            model=pool.settings.model,
-            lora=route.lora,
-            rule=pool.blocks,
-            learned=pool.view.learned,
-            tokenizer=pool.tokenizer,
-        )
-        if request.continues is not None:
-            prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
-        request.prompt = None
-        return prompt
 
     def _taken_in(
         self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt | None, spec: RequestSpec

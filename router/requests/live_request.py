@@ -21,9 +21,12 @@ from dualmap.router.requests.explain import Explanation, explanation
 from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.requests.refusals import outcome_of, refusal
 from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
+from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import (
+    TO_BE_SENT,
     Arrived,
     AwaitGrant,
     AwaitTrial,
@@ -67,8 +70,11 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
 
+_WHOLE: Final = Leg.WHOLE
+_PLACE_HELD: Final = PlaceStatus.HELD
 _ARRIVED: Final = Arrived()
 _SENT: Final = Sent()
+_NO_USAGE: Final = Usage()
 _FIRST_TOKEN: Final = FirstToken()
 
 
@@ -84,7 +90,9 @@ class LiveRequest:
     _uncounted: Placed | None = None
     """The last placement, until it is counted."""
     _expected_cached: int | None = None
-    """Prompt tokens that its instance is expected to find; None: not sent yet."""
+    """Prompt tokens that its instance was expected to find when it was sent there; None: not sent yet."""
+    on_leave: Callable[[InstanceFailure | None], None] | None = None
+    """Called when it leaves its instances, with what failed it there, if anything did."""
 
     def __init__(
         self,
@@ -102,8 +110,6 @@ class LiveRequest:
         self.prompt = prompt
         self._context = context
         self._now_s = context.clock.monotonic_s
-        self.on_leave: Callable[[InstanceFailure | None], None] | None = None
-        """Called when it leaves its instances, with what failed it there, if anything did."""
         view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
         self.seen_epoch, self.seen_tree_version, self.seen_tree = view.epoch, view.tree_version, view.tree
 
@@ -173,17 +179,20 @@ class LiveRequest:
     @property
     def expected_cached_tokens(self) -> int:
         """Prompt tokens that its instance is expected to find in its KV cache."""
-        if self._expected_cached is not None:
-            return self._expected_cached
+        expected = self._expected_cached
+        return self._expect_cached() if expected is None else expected
+
+    def _expect_cached(self) -> int:
         machine, pool = self.machine, self.pool
         target, chain = machine.target, machine.spec.chain
         if target is None or chain is None:
             return 0
         cached = pool.recent_answers.cached(target.instance_id, chain, machine.uncached_tokens)
-        left = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, self._ran_there)
-        return machine.spec.stored_tokens + left
+        if cached:
+            running = self._ran_there()
+            cached = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, running)
+        return machine.spec.stored_tokens + cached
 
-    @property
     def _ran_there(self) -> Running | None:
         """The requests that the store counted as running on its instance when it was dispatched."""
         machine = self.machine
@@ -207,23 +216,24 @@ class LiveRequest:
         return self._context.metaserver
 
     # what happens to it ------------------------------------------------------------------------------------------
-    async def place(self) -> None:
+    def place(self) -> Awaitable[None]:
         """Find an instance, and wait until it may be sent there.
 
         Raises:
             RouterError: it is refused. ``finish`` has been called.
         """
-        await self._run(_ARRIVED)
+        return self._run(_ARRIVED)
 
     def sent(self) -> None:
         """Report that it is on its way, and do what was put off so as not to delay it. Never waits."""
         self._count_placed()
-        self._expected_cached = self.expected_cached_tokens  # as it is sent: others come behind it, or are over
         machine = self.machine
         chain = machine.spec.chain
-        if chain is not None and machine.leg is Leg.WHOLE and not machine.is_done:
-            output_tokens = machine.spec.expected_output_tokens
-            self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
+        if chain is not None and machine.phase in TO_BE_SENT:
+            self._expected_cached = self._expect_cached()  # as it is sent: others come behind it, or are over
+            if machine.leg is _WHOLE:
+                output_tokens = machine.spec.expected_output_tokens
+                self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
         self._report(_SENT)
 
     def first_token(self) -> None:
@@ -335,7 +345,7 @@ class LiveRequest:
         try:
             placed = await drive(search.run(), pool.fleet)
             self._uncounted, reply = placed, placed.reply
-            if reply.status is PlaceStatus.HELD:
+            if reply.status is _PLACE_HELD:
                 self._waiter = pool.grant_waiters.expect(request_id, self.machine.attempt)
                 return Reserved(placed, None)
         except SearchFailed as failed:
@@ -343,7 +353,9 @@ class LiveRequest:
             return NotPlaced(failed)
         finally:
             placing.pop(request_id, None)
-        return Reserved(placed, await self._member(placed.instance_id))
+        instance_id = reply.instance_id
+        assert instance_id is not None
+        return Reserved(placed, pool.view.view.instances.get(instance_id) or await self._new_member(instance_id))
 
     async def _await_grant(self, effect: AwaitGrant) -> Event:
         pool, waiter, queue = self.pool, self._waiter, effect.placed.reply.queue
@@ -361,19 +373,21 @@ class LiveRequest:
         finally:
             pool.grant_waiters.leave(waiter)
             self._waiter = None
-        return Granted(grant, await self._member(grant.instance_id))
+        return Granted(
+            grant, self.pool.view.view.instances.get(grant.instance_id) or await self._new_member(grant.instance_id)
+        )
 
     async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
         try:
             placed = await drive(effect.search.run(), self.pool.fleet)
         except SearchFailed:
             return NoDecoder()
-        return DecoderReserved(placed, await self._member(placed.instance_id))
+        known = self.pool.view.view.instances.get(placed.instance_id)
+        return DecoderReserved(placed, known or await self._new_member(placed.instance_id))
 
-    async def _member(self, instance_id: str) -> InstanceSpec | None:
-        """The instance, which may have joined after the last refresh of this replica's view; None if it is gone."""
-        view = self.pool.view
-        return view.view.instances.get(instance_id) or (await view.refresh()).instances.get(instance_id)
+    async def _new_member(self, instance_id: str) -> InstanceSpec | None:
+        """An instance that joined after the last refresh of this replica's view; None if it is gone."""
+        return (await self.pool.view.refresh()).instances.get(instance_id)
 
     async def _release_first(self, effect: ReleaseFirst) -> None:
         await self.pool.fleet.release(effect.releases)
@@ -416,35 +430,34 @@ class LiveRequest:
 
     def _close(self, _: Close) -> None:
         machine, context, pool = self.machine, self._context, self.pool
-        outcome, usage, chain = machine.outcome, machine.usage or Usage(), machine.spec.chain
-        assert outcome is not None
+        usage, chain = machine.usage or _NO_USAGE, machine.spec.chain
         context.live.leave(self)
         self._count_placed()
         count_end(machine, pool.metrics)
-        if chain is not None:
-            if outcome in ANSWERED:
-                pool.metrics.hit_tokens_expected.inc(self.expected_cached_tokens)
-                if machine.leg is Leg.WHOLE:
-                    pool.recent_answers.ended(machine.instance_id, chain, usage)
-                self._record(usage)
-                pool.stored_responses.answered(self, usage)
-            count_usage(machine, pool, self.prompt, self.expected_cached_tokens)
-        if chain is None and context.ended is None:
+        if chain is None:
+            if context.ended is not None:
+                context.ended(self._explanation(0), self.inference_request.trace)
             return
-        told = self._explanation()
-        if chain is not None:
-            context.decisions.add(told)
+        expected_cached = self.expected_cached_tokens
+        if machine.outcome in ANSWERED:
+            pool.metrics.hit_tokens_expected.inc(expected_cached)
+            if machine.leg is _WHOLE:
+                pool.recent_answers.ended(machine.instance_id, chain, usage)
+            if context.recorder is not None:
+                self._record(context.recorder, chain, usage)
+            pool.stored_responses.answered(self, usage)
+        count_usage(machine, pool, self.prompt, expected_cached)
+        told = self._explanation(expected_cached)
+        context.decisions.add(told)
         if context.ended is not None:
             context.ended(told, self.inference_request.trace)
 
-    def _record(self, usage: Usage) -> None:
+    def _record(self, recorder: TrafficRecorder, chain: Chain, usage: Usage) -> None:
         """Record its shape for a replay. Expected counts replace those that the instance did not report."""
-        recorder, chain = self._context.recorder, self.machine.spec.chain
-        if recorder is not None and chain is not None:
-            prompt_tokens = usage.prompt_tokens or chain.prompt_tokens
-            output_tokens = usage.output_tokens or self.machine.spec.expected_output_tokens
-            received_unix_s = time.time() - self.machine.age_s(self._now_s())
-            recorder.record(received_unix_s, chain, prompt_tokens, output_tokens, self.inference_request.slo_s)
+        prompt_tokens = usage.prompt_tokens or chain.prompt_tokens
+        output_tokens = usage.output_tokens or self.machine.spec.expected_output_tokens
+        received_unix_s = time.time() - self.machine.age_s(self._now_s())
+        recorder.record(received_unix_s, chain, prompt_tokens, output_tokens, self.inference_request.slo_s)
 
     @property
     def pool_name(self) -> str:
@@ -456,13 +469,13 @@ class LiveRequest:
 
     def explain(self) -> Explanation | None:
         """Describe what has happened so far; None if it was passed on without a decision."""
-        return None if self.machine.spec.chain is None else self._explanation()
+        return None if self.machine.spec.chain is None else self._explanation(self.expected_cached_tokens)
 
-    def _explanation(self) -> Explanation:
+    def _explanation(self, expected_cached_tokens: int) -> Explanation:
         now_s = self._now_s()
         seen = self.seen_epoch, self.seen_tree_version, self.seen_tree
         return explanation(
-            self.machine, self.inference_request, self.pool, seen, self.expected_cached_tokens, now_s, time.time()
+            self.machine, self.inference_request, self.pool, seen, expected_cached_tokens, now_s, time.time()
         )
 
 

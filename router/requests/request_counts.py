@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.prompt import ReadPrompt
 from dualmap.router.telemetry.metrics import PoolMetrics
@@ -10,13 +12,15 @@ from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
 from dualmap.scheduling.request.outcome import ANSWERED
 from dualmap.scheduling.state.legs import Leg
 
+_PREFILL: Final = Leg.PREFILL
+
 
 def count_placed(placed: Placed, machine: RequestMachine, metrics: PoolMetrics) -> None:
     """Count a placement. It judges what the placement means, for the head of the answer too."""
-    metrics.reasons[placed.decision.reason].inc()
-    (metrics.split if placed.reply.leg is Leg.PREFILL else metrics.whole).inc()
+    metrics.reasons[placed.decision.reason].value += 1
+    (metrics.split if placed.reply.leg is _PREFILL else metrics.whole).value += 1
     search = machine.searches[-1][0]
-    (metrics.one_trip if search.trips == 1 else metrics.more_trips).inc()
+    (metrics.one_trip if search.trips == 1 else metrics.more_trips).value += 1
     if search.stale_rounds:
         metrics.stale.inc(search.stale_rounds)
     if machine.tries <= 1 and machine.placed_s is not None:
@@ -39,11 +43,11 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
     outcome, ended_s, usage, chain = machine.outcome, machine.ended_s, machine.usage, machine.spec.chain
     assert outcome is not None
     assert ended_s is not None
-    metrics.in_flight.dec()
-    metrics.outcomes[outcome].inc()
+    metrics.in_flight.value -= 1
+    metrics.outcomes[outcome].value += 1
     if outcome in ANSWERED and chain is not None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
-        metrics.prompt_tokens_expected.inc(machine.spec.stored_tokens + chain.prompt_tokens)
+        metrics.prompt_tokens_expected.value += machine.spec.stored_tokens + chain.prompt_tokens
 
 
 def count_usage(machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import Final
 
 from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
@@ -12,6 +13,8 @@ from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQ
 from dualmap.scheduling.state.instance import InstanceLoad, Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.values import value
+
+_ONLY_ONE: Final = Reason.ONLY_ONE
 
 SCHEDULED = (Role.MIXED, Role.PREFILL)
 
@@ -70,7 +73,7 @@ def judge(
         hits[chosen],
         chain.uncached_tokens(hits[chosen]),
         max(0.0, ttft_s) + option.transfer_s,
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
+        _ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
         alternative_id,
         0 if alternative_id is None else chain.uncached_tokens(hits[alternative_id]),
     )
@@ -93,7 +96,7 @@ def judge_transfer(
         (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
         uncached_tokens,
         transfer.constant + transfer.uncached_tokens * uncached_tokens,
-        Reason.ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
+        _ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
         alternative_id,
     )
 

@@ -66,6 +66,8 @@ class PlaceStatus(StrEnum):
 
 
 _NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
+_RESERVED = frozenset({PlaceStatus.DISPATCHED, PlaceStatus.HELD})
+_DECODE = Leg.DECODE
 
 
 @value
@@ -293,9 +295,10 @@ class Search:
             if placed is None:
                 continue
             self.rounds.append(placed)
-            match placed.reply.status:
-                case PlaceStatus.DISPATCHED | PlaceStatus.HELD:
-                    return placed
+            status = placed.reply.status
+            if status in _RESERVED:
+                return placed
+            match status:
                 case PlaceStatus.MISSED:
                     if not self._prior_meets_slo(placed):
                         raise SearchFailed(missed=placed)
@@ -318,7 +321,7 @@ class Search:
             assert reply.instance_id is not None
             where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
             option = options[-1] if reply.leg is options[-1].leg else options[0]
-            if option.leg is Leg.DECODE:  # at once: what is kept for later would keep the chain
+            if option.leg is _DECODE:  # at once: what is kept for later would keep the chain
                 transfer = judge_transfer(self.policy, option, *where, reply.uncached_tokens)
                 return Placed(reply, option.instances, transfer)
             return Placed(reply, option.instances, partial(judge, self.policy, option, *where, reply.ttft_s))

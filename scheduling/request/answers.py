@@ -22,6 +22,9 @@ class Verdict(StrEnum):
     """The fault is the instance's if its peers answer otherwise: it redirects, wants a key, or knows no such path."""
 
 
+_ANSWER: Final = Verdict.ANSWER
+
+
 _CLIENTS_OWN: Final = frozenset({400, 406, 409, 411, 412, 413, 414, 415, 416, 417, 422, 424, 428, 431})
 _NOT_IMPLEMENTED: Final = frozenset({501, 505})
 """The request needs what no server of this kind does."""
@@ -36,7 +39,7 @@ LONGEST_PAUSE_S: Final = 60.0
 def judge_status(status: int, *, names_pause: bool = False) -> Verdict:
     """The verdict that an answer of this status gives; ``names_pause``: it says when to come back (``retry-after``)."""
     if status < 300 or status in _CLIENTS_OWN or status in _NOT_IMPLEMENTED:
-        return Verdict.ANSWER
+        return _ANSWER
     if status == _BUSY or (status == _UNAVAILABLE and names_pause):
         return Verdict.BUSY
     return Verdict.FAULT if status >= 500 else Verdict.DISPUTED

@@ -9,7 +9,7 @@ from typing import Final
 
 from dualmap.scheduling.request.answers import pause_s
 from dualmap.scheduling.request.breaker import Breaker, BreakerRule, BreakerState
-from dualmap.scheduling.request.outcome import InstanceFailure, Outcome
+from dualmap.scheduling.request.outcome import InstanceFailure
 from dualmap.scheduling.request.outlier import OutcomeWindow, OutlierRule, most_ejected, stands_out
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
@@ -105,7 +105,7 @@ class CircuitBreakers:
 
     def succeeded(self, instance_id: str, now_s: float) -> None:
         """A whole answer."""
-        self._window.add(instance_id, fault=False, now_s=now_s)
+        self._window.add(instance_id, False, now_s)
         breaker = self._kept.get(instance_id, _CLOSED)
         if breaker is not _CLOSED or instance_id in self.troubled:
             after = breaker.succeeded(now_s, self._rule)
@@ -124,7 +124,7 @@ class CircuitBreakers:
     def failed(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
         """The instance is at fault: eject it if it has failed too often in a row, or stands out."""
         self._on_fault(instance_id, failure.reason)
-        self._window.add(instance_id, fault=True, now_s=now_s)
+        self._window.add(instance_id, True, now_s)
         breaker, rule = self._kept.get(instance_id, _CLOSED), self._rule
         own, peers = self._window.of(instance_id, now_s)
         by = None
@@ -150,13 +150,6 @@ class CircuitBreakers:
         self._busy_until_s[instance_id] = max(until_s, self._busy_until_s.get(instance_id, until_s))
         breaker = self._kept.get(instance_id, _CLOSED)
         self._keep(instance_id, breaker.ended_without_evidence(now_s), now_s)
-
-    def record(self, instance_id: str, outcome: Outcome, now_s: float) -> None:
-        """Record how a request ended that no fault was recorded of."""
-        if outcome is Outcome.COMPLETED:
-            self.succeeded(instance_id, now_s)
-        else:
-            self.ended_without_evidence(instance_id, now_s)
 
     # for people ------------------------------------------------------------------------------------------------
     def states(self) -> dict[str, BreakerState]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.breaker import BreakerRule
@@ -11,6 +12,8 @@ from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.quarantine import Quarantine
 from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+
+_COMPLETED: Final = Outcome.COMPLETED
 
 
 @dataclass(slots=True)
@@ -35,9 +38,11 @@ class Evidence:
 
     def ended(self, instance_id: str, outcome: Outcome, now_s: float) -> None:
         """A request ended on the instance that no failure was recorded of."""
-        self.breakers.record(instance_id, outcome, now_s)
-        if outcome is Outcome.COMPLETED:
+        if outcome is _COMPLETED:
+            self.breakers.succeeded(instance_id, now_s)
             self.quarantine.answered(instance_id, now_s)
+        else:
+            self.breakers.ended_without_evidence(instance_id, now_s)
 
     def failed(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
         """Record that the instance failed a request, where no other answer is needed to judge it."""

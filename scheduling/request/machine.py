@@ -183,7 +183,8 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
 TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
 """The phase after an input. A pair that is missing is illegal."""
 
-_TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
+TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
+"""An instance has room for it, and it is not on its way."""
 PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRING, Phase.PAIRED})
 """The phases on an instance in which tokens of the request are pending."""
 
@@ -484,7 +485,30 @@ Effect = (
 )
 Effects = tuple[Effect, ...]
 
+# Members of enumerations that every request meets, by names of this module: up to Python 3.11 an enumeration looks its
+# member up in a way that costs as much as a call.
+_NEW: Final = Phase.NEW
+_ADMITTING: Final = Phase.ADMITTING
+_PLACING: Final = Phase.PLACING
+_DISPATCHED: Final = Phase.DISPATCHED
+_DECODING: Final = Phase.DECODING
+_ANSWERING: Final = Phase.ANSWERING
+_BROKEN_OFF: Final = Phase.BROKEN_OFF
 _DONE: Final = Phase.DONE
+_ADMITTED: Final = Input.ADMITTED
+_QUEUED: Final = Input.QUEUED
+_TAKEN: Final = Input.TAKEN
+_TAKEN_IN_PAIR: Final = Input.TAKEN_IN_PAIR
+_SENT: Final = Input.SENT
+_FIRST_TOKEN: Final = Input.FIRST_TOKEN
+_ENDED: Final = Input.ENDED
+_PREFILL: Final = Leg.PREFILL
+_DECODE: Final = Leg.DECODE
+_DECODE_ROLE: Final = Role.DECODE
+_COMPLETED: Final = Outcome.COMPLETED
+_PLACE_HELD: Final = PlaceStatus.HELD
+_STORED_HELD: Final = RequestState.HELD
+
 _NOTHING: Final[Effects] = ()
 _SEND: Final[Effects] = (Send(),)
 _CLOSE: Final = Close()
@@ -682,23 +706,22 @@ class RequestMachine:
     # what it is now --------------------------------------------------------------------------------------------
     @property
     def is_done(self) -> bool:
-        return self.phase is Phase.DONE
+        return self.phase is _DONE
 
     @property
     def to_send(self) -> Leg:
         """The leg that is to be sent now, to ``target`` or to that of the decode leg; WHOLE for the request itself."""
-        return Leg.DECODE if self.phase is Phase.DECODING else self.leg
+        return _DECODE if self.phase is _DECODING else self.leg
 
     @property
     def shows_first_token(self) -> bool:
-        """Whether the first byte of its answer comes with the first token; of an answer that does not
-        stream, it comes with the last."""
-        return (self.spec.streams or self.leg is Leg.PREFILL) and not self.spec.hides_first_token
+        """Whether the first byte of its answer comes with the first token, and not only with the last one."""
+        return (self.spec.streams or self.leg is _PREFILL) and not self.spec.hides_first_token
 
     @property
     def is_decoded(self) -> bool:
         """Whether a decode instance answers it, or another one as such."""
-        return self.leg is Leg.PREFILL or (self.target is not None and self.target.role is Role.DECODE)
+        return self.leg is _PREFILL or (self.target is not None and self.target.role is _DECODE_ROLE)
 
     @property
     def kv_within_s(self) -> float | None:
@@ -710,7 +733,6 @@ class RequestMachine:
         limit_tokens = self.spec.output_limit
         return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
 
-    @property
     def asked_name(self) -> str:
         """See ``ClusterView.asked_name``. Where only one instance can answer, its name does not matter."""
         return "" if self.spec.pinned_to is not None else self.rules.fleet.view.asked_name(self.spec.model)
@@ -736,18 +758,19 @@ class RequestMachine:
         except KeyError:
             raise TransitionError(f"a request that is {self.phase} cannot be {given}") from None
 
-    def _check(self, phase: Phase, event: Event) -> None:
-        """Raise before anything has changed, where an event decides only after that which input it is."""
-        if self.phase is not phase:
-            raise TransitionError(f"a request that is {self.phase} cannot take {event}")
+    def _illegal(self, event: Event) -> TransitionError:
+        """Raised before anything has changed, where an event decides only after that which input it is."""
+        return TransitionError(f"a request that is {self.phase} cannot take {event}")
 
     # from its arrival to an instance ---------------------------------------------------------------------------
     def _arrived(self, event: Arrived, now_s: float) -> Effects:
-        self._check(Phase.NEW, event)
+        if self.phase is not _NEW:
+            raise self._illegal(event)
         return self._admit(now_s)
 
     def _trial_over(self, event: TrialOver, now_s: float) -> Effects:
-        self._check(Phase.ADMITTING, event)
+        if self.phase is not _ADMITTING:
+            raise self._illegal(event)
         return self._admit(now_s)
 
     def _admit(self, now_s: float) -> Effects:
@@ -763,11 +786,11 @@ class RequestMachine:
                 return self._refuse(Refusal.QUARANTINED, now_s, quarantined=admission)
             self.trial = admission
         if failure is None:
-            self._move(Input.ADMITTED)
+            self._move(_ADMITTED)
             return self._search(now_s)
         if not self.rules.evidence.take_retry(failure, now_s):
             return self._refuse(Refusal.BUDGET_SPENT, now_s)
-        self._move(Input.ADMITTED)
+        self._move(_ADMITTED)
         if self.spec.chain is None:
             return (CountRetry(failure.kind), *self._search(now_s))
         released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
@@ -809,7 +832,7 @@ class RequestMachine:
             request_id,
             self.rules.replica_id,
             "",
-            RequestState.HELD,
+            _STORED_HELD,
             attempt,
             0,
             chain.prompt_tokens,
@@ -818,7 +841,7 @@ class RequestMachine:
             self.enqueued_ms,
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
-            model=self.asked_name,
+            model=self.asked_name(),
         )
 
     def _pick(self, now_s: float) -> Effects:
@@ -840,15 +863,16 @@ class RequestMachine:
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
         placed, breakers = event.placed, self.rules.evidence.breakers
         reply = placed.reply
-        self._check(Phase.PLACING, event)
+        if self.phase is not _PLACING:
+            raise self._illegal(event)
         self.placed = self.estimate = placed
         self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
         if breakers.troubled:
             breakers.sending(placed.instance_id, now_s)
         if self.tries == 0:
             self.placed_s = now_s - self.started_s
-        if reply.status is PlaceStatus.HELD:
-            self._move(Input.QUEUED)
+        if reply.status is _PLACE_HELD:
+            self._move(_QUEUED)
             self.held_since_s = now_s
             return (AwaitGrant(placed, self.attempt, max(0.0, self.rules.max_hold_s - self.held_s)),)
         if event.target is None:
@@ -857,7 +881,8 @@ class RequestMachine:
         return self._dispatch(event.target, now_s)
 
     def _granted(self, event: Granted, now_s: float) -> Effects:
-        self._check(Phase.HELD, event)
+        if self.phase is not Phase.HELD:
+            raise self._illegal(event)
         self._hold_ends(now_s)
         if event.target is None:
             return self._removed(now_s)
@@ -868,8 +893,8 @@ class RequestMachine:
         self.held_s, self.held_since_s = self.held_so_far_s(now_s), None
 
     def _dispatch(self, target: InstanceSpec, now_s: float) -> Effects:
-        pairs = self.leg is Leg.PREFILL and self.rules.decode_first
-        self._move(Input.TAKEN_IN_PAIR if pairs else Input.TAKEN)
+        pairs = self.leg is _PREFILL and self.rules.decode_first
+        self._move(_TAKEN_IN_PAIR if pairs else _TAKEN)
         self.target = target
         self.instance_id = self.answering_id = target.instance_id
         self.tries += 1
@@ -898,7 +923,8 @@ class RequestMachine:
         return self._refuse(Refusal.NOBODY_LEFT, now_s, reserved=False)
 
     def _renamed(self, event: Renamed, now_s: float) -> Effects:
-        self._check(Phase.PLACING, event)
+        if self.phase is not _PLACING:
+            raise self._illegal(event)
         self.request_id = event.request_id
         return self._search(now_s)
 
@@ -916,10 +942,10 @@ class RequestMachine:
     # on an instance --------------------------------------------------------------------------------------------
     def _was_sent(self, _: Sent, now_s: float) -> Effects:
         before = self.phase
-        self._move(Input.SENT)
-        if self.decode is not None and before is Phase.DECODING:
+        self._move(_SENT)
+        if self.decode is not None and before is _DECODING:
             self.decode.sends += 1
-        if before not in _TO_BE_SENT or self.spec.chain is None or self.shows_first_token:
+        if before not in TO_BE_SENT or self.spec.chain is None or self.shows_first_token:
             return _NOTHING
         return (StartTimer(self._prefill_delay_s()),)
 
@@ -942,7 +968,7 @@ class RequestMachine:
 
     def _first_token(self, _: FirstToken, now_s: float) -> Effects:
         before = self.phase
-        self._move(Input.FIRST_TOKEN)
+        self._move(_FIRST_TOKEN)
         if self.trial is not None:
             self.trial.passes()
         if self.first_token_s is None:
@@ -982,18 +1008,18 @@ class RequestMachine:
     # the decode leg --------------------------------------------------------------------------------------------
     def _prefill_ended(self, _: PrefillEnded, now_s: float) -> Effects:
         before = self.phase
-        if self.leg is not Leg.PREFILL:
+        if self.leg is not _PREFILL:
             raise TransitionError(f"a request that is {before}, and is not split, has no prefill leg")
         self._move(Input.PREFILL_ENDED)
         self.rules.evidence.breakers.succeeded(self.instance_id, now_s)
         effects: Effects = ()
-        if before is not Phase.ANSWERING:
+        if before is not _ANSWERING:
             self.prefilled_s = self.age_s(now_s)
             effects = (self._prefill_over(),)
         if self.decode is None:
             effects += self._search_decoder()
         assert self.decode is not None
-        if before is not Phase.ANSWERING:
+        if before is not _ANSWERING:
             self.decode.staged_s = self.age_s(now_s)
         return effects
 
@@ -1007,7 +1033,7 @@ class RequestMachine:
         query = RouteQuery(chain, self.spec.slo_s, 0, self.spec.expected_output_tokens, leg.failed | leg.avoided)
         record = self.decode_record(chain)
         search = Search(
-            rules.decode_policy, rules.order, query, record, rules.fleet, False, rules.decode_stall_s, leg=Leg.DECODE
+            rules.decode_policy, rules.order, query, record, rules.fleet, False, rules.decode_stall_s, leg=_DECODE
         )
         return (ReserveDecoder(search),)
 
@@ -1017,18 +1043,18 @@ class RequestMachine:
             decode_leg_id(self.request_id),
             self.rules.replica_id,
             "",
-            RequestState.HELD,
+            _STORED_HELD,
             self.decode_attempt,
             0,
             chain.prompt_tokens,
             self.spec.expected_output_tokens,
             round(self.spec.slo_s * 1000),
-            model=self.asked_name,
+            model=self.asked_name(),
         )
 
     def _source(self) -> frozenset[str]:
         spec = self.rules.fleet.view.instances.get(self.instance_id)
-        return frozenset() if spec is None or not serves(spec.role, Leg.DECODE) else frozenset((spec.instance_id,))
+        return frozenset() if spec is None or not serves(spec.role, _DECODE) else frozenset((spec.instance_id,))
 
     def _decoder_reserved(self, event: DecoderReserved, now_s: float) -> Effects:
         leg, placed, target = self.decode, event.placed, event.target
@@ -1055,7 +1081,7 @@ class RequestMachine:
 
     # failures --------------------------------------------------------------------------------------------------
     def _failed(self, event: Failed, now_s: float) -> Effects:
-        failure, decode = event.failure, None if event.leg is Leg.PREFILL else self.decode
+        failure, decode = event.failure, None if event.leg is _PREFILL else self.decode
         if event.begun:
             self._move(Input.BROKE_OFF)
             self._judge(self.answering_id, failure, now_s)
@@ -1070,7 +1096,7 @@ class RequestMachine:
         self._note_loss(failed_id, failure, now_s)
         self._end_trial(completed=False)
         self.failures += ((failed_id, failure, self.age_s(now_s)),)
-        if before is Phase.DECODING and event.keeps_kv and self._admit_decode_again(failure, now_s):
+        if before is _DECODING and event.keeps_kv and self._admit_decode_again(failure, now_s):
             return self._decode_again(failure)
         self._move(Input.FAILED)
         self._exclude(decode, failure)
@@ -1131,7 +1157,7 @@ class RequestMachine:
         second = decision.alternative_id if decision.instance_id == target.instance_id else decision.instance_id
         if second is None or second in self.excluded or (spec.only is not None and second not in spec.only):
             return None
-        return view.instances.get(second) if second in view.serving(self.asked_name).ready else None
+        return view.instances.get(second) if second in view.serving(self.asked_name()).ready else None
 
     def _leave(self, failure: InstanceFailure | None) -> LeaveInstance:
         """Its try on its instance is over."""
@@ -1228,39 +1254,40 @@ class RequestMachine:
 
     def _ended(self, event: Ended, now_s: float) -> Effects:
         before = self.phase
-        self._move(Input.ENDED)
+        self._move(_ENDED)
         return self._end(before, event.outcome, event.usage, now_s)
 
     def _end(
         self, before: Phase, outcome: Outcome, usage: Usage | None, now_s: float, *, reserved: bool = True
     ) -> Effects:
         """Settle what is open with the instances, and release what may be reserved."""
-        answered, evidence = outcome is Outcome.COMPLETED, self.rules.evidence
+        answered, evidence = outcome is _COMPLETED, self.rules.evidence
         self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
-        self._hold_ends(now_s)
-        self._end_trial(completed=answered)
+        if self.held_since_s is not None:
+            self._hold_ends(now_s)
+        if self.trial is not None:
+            self._end_trial(completed=answered)
         if self.disputed:
             evidence.settle(self.disputed, now_s, answered=outcome in ANSWERED)
         if before in ON_AN_INSTANCE:  # else it has been judged, or never was on one
             evidence.ended(self.answering_id, outcome, now_s)
-        effects: list[Effect] = []
-        if before in ON_AN_INSTANCE or before is Phase.BROKEN_OFF:
-            effects.append(self._leave(None))
-        if reserved and self.spec.chain is not None and (self.tries or before not in (Phase.NEW, Phase.ADMITTING)):
-            effects += self._last_releases(answered=answered)
-        effects.append(_CLOSE)
-        return tuple(effects)
+        left: Effects = ()
+        if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
+            left = (self._leave(None),)
+        if reserved and self.spec.chain is not None and (self.tries or before not in (_NEW, _ADMITTING)):
+            return (*left, *self._last_releases(answered), _CLOSE)
+        return (*left, _CLOSE)
 
-    def _last_releases(self, *, answered: bool) -> list[Effect]:
+    def _last_releases(self, answered: bool) -> Effects:
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
-            return [Post(self._over(self.request_id, self.attempt, sample, seen=answered), last=True)]
-        over = self._over(decode.request_id, self.decode_attempt, sample, seen=answered)
+            return (Post(self._over(self.request_id, self.attempt, sample, answered), False, True),)
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered)
         if decode.answered:
-            return [Post(over, last=True)]
-        return [Post(over), Post(self._over(self.request_id, self.attempt, seen=answered), last=True)]
+            return (Post(over, last=True),)
+        return Post(over), Post(self._over(self.request_id, self.attempt, seen=answered), last=True)
 
-    def _over(self, leg_id: str, attempt: int, note: str = "", *, seen: bool = False) -> Release:
+    def _over(self, leg_id: str, attempt: int, note: str = "", seen: bool = False) -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
         return Release(leg_id, "", self.rules.replica_id, attempt, note, seen)
 

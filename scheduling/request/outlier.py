@@ -77,7 +77,7 @@ class OutcomeWindow:
     _newer_all: list[int] = field(default_factory=lambda: [0, 0])
     _older_all: list[int] = field(default_factory=lambda: [0, 0])
 
-    def add(self, instance_id: str, *, fault: bool, now_s: float) -> None:
+    def add(self, instance_id: str, fault: bool, now_s: float) -> None:
         if now_s >= self._turn_s:
             self._turn(now_s)
         counts = self._newer.get(instance_id)

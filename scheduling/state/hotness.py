@@ -27,11 +27,13 @@ class HotnessTree:
 
     def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
         """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
-        hashes = chain.key_hashes
+        hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        if not hot or hashes[0] not in hot:
+            return max(1, min(MIN_KEY_BLOCKS, len(hashes), max_key_blocks))
         is_whole = chain.tail_hash is None and len(hashes) * chain.key_stride >= len(chain.hashes)
         limit = min(len(hashes) if is_whole else len(hashes) + 1, max_key_blocks)
         depth = 0
-        while depth < limit - 1 and hashes[depth] in self.hot:
+        while depth < limit - 1 and hashes[depth] in hot:
             depth += 1
         return max(depth + 1, min(MIN_KEY_BLOCKS, len(hashes), max_key_blocks))
 

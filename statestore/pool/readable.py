@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Final, ParamSpec, TypeVar
 
 from dualmap.statestore.errors import UnreadableStateError
@@ -66,6 +66,7 @@ def readable_texts(entries: Iterable[bytes]) -> list[str]:
     return [*each_readable(dict.fromkeys(entries, b""), lambda name, _: name)]
 
 
+@lru_cache(maxsize=1024)  # a version or an epoch is that of the reply before
 def count_from(text: bytes) -> int:
     """Raises ValueError where it is none that this fleet would write."""
     count = int(text)

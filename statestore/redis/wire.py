@@ -51,6 +51,7 @@ class Wire(asyncio.Protocol):
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._overdue: asyncio.Future[Any] | None = None
         self._ended_because = "the connection to the store was lost"
+        self.is_connected = True
 
     @classmethod
     async def open(cls, connections: ConnectionPool, timeout_s: float) -> Wire:
@@ -71,16 +72,8 @@ class Wire(asyncio.Protocol):
         return wire
 
     @property
-    def is_connected(self) -> bool:
-        return self._transport is not None
-
-    @property
     def has_room(self) -> bool:
         return len(self._in_flight) < MAX_IN_FLIGHT
-
-    @property
-    def takes_commands(self) -> bool:
-        return self._transport is not None and len(self._in_flight) < MAX_IN_FLIGHT
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
@@ -137,7 +130,7 @@ class Wire(asyncio.Protocol):
             future.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport, self.is_connected = None, False
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
             self._sweep_timer = None
@@ -200,9 +193,9 @@ class WireCalls(Calls):
 
     def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
         wire, command = self._wire, pack(arguments)
-        if wire is None or not wire.takes_commands:
-            return self._send_when_ready(command, timeout_s)
-        return wire.send(command, timeout_s)
+        if wire is not None and wire.is_connected and wire.has_room:
+            return wire.send(command, timeout_s)
+        return self._send_when_ready(command, timeout_s)
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
         """Run a script by its hash, or with its source where the server does not know it.
@@ -214,31 +207,31 @@ class WireCalls(Calls):
         """
         # One deadline for both tries: the store refuses a script after it, so a call that was given up changes nothing
         # later.
-        give_up_s = self._loop_s() + self._timeout_s
-        try:
-            return await self._run(self._scripts[name], give_up_s, base, *arguments)
-        except TooLateError as error:
-            self._server_clock.set(error.now_ms, self._loop_s())
-            if self._loop_s() >= give_up_s:
-                raise
-            return await self._run(self._scripts[name], give_up_s, base, *arguments)
-
-    async def _run(self, script: Script, give_up_s: float, base: bytes, *arguments: Argument) -> Any:
-        is_connected = self._wire is not None and self._wire.is_connected
-        if self._own_clock is None and not (is_connected and self._server_clock.is_known):
-            await self.now_ms()
-        clock = self._act_by(give_up_s)
-        try:
-            return await self.command("EVALSHA", script.sha, 1, base, clock, *arguments)
-        except ScriptMissingError:
-            await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
-            # Scripts may be flushed again before the next call; the source works in any case.
-            return await self.command("EVAL", script.source, 1, base, clock, *arguments)
+        script, loop_s = self._scripts[name], asyncio.get_running_loop().time
+        give_up_s = loop_s() + self._timeout_s
+        verb, body, tried_again = "EVALSHA", script.sha, False
+        while True:
+            wire = self._wire
+            is_known = wire is not None and wire.is_connected and self._server_clock.is_known
+            if self._own_clock is None and not is_known:
+                await self.now_ms()
+            clock = self._act_by(give_up_s)
+            try:
+                return await self.command(verb, body, 1, base, clock, *arguments)
+            except ScriptMissingError:
+                await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
+                # Scripts may be flushed again before the next call; the source works in any case.
+                verb, body = "EVAL", script.source
+            except TooLateError as error:
+                self._server_clock.set(error.now_ms, loop_s())
+                if tried_again or loop_s() >= give_up_s:
+                    raise
+                tried_again = True
 
     def _act_by(self, give_up_s: float) -> bytes:
         if self._own_clock is not None:
             return own_clock_word(self._own_clock())
-        return b"%d" % self._server_clock.time_ms(give_up_s)
+        return str(self._server_clock.time_ms(give_up_s)).encode()
 
     @staticmethod
     def _loop_s() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights
@@ -12,6 +13,10 @@ from dualmap.scheduling.placing.decision import Reason, RouteQuery
 from dualmap.scheduling.placing.policies.pair import BeyondPair
 from dualmap.scheduling.settings import LeastCostSettings
 from dualmap.scheduling.state.instance import InstanceLoad
+
+_BEYOND_PAIR: Final = Reason.BEYOND_PAIR
+_CACHE: Final = Reason.CACHE
+_COST: Final = Reason.COST
 
 
 @dataclass(frozen=True)
@@ -48,5 +53,5 @@ class DualMapLeastCost(BeyondPair):
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
     ) -> Reason:
         if chosen not in query.pair:
-            return Reason.BEYOND_PAIR
-        return Reason.CACHE if hits[chosen] > hits[other] else Reason.COST
+            return _BEYOND_PAIR
+        return _CACHE if hits[chosen] > hits[other] else _COST

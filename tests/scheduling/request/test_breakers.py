@@ -6,6 +6,7 @@ from typing import Any
 
 from dualmap.scheduling.request.breaker import BreakerRule, BreakerState
 from dualmap.scheduling.request.breakers import CONSECUTIVE, SHARE, CircuitBreakers
+from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -77,7 +78,7 @@ def test_a_client_error_is_no_evidence_either_way() -> None:
     breakers = CircuitBreakers(RULE)
     breakers.failed("a", BROKEN, 0.0)
     for outcome in (Outcome.CLIENT_ERROR, Outcome.CLIENT_GONE, Outcome.CUT_OFF):
-        breakers.record("a", outcome, 0.0)
+        Evidence(breakers).ended("a", outcome, 0.0)
     assert breakers.blocked(0.0) == frozenset()
 
     breakers.failed("a", BROKEN, 0.0)
@@ -92,7 +93,7 @@ def test_after_the_cool_down_one_trial_goes_and_the_next_waits_for_it() -> None:
     breakers.sending("a", 5.0)
 
     assert breakers.blocked(5.1) == {"a"}
-    breakers.record("a", Outcome.COMPLETED, 5.2)
+    breakers.succeeded("a", 5.2)
     assert breakers.blocked(5.3) == frozenset()
     assert breakers.states() == {}
     assert "instance a is back in service" in warnings[-1]
@@ -102,7 +103,7 @@ def test_a_trial_without_evidence_leaves_its_place_to_another() -> None:
     breakers = opened()
     breakers.sending("a", 5.0)
 
-    breakers.record("a", Outcome.CLIENT_GONE, 5.2)
+    breakers.ended_without_evidence("a", 5.2)
 
     assert breakers.blocked(5.3) == frozenset()
     assert breakers.states() == {"a": BreakerState.HALF_OPEN}
