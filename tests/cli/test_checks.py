@@ -1,4 +1,4 @@
-"""What a start would refuse is seen by ``dualmap settings``."""
+"""``dualmap settings`` finds the settings that a start would refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `dualmap up` would start."""
+"""The processes that `dualmap up` would start."""
 
 from __future__ import annotations
 

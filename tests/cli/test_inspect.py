@@ -163,7 +163,7 @@ def test_an_instance_that_the_pool_does_not_have_is_an_error_that_names_those_it
 
 @pytest.fixture
 def sentinel_url(store_url: str, tmp_path: Path) -> Iterator[str]:
-    """The same store, found through a Sentinel."""
+    """The settings of the store, found through a Sentinel."""
     master_port = store_url.rpartition(":")[2].partition("/")[0]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

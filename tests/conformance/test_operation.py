@@ -10,7 +10,7 @@ METRICS = {
     "vllm:generation_tokens_total", "vllm:num_preemptions_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:request_queue_time_seconds_bucket", "process_start_time_seconds",
 }  # fmt: skip
-"""What the fleet, its dashboards and its alerts read."""
+"""The interfaces that the fleet, its dashboards and its alerts read."""
 
 
 async def test_a_model_card_has_its_length(server: Server) -> None:

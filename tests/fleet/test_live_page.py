@@ -74,7 +74,7 @@ def until_listed(page: Page, first: int, requests: int) -> None:
 
 
 def traffic(fleet: Fleet, first: int, requests: int) -> None:
-    """So many chats, eight at a time."""
+    """Make so many chats, eight at a time."""
     numbers = iter(range(first, first + requests))
 
     def client() -> None:

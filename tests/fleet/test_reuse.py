@@ -1,4 +1,4 @@
-"""What the method is for: requests that share a prefix meet on at most two instances. Round robin is the contrast."""
+"""Requests that share a prefix meet on at most two instances, as the method wants. Round robin is the contrast."""
 
 from __future__ import annotations
 

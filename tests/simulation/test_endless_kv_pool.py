@@ -1,4 +1,4 @@
-"""What was computed anywhere is a hit everywhere, and takes memory only while it is held."""
+"""A block that was computed anywhere is a hit everywhere, and takes memory only while it is held."""
 
 from __future__ import annotations
 

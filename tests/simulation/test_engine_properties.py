@@ -1,4 +1,4 @@
-"""What holds for the engine under any load."""
+"""Invariants of the engine under any load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe makes of a router's metrics."""
+"""The samples that the probe makes of a router's metrics."""
 
 from __future__ import annotations
 

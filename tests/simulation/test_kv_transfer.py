@@ -1,4 +1,4 @@
-"""What moves of KV cost, with times computed by hand."""
+"""The cost of moves of KV, with times computed by hand."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ BOUNDS = AutoscaleSettings(min_instances=2, max_instances=10)
 
 
 def after(planner: Planner, seconds: int, size: int, first_s: int = 0, **figures: float) -> int:
-    """What it wants after so many looks at the same figures."""
+    """The size that it wants after so many looks at the same figures."""
     for at_s in range(first_s, first_s + seconds):
         planner.observe(FleetFigures(float(at_s), size, **figures))
         wanted = planner.plan().wanted

@@ -19,7 +19,7 @@ class HoldingProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: list[asyncio.StreamWriter] = []
         self.replies = bytearray()
-        """What the server replied, also to clients that had left."""
+        """The replies of the server, also to clients that had left."""
 
     @property
     def holds(self) -> bool:

@@ -144,12 +144,12 @@ class Committing(Protocol):
 
 
 async def grant(pool: Committing, queue: QueueHead | None, scheduling: SchedulingSettings = SCHEDULING) -> int:
-    """What a replica does with the queue that a transition told it of."""
+    """Plan the queue that a transition replied, as a replica does."""
     return await drive(grant_queue(queue, queue_order_of(scheduling)), pool)
 
 
 async def sweep(pool: PoolStore, instance_id: str = "a", scheduling: SchedulingSettings = SCHEDULING) -> int:
-    """What the leader does once a second."""
+    """Do what the leader does once a second."""
     return await drive(sweep_queue(instance_id, queue_order_of(scheduling)), pool)
 
 

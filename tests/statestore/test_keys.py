@@ -49,7 +49,7 @@ def test_keys_are_readable() -> None:
 
 
 async def live_through_everything(pool: PoolStore) -> None:
-    """Whatever leaves a key or a field behind, at least once."""
+    """Do everything that leaves a key or a field behind, at least once."""
     for name in ("a", "b"):
         await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
     await pool.heartbeat("one", 60_000, {})
@@ -128,7 +128,7 @@ def test_every_field_that_a_fleet_makes_is_described_and_no_other(lived_in: Any)
 
 
 def fields_described(name: str) -> set[str]:
-    """Of the table in the key's section."""
+    """The rows of the table in the key's section."""
     section = DESCRIPTION.partition(f"\n## `{name}`\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (`.+?`) \|", section, re.MULTILINE)
     return {field for row in rows for field in re.findall(r"`(\w+)`", row)}

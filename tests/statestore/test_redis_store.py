@@ -1,4 +1,4 @@
-"""What a store on Redis finds out about its server, and what it may not do there."""
+"""A store on Redis finds out about its server, and leaves alone what is not its own."""
 
 from __future__ import annotations
 

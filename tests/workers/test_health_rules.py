@@ -1,4 +1,4 @@
-"""What checks conclude, rule by rule."""
+"""The conclusions of health checks, rule by rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests teach is learned once, by the leader, and published for all."""
+"""Samples of requests are learned once, by the leader, and published for all."""
 
 from __future__ import annotations
 

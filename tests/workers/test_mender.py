@@ -1,4 +1,4 @@
-"""What cannot be read in the store is mended and counted."""
+"""The mender repairs and counts entries of the store that cannot be read."""
 
 from __future__ import annotations
 

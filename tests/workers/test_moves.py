@@ -1,4 +1,4 @@
-"""What became of planned moves is told by reason and answer; the reasons are on the page of keys."""
+"""The results of planned moves are counted by reason and reply; the reasons are on the page of keys."""
 
 from __future__ import annotations
 

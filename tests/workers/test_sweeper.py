@@ -1,4 +1,4 @@
-"""What no replica planned is planned by the leader: a planner that dies costs the time to the next sweep."""
+"""The leader plans the queues that no replica planned: a planner that dies costs the time to the next sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no answer under a status of success."""
+"""A body under a status of success may be no answer."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FOREVER = ExchangeTimes(1e9, 1e9, 1e9)
 
 
 class Connection:
-    """Of an instance whose answer a test makes up."""
+    """The connection of an instance whose answer a test makes up."""
 
     url, reusable, between_chunks, paused = "http://x", True, True, False
 

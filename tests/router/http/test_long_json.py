@@ -29,7 +29,7 @@ objects = st.dictionaries(texts | st.just("model"), values | texts, max_size=6)
 
 
 def scan(body: bytes, *, max_values: int = 10_000, max_short_bytes: int = 1 << 20) -> tuple[LongJson, int]:
-    """What is found, and in how many steps."""
+    """The fields that are found, and the number of steps."""
     work, steps = scan_json(body, max_values=max_values, max_short_bytes=max_short_bytes), 1
     while True:
         try:

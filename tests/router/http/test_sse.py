@@ -46,7 +46,7 @@ def in_pieces(rng: random.Random, stream: bytes) -> list[bytes]:
 
 
 def dispatched(stream: bytes) -> list[bytes]:
-    """What a client gets of a stream, read line by line as the standard says."""
+    """The events that a client gets of a stream, read line by line as the standard says."""
     messages, data = [], []
     lines = stream.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     for line in lines[:-1]:

@@ -1,4 +1,4 @@
-"""What the requests ahead of one leave of its prefix."""
+"""Requests ahead of one leave it a part of its prefix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def chain(own_tokens: int, first: int) -> Chain:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the store counts as running on an instance."""
+    """The requests that the store counts as running on an instance."""
 
     running_requests: int
     context_tokens: int

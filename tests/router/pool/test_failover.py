@@ -47,7 +47,7 @@ from tests.statestore.samples import (
 
 
 class Replica:
-    """What a router does with its pool, and what it knows of its own requests."""
+    """A router's use of its pool, and its knowledge of its own requests."""
 
     def __init__(self, pool: FailoverPool, scheduling: SchedulingSettings = SCHEDULING) -> None:
         self.pool = pool

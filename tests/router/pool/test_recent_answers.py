@@ -1,4 +1,4 @@
-"""What is known of answers that ended a moment ago."""
+"""The replica remembers answers that ended a moment ago."""
 
 from __future__ import annotations
 

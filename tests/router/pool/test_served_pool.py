@@ -1,4 +1,4 @@
-"""What a pool's requests share on a replica."""
+"""The parts that a pool's requests share on a replica."""
 
 from __future__ import annotations
 

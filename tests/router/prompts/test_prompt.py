@@ -1,4 +1,4 @@
-"""What is read of a request's body."""
+"""The prompt that is read of a request's body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each candidate cost, part by part."""
+"""The cost of each candidate, part by part."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_replicas_share_a_port_and_an_own_port_is_not_shared() -> None:
 
 @pytest.fixture
 def resolved(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What the name server knows: addresses by name."""
+    """The addresses that the name server knows, by name."""
     known: dict[str, list[str]] = {}
 
     def getaddrinfo(host: str, port: int | None, **_: object) -> list[tuple[object, ...]]:

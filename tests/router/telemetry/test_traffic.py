@@ -1,4 +1,4 @@
-"""What a replica has served, as its heartbeat carries it."""
+"""A heartbeat carries the counts of a replica's traffic."""
 
 from __future__ import annotations
 

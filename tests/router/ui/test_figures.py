@@ -1,4 +1,4 @@
-"""What the live page shows, as plain data."""
+"""The figures of the live page, as plain data."""
 
 from __future__ import annotations
 

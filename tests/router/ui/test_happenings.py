@@ -1,4 +1,4 @@
-"""What happened between two readings of a pool."""
+"""The page lists the events between two readings of a pool."""
 
 from __future__ import annotations
 

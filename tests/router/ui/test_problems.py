@@ -1,4 +1,4 @@
-"""What is wrong with the fleet, in words."""
+"""The page names the problems of the fleet, in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas tell each other beside their requests."""
+"""Replicas report their state to each other beside their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples teach the leader."""
+"""The figures that the leader learns from samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What first tokens teach of an instance's prefill rate, and what they must not."""
+"""First tokens teach an instance's prefill rate, and nothing else does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Instan
 STEP_TOKENS = 2048
 RATE = 8000.0
 TOKENS = 800
-"""Of a prefill that takes 0.1 s at that rate."""
+"""The sample of a prefill that takes 0.1 s at that rate."""
 
 
 class Peers:
@@ -81,7 +81,7 @@ class One(Peers):
         super().__init__("a", tokens_per_s=tokens_per_s, window=window)
 
     def after(self, times: list[BusyTime]) -> One:
-        """The same instance after some more prefills."""
+        """The instance after some more prefills."""
         copy = One.__new__(One)
         copy.__dict__ = {**self.__dict__, "rates": replace(self.rates)}
         copy.learn("a", times)

@@ -47,7 +47,7 @@ class HandFleet:
     observed: list[tuple[str, ...]] = field(default_factory=list)
     refreshes: int = 0
     new_view: ClusterView | None = None
-    """What a refresh finds."""
+    """The view that a refresh finds."""
 
     def blocked(self) -> frozenset[str]:
         return self.behind_breakers

@@ -34,7 +34,7 @@ def run(steps: Generator[None, None, Chain]) -> tuple[Chain, int]:
 
 
 def of_events(ids: list[int], block_tokens: int, extras: BlockExtras = NO_EXTRAS) -> list[int]:
-    """What a subscriber makes of stored blocks, one after the other."""
+    """The blocks that a subscriber makes of stored ones, one after the other."""
     parent, hashes = ROOT, []
     for place in range(len(ids) // block_tokens):
         block = array("I", ids[place * block_tokens : (place + 1) * block_tokens]).tobytes()

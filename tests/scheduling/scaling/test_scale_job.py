@@ -34,7 +34,7 @@ class HandPlan:
 
 @dataclass
 class HandFleet:
-    """What the round sees, and what it did."""
+    """The figures that a round sees, and the calls that it made."""
 
     states: dict[str, InstanceState]
     record: ScaleRecord = field(default_factory=ScaleRecord)

@@ -1,4 +1,4 @@
-"""What comes of an engine's events."""
+"""The view that follows from an engine's events."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def apply(view: EngineView, *events: Event) -> tuple[KvChange, bool]:
 
 
 def after(names: Mapping[bytes, bytes], change: KvChange) -> dict[bytes, bytes]:
-    """What the store keeps of names."""
+    """The entries that the store keeps, by name."""
     kept = {**names, **change.names}
     return {name: known for name, known in kept.items() if known}
 

@@ -73,7 +73,7 @@ async def live_through(runtime: Runtime, rng: random.Random, outcomes: Counter[s
 
 
 async def sweep(pool: Any, order: QueueOrder) -> None:
-    """What the leader's sweeper does, more often."""
+    """Do what the leader's sweeper does, more often."""
     while True:
         for name, load in (await pool.loads()).items():
             if load.queued_requests:

@@ -1,4 +1,4 @@
-"""What all policies that look at every instance have in common."""
+"""Properties of all policies that look at every instance."""
 
 from __future__ import annotations
 
