@@ -26,15 +26,9 @@ import itertools
 import multiprocessing
 import random
 import resource
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, cast
-
-import yaml
 
 from dualmap.runtime.clock import RealClock
 from dualmap.runtime.discovery_settings import DiscoverySettings, KubernetesSettings
@@ -50,10 +44,10 @@ from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.ops import serve_ops
 from dualmap.workers.pool_reader import CachedPoolReader
 from tests.support.kubernetes_cluster import PODS, Cluster, asgi
-from tests.support.ports import first_port
+from tests.support.kubernetes_fleet import KubernetesFleet, kubernetes_fleet, until
 
 CLIENTS = 8
-REQUESTS_PER_S = 120.0
+REQUESTS_PER_S = 80.0
 SETTLE_S = 3.0
 BOUND_S = 1.0
 ANSWER = b'{"id":"c","object":"text_completion","choices":[{"index":0,"text":"x","finish_reason":"length"}]}'
@@ -122,68 +116,12 @@ class Pod:
         return next((came_s for came_s in self.requests_s if came_s >= moment_s), None)
 
 
-# the fleet -------------------------------------------------------------------------------------------------------
-@contextlib.asynccontextmanager
-async def fleet(cluster: Cluster) -> AsyncIterator[str]:
-    """A router and a worker as processes; gives the URL of the router."""
-    with tempfile.TemporaryDirectory() as folder, EmbeddedValkey() as valkey:
-        async with serve_ops(cast(Any, asgi(cluster)), "127.0.0.1", 0) as api_port:
-            port = first_port(24_000)
-            kubernetes = {
-                "label_selector": "app=vllm",
-                "namespace": "default",
-                "api_url": f"http://127.0.0.1:{api_port}",
-            }
-            settings = {
-                "store": {"url": valkey.url},
-                "router": {"port": port, "ops_port": port + 1},
-                "pools": [{"name": "default", "model": "m", "discovery": {"kubernetes": kubernetes}}],
-            }
-            path = Path(folder) / "fleet.yaml"
-            path.write_text(yaml.safe_dump(settings))
-            log = (Path(folder) / "log").open("wb")
-            processes = [
-                subprocess.Popen(  # noqa: ASYNC220  # nothing else runs yet
-                    [sys.executable, "-m", "dualmap", command, "--config", str(path)], stdout=log, stderr=log
-                )
-                for command in ("worker", "router")
-            ]
-            try:
-                await _until(lambda: _answers(port), "the router listens")
-                yield f"127.0.0.1:{port}"
-                if any(process.poll() is not None for process in processes):
-                    raise SystemExit((Path(folder) / "log").read_text()[-2000:])
-            finally:
-                for process in processes:
-                    process.terminate()
-                for process in processes:
-                    process.wait()
-                cluster.close()
-
-
-async def _answers(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
-async def _until(probe: Callable[[], Any], what: str, within_s: float = 60.0) -> None:
-    end_s = now_s() + within_s
-    while not await probe():
-        if now_s() > end_s:
-            raise SystemExit(f"never within {within_s:g} s: {what}")
-        await asyncio.sleep(0.05)
-
-
+# clients ---------------------------------------------------------------------------------------------------------
 class Clients:
     """Clients that send without a pause, each prompt another one."""
 
-    def __init__(self, address: str) -> None:
-        self._host, _, port = address.partition(":")
-        self._port = int(port)
+    def __init__(self, fleet: KubernetesFleet) -> None:
+        self._host, self._port = fleet.host, fleet.port
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self.statuses: dict[int, int] = {}
@@ -298,7 +236,7 @@ async def lives(events: int, per_s: float, pods: int, seed: int) -> None:
     world = Lives(cluster, made, source)
     for pod in made[: pods // 2]:
         world.put(pod)
-    async with fleet(cluster) as address, Clients(address) as clients:
+    async with kubernetes_fleet(cluster) as fleet, Clients(fleet) as clients:
         await asyncio.sleep(2 * SETTLE_S)
         begun_s = now_s()
         for number in range(events):
@@ -331,7 +269,7 @@ async def soon(pods: int, seed: int) -> None:
     stays, *others = made
     world.put(stays)
     firsts, lasts, lost = [], [], 0
-    async with fleet(cluster) as address, Clients(address):
+    async with kubernetes_fleet(cluster) as fleet, Clients(fleet):
         await asyncio.sleep(2 * SETTLE_S)
         source = random.Random(seed)
         for pod in others:
@@ -388,7 +326,7 @@ async def many(pods: int, per_s: float, for_s: float) -> None:
     api = multiprocessing.Process(target=serve_many, args=(pods, per_s, port), daemon=True)
     api.start()
     with EmbeddedValkey() as valkey:
-        await _until(lambda: _is_set(port), "the API server listens")
+        await until(lambda: _is_set(port), "the API server listens")
         kubernetes = KubernetesSettings(
             label_selector="app=vllm", namespace="default", api_url=f"http://127.0.0.1:{port.value}"
         )
@@ -405,7 +343,7 @@ async def many(pods: int, per_s: float, for_s: float) -> None:
             members_age_s=2.0,
         ) as discovery:  # fmt: skip
             job = asyncio.create_task(run_job(discovery, LoopContext("default", clock, metrics, random.Random(1))))
-            await _until(lambda: _serve(pool, pods), "all pods are members")
+            await until(lambda: _serve(pool, pods), "all pods are members")
             listed_s = now_s() - begun_s
             assert len((await pool.membership()).instances) == pods
             print(f"{pods} pods are members {listed_s:.2f} s after the start, {_cpu_s() - cpu_s:.2f} s of CPU")

@@ -131,6 +131,13 @@ class UnavailableError(RouterError):
     status, type, code = 503, "service_unavailable", "no_instance"
 
 
+class InstanceStartingError(RouterError):
+    """The pool has no instance, and the one that was started for the request did not become ready in time; or as many
+    requests as may wait for it already."""
+
+    status, type, code = 503, "service_unavailable", "instance_starting"
+
+
 def nobody_ready(pool: str, model: str = "") -> UnavailableError:
     """The error where no instance of a pool takes requests; with ``model``, none of those that serve this name."""
     which = f" that lists the model {model!r}" if model else ""

@@ -39,8 +39,10 @@ class SimulatedAutoscaler:
         spares: Sequence[InstanceSpec],
         renew: Callable[[InstanceSpec], None],
         arrived: Callable[[], int],
+        waiting: Callable[[], int],
     ) -> None:
-        """Parks the spares. ``renew`` gives an instance a new engine, with an empty cache."""
+        """Parks the spares. ``renew`` gives an instance a new engine, with an empty cache. ``waiting`` is the number of
+        requests that wait for the first instance."""
         self._pool = pool = fleet.pool
         for spec in spares:
             renew(spec)
@@ -51,6 +53,7 @@ class SimulatedAutoscaler:
         self._events = events
         self._led = leader.led
         self._renew = renew
+        self._waiting_now = waiting
         self._start_s = autoscale.settings.start_s
         self._starting: set[str] = set()
         self._keeper = ScaleKeeper(
@@ -76,7 +79,8 @@ class SimulatedAutoscaler:
                 self._start(name)
 
     async def _now(self) -> FleetNow:
-        return FleetNow(self._pool.now_ms(), self._pool.loads(), self._pool.members.instances)
+        pool = self._pool
+        return FleetNow(pool.now_ms(), pool.loads(), pool.members.instances, self._waiting_now())
 
     def _start(self, name: str) -> None:
         self._starting.add(name)

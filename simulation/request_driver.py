@@ -14,6 +14,7 @@ from dualmap.scheduling.queues.granting import Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.request.machine import (
     AwaitGrant,
+    AwaitInstance,
     AwaitTrial,
     Close,
     CountRetry,
@@ -22,6 +23,7 @@ from dualmap.scheduling.request.machine import (
     Enter,
     Event,
     Granted,
+    InstanceReady,
     LeaveInstance,
     NoDecoder,
     NotPlaced,
@@ -81,6 +83,8 @@ class RequestDriver:
         self._send, self._left, self._ended = send, left, ended
         self._hold_until_s: dict[str, float] = {}
         self._timers: dict[str, object] = {}
+        self._awaiting: list[RequestMachine] = []
+        """Requests that wait for the first instance, in the order of their arrival."""
 
     def report(self, machine: RequestMachine, event: Event | None) -> None:
         """Report an event, and what comes of its effects, until something else has to happen first."""
@@ -117,6 +121,8 @@ class RequestDriver:
                 self.retries += 1
             case StartTimer():
                 self._start_timer(machine, effect.delay_s)
+            case AwaitInstance():
+                self._await_instance(machine, effect.within_s)
             case AwaitTrial():
                 self._await_trial(machine, effect)
             case Rename():
@@ -163,6 +169,23 @@ class RequestDriver:
 
         effect.trial.when_passed(end)
         self._events.push(self._now_s() + effect.within_s, Priority.ARRIVAL, end)
+
+    def _await_instance(self, machine: RequestMachine, within_s: float) -> None:
+        self._awaiting.append(machine)
+
+        def give_up(_: float) -> None:
+            if machine in self._awaiting:
+                self._awaiting.remove(machine)
+                self.report(machine, TurnedAway(Refusal.NOT_STARTED))
+
+        self._events.push(self._now_s() + within_s, Priority.ARRIVAL, give_up)
+
+    def admit_waiting(self) -> None:
+        """Have the requests that wait for the first instance searched for again, if there is one."""
+        if self._awaiting and self._fleet.view.ready:
+            waiting, self._awaiting = self._awaiting, []
+            for machine in waiting:
+                self.report(machine, InstanceReady())
 
     def _start_timer(self, machine: RequestMachine, delay_s: float) -> None:
         timer = self._timers[machine.request_id] = object()

@@ -36,6 +36,7 @@ from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Out
 from dualmap.scheduling.request.quarantine import Quarantine
 from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.simulation.autoscale import Autoscale
@@ -111,6 +112,8 @@ class Simulation:
             breakers=breakers,
             now_s=lambda: self._now_s,
         )
+        autoscale = scenario.autoscale
+        self._waiting_room = WaitingRoom.of(None if autoscale is None else autoscale.settings)
         self._rules = RequestRules(
             replica_id=REPLICA,
             fleet=self._fleet,
@@ -121,6 +124,7 @@ class Simulation:
             refuses_late=scenario.refuses_late,
             decode_first=scenario.decode_first,
             evidence=Evidence(breakers, Quarantine(), retries),
+            waiting_room=self._waiting_room,
         )
         self._events = EventQueue()
         self._reported = ReportedCaches(self._pool) if scenario.kv_events else None
@@ -177,6 +181,7 @@ class Simulation:
         while len(self._events):
             self._now_s, action = self._events.pop()
             action(self._now_s)
+            self._requests.admit_waiting()
             self._requests.deliver_grants()
         return self._record()
 
@@ -221,8 +226,9 @@ class Simulation:
         spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.settings.max_instances)))
         self._waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
-            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived
-        )
+            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived,
+            lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
+        )  # fmt: skip
 
     def _renew(self, spec: InstanceSpec) -> None:
         self._cluster.add(spec.instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))

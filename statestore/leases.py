@@ -27,6 +27,13 @@ LOST_FIELD: Final = "lost"
 """Field of a replica's information with the instances that it cannot reach, or that fail all its requests, by id."""
 AVOIDED_FIELD: Final = "avoids"
 """Field of a replica's information with the instances that it sends nothing, or trial requests alone, and why."""
+WAITING_FIELD: Final = "waiting"
+"""Field of a replica's information with the number of its requests that wait for the first instance of the pool. With
+the two below, of a pool that may have no instance."""
+LIVE_FIELD: Final = "live"
+"""Field with the number of requests of the pool that it serves now."""
+ENDED_FIELD: Final = "ended"
+"""Field with the number of those that it has served since it began."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,6 +160,12 @@ class WorkerMetrics:
             ["pool"],
             registry=self.registry,
         )
+        self.least_instances = Gauge(
+            "dualmap_worker_least_instances",
+            "Least instances that the autoscaler keeps, of the worker that leads the pool alone; 0: none while idle",
+            ["pool"],
+            registry=self.registry,
+        )
         self.scale_decisions = Counter(
             "dualmap_worker_scale_decisions",
             "Scaling decisions by what became of them (open, done, failed, withdrawn, published)",
@@ -168,7 +174,8 @@ class WorkerMetrics:
         )
         self.discovered = Counter(
             "dualmap_worker_discovered",
-            "Changes of members by discovery (entered, replaced, resumed, role changed, drained, removed)",
+            "Changes of members by discovery (entered, replaced, resumed, role changed, aliases changed, drained,"
+            " removed)",
             ["pool", "change"],
             registry=self.registry,
         )
@@ -184,7 +191,7 @@ class WorkerMetrics:
 
     def end_term(self, pool: str) -> None:
         """Drop what only a leader knows: a former one must not publish it."""
-        for gauge in (self.wanted_instances, self.discovery_failing):
+        for gauge in (self.wanted_instances, self.least_instances, self.discovery_failing):
             with contextlib.suppress(KeyError):
                 gauge.remove(pool)
 

@@ -41,6 +41,9 @@ class _Cached(Generic[T]):
                 self._answer = (now_s, await self._fetch())
             return self._answer[1]
 
+    def forget(self) -> None:
+        self._answer = None
+
 
 class CachedPoolReader:
     """A ``PoolReader`` no older than ``max_age_s``: with hundreds of instances a read costs tens of milliseconds.
@@ -52,6 +55,10 @@ class CachedPoolReader:
         self._membership = _Cached(pool.membership, clock, max_age_s)
         self._loads = _Cached(pool.loads, clock, max_age_s)
         self._overview = _Cached(pool.overview, clock, max_age_s)
+
+    def forget_membership(self) -> None:
+        """The members were changed, and whoever reads them next is to see that."""
+        self._membership.forget()
 
     async def membership(self) -> Membership:
         return await self._membership.get()

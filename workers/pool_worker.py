@@ -162,7 +162,7 @@ class PoolWorker:
             await scaler.close()
 
     @contextlib.asynccontextmanager
-    async def _discovery(self, fence: int, reader: PoolReader) -> AsyncIterator[list[Job]]:
+    async def _discovery(self, fence: int, reader: CachedPoolReader) -> AsyncIterator[list[Job]]:
         """Discovery, where the pool has it."""
         if self._settings.discovery is None:
             yield []
@@ -180,6 +180,7 @@ class PoolWorker:
             metrics=self._metrics,
             jitter=self._jitter,
             members_age_s=_DISCOVERY_MAX_AGE_S / self._worker.time_scale,
+            on_change=reader.forget_membership,
         ) as discovery:
             yield [discovery]
 

@@ -11,6 +11,7 @@ from dualmap.scheduling.scaling.scale_job import FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import drive
+from dualmap.statestore.leases import ENDED_FIELD, LIVE_FIELD, WAITING_FIELD
 from dualmap.statestore.led import LedPool, LedScaling
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.actuators import Actuator, ActuatorCalls
@@ -65,6 +66,7 @@ class Scaler:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         record = await drive(self._keeper.tick(), self._scaling)
         self._metrics.wanted_instances.labels(self._pool.name).set(self._keeper.plan.wanted)
+        self._metrics.least_instances.labels(self._pool.name).set(self._keeper.settings.min_instances)
         self._report(record)
 
     async def close(self) -> None:
@@ -72,8 +74,15 @@ class Scaler:
         await self._calls.close()
 
     async def _now(self) -> FleetNow:
-        loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
-        return FleetNow(await self._pool.now_ms(), loads, instances)
+        instances = (await self._reader.membership()).instances
+        if self._keeper.settings.min_instances > 0:
+            return FleetNow(await self._pool.now_ms(), await self._reader.loads(), instances)
+        overview = await self._reader.overview()
+        replicas = [replica.info for replica in overview.replicas if replica.is_alive(overview.now_ms)]
+        waiting, live, ended = (
+            sum(_count(info.get(name)) for info in replicas) for name in (WAITING_FIELD, LIVE_FIELD, ENDED_FIELD)
+        )
+        return FleetNow(overview.now_ms, overview.loads, instances, waiting, live, ended)
 
     def _report(self, record: ScaleRecord) -> None:
         if self._keeper.hands_off != self._hands_off:
@@ -96,3 +105,7 @@ class Scaler:
             )
             self._metrics.scale_decisions.labels(self._pool.name, record.status.value).inc()
         self._reported = now
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0

@@ -10,6 +10,7 @@ from typing import Any
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.instance_waiters import InstanceWaiters
 from dualmap.router.pool.model_lists import ModelLists
 from dualmap.router.pool.outbox import Outbox
 from dualmap.router.pool.pool_fleet import PoolFleet
@@ -25,6 +26,7 @@ from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import RequestRules
 from dualmap.scheduling.request.passed_on import PassedOnBalancer
+from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.port import ReplicaPool
 
@@ -39,6 +41,7 @@ class ServedPool:
     view: ViewKeeper
     loss_notifier: InstanceLossNotifier
     grant_waiters: GrantWaiters
+    instance_waiters: InstanceWaiters
     fleet: PoolFleet
     outbox: Outbox
     policy: Policy
@@ -58,9 +61,12 @@ class ServedPool:
     stored_responses: StoredResponses = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""
+    waiting_room: WaitingRoom | None = field(init=False)
+    """Where requests wait for the first instance; None where the pool is to have some at all times."""
     _balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
 
     def __post_init__(self) -> None:
+        self.waiting_room = WaitingRoom.of(self.settings.autoscale)
         self.stored_responses = StoredResponses(self.store)
         self._schedule_by(self.scheduling)
 
@@ -80,6 +86,7 @@ class ServedPool:
             transfer_timeout_s=self.settings.transfer_timeout_s,
             evidence=self.evidence,
             balancer=self._balancer,
+            waiting_room=self.waiting_room,
         )
 
     def follow(self, overrides: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.leases import AVOIDED_FIELD, LOST_FIELD
+from dualmap.statestore.leases import AVOIDED_FIELD, ENDED_FIELD, LIVE_FIELD, LOST_FIELD, WAITING_FIELD
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Replica:
         self._info = {**info, "scheduling": pool.scheduling.fingerprint, PROCESS_FIELD: secrets.token_hex(4)}
         pool.store.recover_from(self._live, pool.fleet.rates)
         self._reachable = True
+        self._beat_soon = asyncio.Event()
+        pool.instance_waiters.on_first = self._beat_soon.set
         self._owes_restoring = False
         """The store did not know the lease, and what it may have lost has not been restored since. Remembered, because
         a heartbeat enters the lease: the next one finds it known."""
@@ -114,7 +117,7 @@ class Replica:
         Runs until cancelled."""
         lease_s = self._context.settings.replica_lease_s
         while True:
-            await self._context.clock.sleep(lease_s / BEATS_PER_LEASE)
+            await self._pause(lease_s / BEATS_PER_LEASE)
             failing = "the lease could not be renewed"
             try:
                 if not await self._beat():
@@ -126,20 +129,37 @@ class Replica:
             except StoreError as error:
                 log.warning("pool %s: %s: %s", self._settings.name, failing, error)
 
+    async def _pause(self, for_s: float) -> None:
+        """Wait for the next beat, or until a request waits for the first instance, of which the leader must know."""
+        if self._pool.waiting_room is None:
+            await self._context.clock.sleep(for_s)
+            return
+        waits = (asyncio.ensure_future(self._context.clock.sleep(for_s)), asyncio.ensure_future(self._beat_soon.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        self._beat_soon.clear()
+
     async def _beat(self) -> bool:
         context = self._context
         lease_ms = round(context.settings.replica_lease_s * 1000)
-        traffic = TrafficCounts.of(self._pool.metrics).to_text()
+        traffic = TrafficCounts.of(self._pool.metrics)
         pool, now_s = self._pool, context.clock.monotonic_s()
         lost = pool.evidence.quarantine.lost(now_s) | pool.evidence.breakers.failing()
         avoided = pool.evidence.breakers.avoided(now_s)
         info = {
             **self._info,
             "requests": str(len(context.live)),
-            INFO_FIELD: traffic,
+            INFO_FIELD: traffic.to_text(),
             LOST_FIELD: " ".join(sorted(lost)),
             AVOIDED_FIELD: ", ".join(f"{name} ({each.state}: {each.reason})" for name, each in sorted(avoided.items())),
         }
+        if pool.waiting_room is not None:
+            info[WAITING_FIELD] = str(pool.waiting_room.waiting)
+            info[LIVE_FIELD] = str(int(pool.metrics.in_flight.value))
+            info[ENDED_FIELD] = str(traffic.ended)
         if pool.tokenizer is not None:
             info["tokens"] = pool.tokenizer.status
         call = context.metrics.store_calls["heartbeat"]

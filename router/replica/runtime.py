@@ -14,6 +14,7 @@ from dualmap.router.peer_client import PeerClient
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
+from dualmap.router.pool.instance_waiters import InstanceWaiters
 from dualmap.router.pool.model_lengths import ModelLengths
 from dualmap.router.pool.model_lists import InstanceQueries, ModelLists
 from dualmap.router.pool.outbox import Outbox
@@ -136,6 +137,8 @@ class Runtime:
             self._supervisor.start(f"view {name}", pool.view.run)
             pool.store.on_grant(self.context.replica_id, pool.grant_waiters.deliver)
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
+            if pool.waiting_room is not None:
+                self._supervisor.start(f"waiting {name}", pool.instance_waiters.watch)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
             self._supervisor.start(f"leftovers {name}", replica.reconcile_all)
             if pool.tokenizer is not None:
@@ -295,6 +298,7 @@ def _served_pool(
         view=view,
         loss_notifier=loss_notifier,
         grant_waiters=waiters,
+        instance_waiters=InstanceWaiters(view, clock=clock, call_later=context.call_later),
         fleet=fleet,
         outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),

@@ -29,6 +29,7 @@ from dualmap.scheduling.request.machine import (
     TO_BE_SENT,
     Arrived,
     AwaitGrant,
+    AwaitInstance,
     AwaitTrial,
     Close,
     CountRetry,
@@ -40,6 +41,7 @@ from dualmap.scheduling.request.machine import (
     Failed,
     FirstToken,
     Granted,
+    InstanceReady,
     LeaveInstance,
     Moved,
     NoDecoder,
@@ -47,6 +49,7 @@ from dualmap.scheduling.request.machine import (
     Post,
     PrefillEnded,
     PrefillPresumed,
+    Refusal,
     Refuse,
     ReleaseFirst,
     Rename,
@@ -357,6 +360,10 @@ class LiveRequest:
         assert instance_id is not None
         return Reserved(placed, pool.view.view.instances.get(instance_id) or await self._new_member(instance_id))
 
+    async def _await_instance(self, effect: AwaitInstance) -> Event:
+        is_ready = await self.pool.instance_waiters.wait(effect.within_s)
+        return InstanceReady() if is_ready else TurnedAway(Refusal.NOT_STARTED)
+
     async def _await_grant(self, effect: AwaitGrant) -> Event:
         pool, waiter, queue = self.pool, self._waiter, effect.placed.reply.queue
         assert waiter is not None
@@ -491,6 +498,7 @@ _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] =
 
 _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
     Reserve: LiveRequest._reserve,
+    AwaitInstance: LiveRequest._await_instance,
     AwaitGrant: LiveRequest._await_grant,
     ReserveDecoder: LiveRequest._reserve_decoder,
     ReleaseFirst: LiveRequest._release_first,

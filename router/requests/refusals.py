@@ -6,6 +6,7 @@ import asyncio
 
 from dualmap.router.errors import (
     HoldTimeoutError,
+    InstanceStartingError,
     QueueFullError,
     RequestQuarantinedError,
     RouterError,
@@ -18,6 +19,7 @@ from dualmap.router.errors import (
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.scheduling.request.machine import Refusal, Refuse, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.errors import StoreError
 
 
@@ -35,6 +37,8 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
                 " again later, add instances, or raise scheduling.max_hold_s",
                 retry_after_s=_expected_wait_s(machine, pool),
             )
+        case Refusal.NOT_STARTED | Refusal.TOO_MANY_WAIT if pool.settings.autoscale is not None:
+            return _not_started(why, pool.settings.name, pool.settings.autoscale)
         case Refusal.QUEUE_FULL if refuse.failed is not None:
             full = refuse.failed.full
             return QueueFullError(
@@ -53,6 +57,17 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
     if why is Refusal.INSTANCE_REMOVED:
         return UnavailableError("its instance was removed while the request was sent there", retry_after_s=1.0)
     return nobody_ready(pool.settings.name, machine.asked_name())
+
+
+def _not_started(why: Refusal, pool: str, autoscale: AutoscaleSettings) -> RouterError:
+    advice = "dualmap inspect scaling says how its start goes"
+    if why is Refusal.TOO_MANY_WAIT:
+        said = f"{autoscale.max_waiting} requests of this router wait for the first instance of pool {pool!r} already"
+        advice += "; try again later, or raise pools[].autoscale.max_waiting"
+    else:
+        said = f"pool {pool!r} had no instance, and none became ready within {autoscale.gives_up_s:g} s"
+        advice += "; try again later, and raise pools[].autoscale.start_s if instances take longer to start"
+    return InstanceStartingError(f"{said}; {advice}", retry_after_s=autoscale.start_s)
 
 
 def exhausted(failure: InstanceFailure, why: str) -> RouterError:

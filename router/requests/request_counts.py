@@ -23,7 +23,7 @@ def count_placed(placed: Placed, machine: RequestMachine, metrics: PoolMetrics) 
     (metrics.one_trip if search.trips == 1 else metrics.more_trips).value += 1
     if search.stale_rounds:
         metrics.stale.inc(search.stale_rounds)
-    if machine.tries <= 1 and machine.placed_s is not None:
+    if machine.tries <= 1 and machine.placed_s is not None and machine.awaits_since_s is None:
         metrics.decision_s.observe(machine.placed_s)
     if machine.grant is None and machine.phase in ON_AN_INSTANCE:
         metrics.hold_s.observe(machine.held_s)

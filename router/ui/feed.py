@@ -232,7 +232,9 @@ class Feed:
             pool, history = self._runtime.pools.pools[name], self._history[name]
             counted = history[-1][1].since(history[0][1]) if overview is not None else TrafficCounts()
             slo_s = pool.scheduling.slo_ttft_s
-            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, *self._published(name)))
+            may_be_empty = pool.waiting_room is not None
+            scaled, discovery = self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
+            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery))
         lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s())
         fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
         found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
@@ -246,10 +248,6 @@ class Feed:
         pool = self._runtime.pools.pools[name]
         entered = any(spec.origin is not None for spec in pool.view.view.instances.values())
         return pool.settings.discovery is not None or entered
-
-    def _published(self, name: str) -> tuple[ScaleEntry | None, DiscoveryStatus]:
-        """The reports of the pool's leader, as they were read last."""
-        return self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
 
     async def _scale_steps(self, name: str) -> list[list[Any]]:
         """The lines of the autoscaler's log after the line that was reported last, the oldest first."""

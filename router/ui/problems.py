@@ -76,6 +76,8 @@ class PoolState:
     """Counts of the last minute."""
     scaled: ScaleEntry | None = None
     """The newest line of the scaling log."""
+    may_be_empty: bool = False
+    """The autoscaler may leave it without an instance."""
     discovery: DiscoveryStatus = field(default_factory=DiscoveryStatus)
 
 
@@ -264,7 +266,11 @@ def _of_members(pool: PoolState) -> Iterator[Problem]:
     if overview is None:
         return
     states = {name: load.state for name, load in overview.loads.items()}
-    if not states:
+    if pool.may_be_empty and InstanceState.READY not in states.values():
+        why = "the autoscaler may leave the pool without any: requests wait while the first one starts"
+        advice = "Nothing, unless requests end with instance_starting: see dualmap inspect scaling then."
+        yield Problem("asleep", Severity.NOTICE, "No instance runs", why, advice)
+    elif not states:
         advice = "Add one: dualmap instances add, or the pool's instances in the settings."
         yield Problem("empty", Severity.CRITICAL, "No instance", "every request is refused with 503", advice)
     else:
@@ -402,6 +408,7 @@ def _unreachable(statuses: Mapping[str, ReplicaStatus]) -> dict[str, tuple[str, 
 
 # refusals -------------------------------------------------------------------------------------------------------
 ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
+    "instance_starting": (Severity.CRITICAL, "No first instance became ready in time: see dualmap inspect scaling."),
     "queue_full": (Severity.WARNING, "Add instances, or raise the limit that the message of the answer names."),
     "replica_full": (Severity.WARNING, "Add replicas, or raise the limit that the message of the answer names."),
     "no_instance": (Severity.CRITICAL, "Bring an instance up, or one that lists the model: dualmap instances list."),

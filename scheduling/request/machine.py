@@ -45,6 +45,7 @@ from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFa
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
@@ -62,6 +63,8 @@ class Phase(StrEnum):
     died, is on trial: it waits for that one."""
     PLACING = "placing"
     """An instance is searched for. The store may have reserved one."""
+    AWAITING = "awaiting"
+    """The pool has no instance, and may have none: it waits for the first one, which is being started for it."""
     HELD = "held"
     """It waits in the queue of an instance, and can be moved."""
     DISPATCHED = "dispatched"
@@ -94,6 +97,10 @@ class Input(StrEnum):
     SUSPECTED = "suspected"
     SEARCHES_AGAIN = "searches_again"
     """Its id was taken, or all instances that could take it are those that failed it."""
+    PUT_OFF = "put_off"
+    """No instance is there, and one is started."""
+    INSTANCE_CAME = "instance_came"
+    """The pool has an instance now."""
     QUEUED = "queued"
     TAKEN = "taken"
     """An instance has room for it."""
@@ -141,6 +148,8 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
         (p.ADMITTING, i.SUSPECTED): p.ADMITTING,
         (p.ADMITTING, i.ADMITTED): p.PLACING,
         (p.PLACING, i.SEARCHES_AGAIN): p.PLACING,
+        (p.PLACING, i.PUT_OFF): p.AWAITING,
+        (p.AWAITING, i.INSTANCE_CAME): p.PLACING,
         (p.PLACING, i.QUEUED): p.HELD,
         (p.PLACING, i.TAKEN): p.DISPATCHED,
         (p.PLACING, i.TAKEN_IN_PAIR): p.PAIRING,
@@ -173,7 +182,7 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
         table.setdefault((phase, i.SENT), phase)  # once more, over a new connection to the same instance
     for phase in (p.DISPATCHED, p.PREFILLING, p.PRESUMED):
         table[phase, i.MOVED] = p.PREFILLING
-    for phase in (p.NEW, p.ADMITTING, p.PLACING, p.HELD):
+    for phase in (p.NEW, p.ADMITTING, p.PLACING, p.AWAITING, p.HELD):
         table[phase, i.REFUSED] = p.DONE
     for phase in Phase:
         table[phase, i.ENDED] = p.DONE
@@ -232,6 +241,11 @@ class Renamed:
 
 
 @value
+class InstanceReady:
+    """The pool has an instance again."""
+
+
+@value
 class Granted:
     """It was held, and an instance has room for it now."""
 
@@ -247,7 +261,7 @@ class ReservationLost:
 
 @value
 class TurnedAway:
-    """It was held for as long as it may be."""
+    """It was held, or has waited for an instance, for as long as it may."""
 
     why: Refusal
 
@@ -324,6 +338,7 @@ Event = (
     | Reserved
     | NotPlaced
     | Renamed
+    | InstanceReady
     | Granted
     | ReservationLost
     | TurnedAway
@@ -344,6 +359,10 @@ class Refusal(StrEnum):
     """Why a request is not served."""
 
     NO_INSTANCE = "no_instance"
+    NOT_STARTED = "not_started"
+    """The pool had no instance, and none became ready in time."""
+    TOO_MANY_WAIT = "too_many_wait"
+    """As many as may wait for the first instance already."""
     QUEUE_FULL = "queue_full"
     WOULD_BE_LATE = "would_be_late"
     """Late requests are refused, and it is expected to be late everywhere."""
@@ -381,6 +400,13 @@ class Reserve:
 @value
 class Rename:
     """Its id is another live request's. Answer: ``Renamed``."""
+
+
+@value
+class AwaitInstance:
+    """Wait until the pool has an instance, ``within_s`` at most. Answer: ``InstanceReady`` or ``TurnedAway``."""
+
+    within_s: float
 
 
 @value
@@ -471,6 +497,7 @@ Effect = (
     AwaitTrial
     | Reserve
     | Rename
+    | AwaitInstance
     | AwaitGrant
     | ReserveDecoder
     | Send
@@ -490,6 +517,7 @@ Effects = tuple[Effect, ...]
 _NEW: Final = Phase.NEW
 _ADMITTING: Final = Phase.ADMITTING
 _PLACING: Final = Phase.PLACING
+_AWAITING: Final = Phase.AWAITING
 _DISPATCHED: Final = Phase.DISPATCHED
 _DECODING: Final = Phase.DECODING
 _ANSWERING: Final = Phase.ANSWERING
@@ -557,6 +585,8 @@ class RequestRules:
     evidence: Evidence = field(default_factory=Evidence)
     balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
     """Picks instances for requests that are passed on."""
+    waiting_room: WaitingRoom | None = None
+    """Where requests wait for the first instance; None: the pool has some at all times, or refuses."""
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """The policy of decode legs, whatever the other one is."""
@@ -646,6 +676,8 @@ class RequestMachine:
     """The reservation that stands."""
     estimate: Placed | None = None
     """The last reservation that was made: its TTFT is expected, also after it was lost."""
+    awaits_since_s: float | None = None
+    """When it began to wait for the first instance of the pool, on the driver's clock; it stays once it has."""
     enqueued_ms: int = 0
     """The time of its first reservation, by the store's clock."""
     target: InstanceSpec | None = None
@@ -739,9 +771,9 @@ class RequestMachine:
 
     @property
     def expected_ttft_s(self) -> float | None:
-        """The TTFT that its placement expected; None once it was placed again: no estimate includes the time lost on
-        the first try."""
-        if self.attempt > 1 or self.estimate is None:
+        """The TTFT that its placement expected; None once it was placed again, or waited for the first instance: no
+        estimate includes the time lost then."""
+        if self.attempt > 1 or self.estimate is None or self.awaits_since_s is not None:
             return None
         return self.estimate.decision.expected_ttft_s
 
@@ -915,12 +947,36 @@ class RequestMachine:
         if why.full:
             return self._refuse(Refusal.QUEUE_FULL, now_s, failed=why, reserved=False)
         if self.failure is None:
-            return self._refuse(Refusal.NO_INSTANCE, now_s, reserved=False)
+            return self._await_instance(now_s)
         if self.failure.kind is FailureKind.RECOMPUTED and self.excluded:
             self._move(Input.SEARCHES_AGAIN)
             self.excluded = frozenset()  # the one that gave it back is better than none
             return self._search(now_s)
         return self._refuse(Refusal.NOBODY_LEFT, now_s, reserved=False)
+
+    def _await_instance(self, now_s: float) -> Effects:
+        """Wait for the first instance, where the pool may be without any and this one could take the request."""
+        room, spec = self.rules.waiting_room, self.spec
+        if room is None or self.rules.fleet.view.ready or spec.pinned_to is not None or spec.only is not None:
+            return self._refuse(Refusal.NO_INSTANCE, now_s, reserved=False)
+        if room.is_full:
+            return self._refuse(Refusal.TOO_MANY_WAIT, now_s, reserved=False)
+        if self.awaits_since_s is None:
+            self.awaits_since_s = now_s
+        self._move(Input.PUT_OFF)
+        room.enter()
+        return (AwaitInstance(max(0.0, room.within_s - (now_s - self.awaits_since_s))),)
+
+    def _instance_ready(self, event: InstanceReady, now_s: float) -> Effects:
+        if self.phase is not _AWAITING:
+            raise self._illegal(event)
+        self._leave_room()
+        self._move(Input.INSTANCE_CAME)
+        return self._search(now_s)
+
+    def _leave_room(self) -> None:
+        if self.rules.waiting_room is not None:
+            self.rules.waiting_room.leave()
 
     def _renamed(self, event: Renamed, now_s: float) -> Effects:
         if self.phase is not _PLACING:
@@ -1265,6 +1321,8 @@ class RequestMachine:
         self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
         if self.held_since_s is not None:
             self._hold_ends(now_s)
+        if before is _AWAITING:
+            self._leave_room()
         if self.trial is not None:
             self._end_trial(completed=answered)
         if self.disputed:
@@ -1274,7 +1332,7 @@ class RequestMachine:
         left: Effects = ()
         if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
             left = (self._leave(None),)
-        if reserved and self.spec.chain is not None and (self.tries or before not in (_NEW, _ADMITTING)):
+        if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
             return (*left, *self._last_releases(answered), _CLOSE)
         return (*left, _CLOSE)
 
@@ -1309,6 +1367,8 @@ class RequestMachine:
         return finished_note(spec.text_bytes, tokens, answer_tokens, spec.output_limit or 0, answer_ms, spec.images)
 
 
+_NEVER_RESERVED: Final = frozenset({_NEW, _ADMITTING, _AWAITING})
+"""Phases of a request that was never placed in which nothing can be reserved for it."""
 _REFUSED_IN_ANY_CASE: Final = frozenset(
     {Refusal.QUEUE_FULL, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
 )
@@ -1320,6 +1380,7 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effec
     Reserved: RequestMachine._reserved,
     NotPlaced: RequestMachine._not_placed,
     Renamed: RequestMachine._renamed,
+    InstanceReady: RequestMachine._instance_ready,
     Granted: RequestMachine._granted,
     ReservationLost: RequestMachine._reservation_lost,
     TurnedAway: RequestMachine._turned_away,

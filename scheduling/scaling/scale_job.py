@@ -25,8 +25,6 @@ from dualmap.scheduling.values import value
 
 RECENT_BLOCKS = 2048
 """Blocks of an instance that are compared to find out what only it has."""
-START_PATIENCE = 4.0
-"""Multiples of ``start_s`` after which an instance that is not ready counts as failed."""
 MAX_CALLS = 5
 """Calls of an actuator that fails, before the decision is given up."""
 OTHERS_TERM_MS = 60_000
@@ -44,6 +42,12 @@ class FleetNow:
     now_ms: int
     loads: Mapping[str, InstanceLoad]
     instances: Mapping[str, InstanceSpec]
+    waiting: int = 0
+    """Requests that wait at replicas for the first instance."""
+    live: int = 0
+    """Requests that replicas serve now, those that are not scheduled among them."""
+    ended: int = 0
+    """Requests that replicas have served since they began. It falls where one begins anew."""
 
 
 @value
@@ -187,11 +191,14 @@ class ScaleKeeper:
     _failed: dict[str, int] = field(default_factory=dict)
     """Spares that did not become ready, and when that was found."""
     _arrived: int | None = None
+    _ended: int | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
         if self.planner is None:
-            self.planner = ScalePlanner(ScaleRule(settings.min_instances, settings.max_instances, settings.margin))
+            self.planner = ScalePlanner(
+                ScaleRule(settings.min_instances, settings.max_instances, settings.margin, settings.idle_s)
+            )
 
     def tick(self) -> Steps[ScalingPort, ScaleRecord]:
         """One round. The record as it is after it."""
@@ -219,6 +226,7 @@ class ScaleKeeper:
         elapsed_s, work_s = self._meter.read(now.now_ms, now.loads)
         serving = [now.loads[name] for name, spec in now.instances.items() if is_scheduled(spec) and name in now.loads]
         arrived, self._arrived = self._arrived, self.arrived()
+        ended, self._ended = self._ended, now.ended
         late = [late_s for load in serving if (late_s := self._late_s(load)) > 0]
         return FleetFigures(
             at_s=now.now_ms / 1000 * self.time_scale,
@@ -233,6 +241,8 @@ class ScaleKeeper:
             arrived_requests=0 if arrived is None else self._arrived - arrived,
             held_requests=sum(load.queued_requests for load in serving),
             running_requests=sum(load.running_requests for load in serving),
+            waiting_requests=now.waiting,
+            is_used=now.live > 0 or ended != now.ended,
         )
 
     def _late_s(self, load: InstanceLoad) -> float:
@@ -260,7 +270,7 @@ class ScaleKeeper:
         record, wanted = self.record, self.plan.wanted
         assert record is not None
         if self.settings.actuator == "none":
-            return wanted != (record.wanted or figures.size)
+            return wanted != (record.wanted if record.decision_id else figures.size)
         if record.status is DecisionStatus.FAILED and wanted > figures.size:
             return (now.now_ms - record.at_ms) * self.time_scale >= FAILED_PAUSE_MS
         return wanted != figures.size and (
@@ -330,7 +340,7 @@ class ScaleKeeper:
         own = all(states.get(name) is _S.READY for name in record.starting)
         if own and (outside <= 0 or size >= record.wanted or self.settings.actuator == "standby"):
             yield from self._close(now, record, DecisionStatus.DONE, f"{size} ready after {waited_s:.0f} s")
-        elif waited_s > START_PATIENCE * self.settings.start_s or lost:
+        elif waited_s > self.settings.gives_up_s or lost:
             yield from self._give_up(now, record, states, waited_s)
         elif self.plan.wanted > record.wanted and now.now_ms > record.at_ms:
             yield from self._supersede(now, record)

@@ -112,6 +112,10 @@ class FleetFigures:
     """Requests that arrived since the last look."""
     held_requests: int = 0
     running_requests: int = 0
+    waiting_requests: int = 0
+    """Requests that wait for the first instance."""
+    is_used: bool = False
+    """Replicas serve requests, or have served some since the last look, be they scheduled or passed on."""
 
     @property
     def size(self) -> int:
@@ -146,6 +150,8 @@ class ScaleRule:
     max_instances: int
     margin: float = MARGIN
     """Instances beyond the load, per square root of it."""
+    idle_s: float = 300.0
+    """Time without a request after which a pool that may have no instance has none."""
 
     def bounded(self, instances: int) -> int:
         return max(self.min_instances, min(self.max_instances, instances))
@@ -218,6 +224,8 @@ class ScalePlanner:
     _crowd: Cusum = field(default_factory=Cusum)
     _request: UsualRequest = field(default_factory=UsualRequest)
     _last_down_s: float = float("-inf")
+    _used_s: float = float("-inf")
+    """When the pool was last seen to serve a request, or to start an instance for one."""
     _crowd_served: Crowd | None = None
     """The last one, until what it was given is given back."""
 
@@ -225,12 +233,15 @@ class ScalePlanner:
         """Take in one look at the fleet; looks come about once a second."""
         if now.at_s - self._now.at_s > LONGEST_GAP_S:
             self._level_from_s = now.at_s + WARM_S
+            self._used_s = now.at_s
             self._spans.clear()
             self._crowd = Cusum()
         if now.ready != self._now.ready or now.at_s < self._level_from_s:
             self._same = Span(now.at_s)
         self._same.add(now)
         self._now = now
+        if now.is_used or now.starting or now.arrived_requests or now.waiting_requests or now.running_requests:
+            self._used_s = now.at_s
         if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
             self._spans.append(Span(now.at_s))
         self._spans[-1].add(now)
@@ -253,6 +264,8 @@ class ScalePlanner:
         now = self._now
         if now.size < self.rule.min_instances:
             return Plan(self.rule.min_instances, f"{now.size} of at least {self.rule.min_instances} instances")
+        if self.rule.min_instances == 0 and (plan := self._by_use(now)) is not None:
+            return plan
         if self._crowd_served is not None and now.size <= self._crowd_served.size:
             self._crowd_served = None
         crowd, *others = self._plans_up(now)
@@ -262,6 +275,17 @@ class ScalePlanner:
         if now.size > self.rule.max_instances:
             return Plan(self.rule.max_instances, f"{now.size} of at most {self.rule.max_instances} instances")
         return self._down(now)
+
+    def _by_use(self, now: FleetFigures) -> Plan | None:
+        """The plan of a pool that may have no instance: none without requests, one for the first of them."""
+        idle_s = now.at_s - self._used_s
+        if now.size == 0 and now.waiting_requests:
+            return Plan(1, f"requests wait for the first instance: {now.waiting_requests}")
+        if now.size == 0:
+            return Plan(0, "no requests")
+        if idle_s >= self.rule.idle_s:
+            return Plan(0, f"no request for {idle_s:.0f} s")
+        return None
 
     # up ----------------------------------------------------------------------------------------------------------
     def _up(self, now: FleetFigures, more: Plan, *, crowd: bool) -> Plan:
@@ -331,7 +355,7 @@ class ScalePlanner:
     def _down(self, now: FleetFigures) -> Plan:
         load = self.mean_load(LEVEL_S)
         stay = Plan(now.size, f"work for {load:.1f} instances", load)
-        if now.starting or now.ready <= self.rule.min_instances or now.late_s > 0:
+        if now.starting or now.ready <= max(1, self.rule.min_instances) or now.late_s > 0:
             return stay
         if self._crowd_is_over(now):
             self._level_from_s = max(self._level_from_s, now.at_s - CALM_S)

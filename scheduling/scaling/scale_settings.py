@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 MARGIN = 0.1
+START_PATIENCE = 4.0
+"""Multiples of ``start_s`` after which a start counts as failed."""
 
 
 class AutoscaleSettings(BaseModel):
@@ -14,7 +16,9 @@ class AutoscaleSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    min_instances: int = Field(1, ge=1, description="instances at least")
+    min_instances: int = Field(
+        1, ge=0, description="instances at least; with 0, requests that find none wait while the first one starts"
+    )
     max_instances: int = Field(ge=1, description="instances at most")
     margin: float = Field(
         MARGIN,
@@ -33,6 +37,15 @@ class AutoscaleSettings(BaseModel):
         30.0,
         gt=0,
         description="time from a decision until a started instance is ready, seconds; it fails after four times that",
+    )
+    idle_s: float = Field(
+        300.0, gt=0, description="time without a request after which a pool with min_instances 0 has none, seconds"
+    )
+    max_waiting: int = Field(
+        1000,
+        ge=1,
+        description="requests that each replica lets wait for the first instance of a pool with min_instances 0; one"
+        " more gets 503",
     )
     webhook_url: str | None = Field(None, pattern=r"^https?://", description="receives each decision by POST")
     webhook_secret: SecretStr | None = Field(None, description="key of the signature (HMAC-SHA256) of each POST")
@@ -55,6 +68,11 @@ class AutoscaleSettings(BaseModel):
         if self.actuator == "kubernetes" and self.workload is None:
             raise ValueError("actuator kubernetes needs workload, as deployment/NAME")
         return self
+
+    @property
+    def gives_up_s(self) -> float:
+        """Time after which a start counts as failed, and requests wait for it no longer, in seconds of the engines."""
+        return START_PATIENCE * self.start_s
 
     @property
     def removes_leaving(self) -> bool:
@@ -82,6 +100,6 @@ def autoscale_of(text: str) -> AutoscaleSettings:
     if not colon or not low.isdecimal() or not high.isdecimal():
         raise ValueError(f"needs MIN:MAX, as 2:6, found {text!r}")
     least, most = int(low), int(high)
-    if not 1 <= least <= most:
-        raise ValueError(f"needs 1 <= MIN <= MAX, found {text}")
+    if not 0 <= least <= most or most < 1:
+        raise ValueError(f"needs 0 <= MIN <= MAX and 1 <= MAX, found {text}")
     return AutoscaleSettings(min_instances=least, max_instances=most)

@@ -17,7 +17,7 @@ __all__ = ["SCALERS", "planner_of"]
 
 
 def _own(settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
-    rule = ScaleRule(settings.min_instances, settings.max_instances, settings.margin)
+    rule = ScaleRule(settings.min_instances, settings.max_instances, settings.margin, settings.idle_s)
     return ScalePlanner(replace(rule, **options))
 
 

@@ -13,6 +13,7 @@ from dualmap.simulation.presets import find_preset
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate
+from dualmap.simulation.traces import Trace, TraceRequest
 
 PRESET = find_preset("qwen2.5-7b-910b4").engine
 
@@ -82,3 +83,24 @@ def test_one_hot_prefix_is_no_reason_to_grow() -> None:
     result = simulate(spec.generate(3000).at_rate(8.0).capped(20_480), scenario)
     assert result.changes == ()
     assert result.effective_capacity > 0.97
+
+
+def test_from_zero_requests_wait_for_the_first_instance_and_an_idle_pool_returns_to_none() -> None:
+    requests = [TraceRequest(at_s, 500, 20, (number,)) for number, at_s in enumerate((5.0, 5.5, 6.0, 700.0))]
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=20.0, idle_s=100.0)
+    scenario = Scenario(SchedulingSettings(), PRESET, instances=0, autoscale=Autoscale(settings))
+    result = simulate(Trace("few", 512, tuple(requests)), scenario)
+
+    assert result.refused == 0
+    assert [(change.size, change.wanted) for change in result.changes] == [(0, 1), (1, 0), (0, 1)]
+    assert 105 <= result.changes[1].at_s <= 135
+    assert result.ttft_s.p50 > 15.0
+
+
+def test_what_waits_in_vain_is_refused() -> None:
+    requests = (TraceRequest(5.0, 500, 20, (1,)),)
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=20.0)
+    autoscale = Autoscale(settings, "hpa-queue")  # which starts nothing where no instance has a queue
+    scenario = Scenario(SchedulingSettings(), PRESET, instances=0, autoscale=autoscale)
+    result = simulate(Trace("one", 512, requests), scenario)
+    assert result.refused == 1

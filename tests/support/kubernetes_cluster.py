@@ -28,6 +28,8 @@ POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools"
 
 Object = dict[str, Any]
 
+FIRST_VERSION = 100
+
 
 @dataclass(frozen=True)
 class Happened:
@@ -76,7 +78,7 @@ class Cluster:
         """What has a scale, by the path of that."""
         self._clock = clock
         self._objects: dict[str, dict[str, Object]] = {}
-        self._version = 100
+        self._version = FIRST_VERSION
         self._compacted = 0
         self.log: list[Happened] = []
         """Every change so far."""
@@ -220,6 +222,10 @@ class Cluster:
                     objects[name] = happened.before
         return [copy.deepcopy(objects[name]) for name in sorted(objects) if _selects(call, objects[name])]
 
+    def _since(self, version: int) -> list[Happened]:
+        """The changes after a version: each change has the next one."""
+        return self.log[version - FIRST_VERSION :]
+
     async def _watch(self, call: Call) -> AsyncIterator[bytes]:
         since = int(call.params["resourceVersion"])
         if since < self._compacted:
@@ -233,7 +239,7 @@ class Cluster:
                     await asyncio.get_running_loop().create_future()
                 if cuts != self._cuts:
                     raise httpx.RemoteProtocolError("peer closed connection without sending complete message body")
-                for happened in [each for each in self.log if each.version > since]:
+                for happened in self._since(since):
                     since = happened.version
                     event = _event(call, happened)
                     if event is not None:
@@ -247,7 +253,7 @@ class Cluster:
                     yield line
                 if self._is_closed or (end.done() and not self.is_silent):
                     return
-                if self._version == since or not any(each.version > since for each in self.log):
+                if not self._since(since):
                     change = asyncio.ensure_future(self._change())
                     try:
                         await asyncio.wait({change, end}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.pool import PoolStore
 from dualmap.workers.pool_reader import CachedPoolReader
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance
@@ -42,3 +44,13 @@ async def test_an_outage_is_told_to_everybody_and_the_next_look_tries_again(
 
     flaky.away = False
     assert set(await reader.loads()) == {"a"}
+
+
+async def test_members_that_are_known_to_have_changed_are_read_again(pool: PoolStore, clock: ManualClock) -> None:
+    reader = CachedPoolReader(pool, clock, 60.0)
+    assert (await reader.membership()).instances == {}
+    await pool.members.put_instance(InstanceSpec("a", "http://a:1"))
+    assert (await reader.membership()).instances == {}
+
+    reader.forget_membership()
+    assert (await reader.membership()).instances.keys() == {"a"}

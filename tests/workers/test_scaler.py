@@ -57,6 +57,28 @@ async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
     assert value("dualmap_worker_wanted_instances") == 2
 
 
+async def test_requests_that_wait_at_replicas_start_the_first_instance(
+    pool: PoolStore,
+    fence: int,
+    clock: ManualClock,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    value: Callable[..., float],
+) -> None:
+    await add_instance("spare", InstanceState.STANDBY)
+    made = scaler(pool, fence, clock, metrics, pool_settings(0, 2))
+    await pool.heartbeat("r1", 10_000, {"waiting": "0", "live": "0", "ended": "5"})
+    await made.tick()
+    assert (value("dualmap_worker_wanted_instances"), value("dualmap_worker_least_instances")) == (0, 0)
+
+    await pool.heartbeat("r1", 10_000, {"waiting": "3", "live": "3", "ended": "5"})
+    await pool.heartbeat("r2", 10_000, {"waiting": "nonsense"})
+    await clock.advance(1.0)
+    await made.tick()
+    assert await state_of(pool, "spare") is InstanceState.STARTING
+    assert "first instance: 3" in (await pool.publications.scaling()).reason
+
+
 async def test_without_an_actuator_only_the_number_is_published(
     pool: PoolStore,
     fence: int,

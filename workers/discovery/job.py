@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -49,8 +49,10 @@ class Discovery:
         clock: Clock,
         metrics: WorkerMetrics,
         members_age_s: float = 0.0,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Members are read again when they are so old; 0: in every round. What the reader returns is no older."""
+        """Members are read again when they are so old; 0: in every round. What the reader returns is no older.
+        ``on_change`` is called when a round has changed members."""
         self._pool = pool
         self._fence = fence
         self._reader = reader
@@ -60,6 +62,7 @@ class Discovery:
         self._metrics = metrics
         self._clock = clock
         self._members_age_s = members_age_s
+        self._on_change = on_change
         self._read: Mapping[str, InstanceSpec] = {}
         self._read_s = float("-inf")
         self._running: asyncio.Task[None] | None = None
@@ -93,6 +96,8 @@ class Discovery:
             for first in range(0, len(plan.actions), _ACTIONS_TOGETHER):
                 actions = plan.actions[first : first + _ACTIONS_TOGETHER]
                 await asyncio.gather(*(self._carry_out(action, members.get(action.instance_id)) for action in actions))
+            if plan.actions:
+                self._on_change()  # a newcomer is to be checked at once
             self._log_left_out(plan, sighting)
         await self._publish(sighting)
 
@@ -176,6 +181,7 @@ def discovery_of(
     metrics: WorkerMetrics,
     jitter: random.Random,
     members_age_s: float = 0.0,
+    on_change: Callable[[], None] = lambda: None,
 ) -> Discovery:
     """The discovery of a pool in a cluster."""
     api = KubernetesApi(kubernetes)
@@ -192,4 +198,5 @@ def discovery_of(
         clock=clock,
         metrics=metrics,
         members_age_s=members_age_s,
+        on_change=on_change,
     )

@@ -228,3 +228,12 @@ def test_discovery_that_fails_is_a_warning_with_its_reason_and_what_it_leaves_ou
     [problem] = found(fleet(pool({"a": READY}, discovery=left)))
     assert problem.severity is Severity.NOTICE
     assert "p0: no port" in problem.why and "2 more" in problem.why and "p4" not in problem.why
+
+
+@pytest.mark.parametrize("states", [{}, {"a": InstanceState.STANDBY}])
+def test_a_pool_that_may_have_no_instance_is_well_without_one(states: dict[str, InstanceState]) -> None:
+    [problem] = found(fleet(pool(states, may_be_empty=True)))
+    assert (problem.severity, problem.what) == (Severity.NOTICE, "No instance runs")
+
+    [problem] = found(fleet(pool(states)))
+    assert problem.severity is Severity.CRITICAL

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Reason
-from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus, SearchFailed
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.evidence import Evidence
@@ -18,6 +18,7 @@ from dualmap.scheduling.request.machine import (
     Event,
     Failed,
     FirstToken,
+    NotPlaced,
     Phase,
     Post,
     PrefillEnded,
@@ -31,6 +32,7 @@ from dualmap.scheduling.request.machine import (
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.retry_budget import RetryBudget
+from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
@@ -74,20 +76,25 @@ class Life:
         decode_first: bool = False,
         max_tries: int = 3,
         budget: float = 100.0,
+        room: WaitingRoom | None = None,
         **spec: object,
     ) -> None:
         settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0, decode_stall_s=3.0)
         roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
         members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
+        if room is not None:
+            members = ()
+        self.fleet = Fleet(members)
         self.rules = RequestRules(
             replica_id="r",
-            fleet=Fleet(members),
+            fleet=self.fleet,
             policy=build_policy(settings),
             order=queue_order_of(settings),
             scheduling=settings,
             max_tries=max_tries,
             decode_first=decode_first,
             evidence=Evidence(retries=RetryBudget(0.0, budget / 10, 0.0)),
+            waiting_room=room,
         )
         self.now_s = 100.0
         known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "may_split": split, **spec}
@@ -148,6 +155,7 @@ def in_phase(phase: Phase) -> Life:
         split=phase in (Phase.PAIRING, Phase.PAIRED, Phase.STAGED, Phase.DECODING),
         decode_first=phase in (Phase.PAIRING, Phase.PAIRED),
         streams=phase is not Phase.PRESUMED,
+        room=WaitingRoom(3, 60.0) if phase is Phase.AWAITING else None,
     )
     match phase:
         case Phase.NEW:
@@ -157,6 +165,9 @@ def in_phase(phase: Phase) -> Life:
             life.on(Arrived())
         case Phase.PLACING:
             life.on(Arrived())
+        case Phase.AWAITING:
+            life.on(Arrived())
+            life.on(NotPlaced(SearchFailed()))
         case Phase.HELD:
             life.hold()
         case Phase.STAGED | Phase.DECODING:

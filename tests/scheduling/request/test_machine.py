@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.placing.placement import SearchFailed
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.request.machine import (
     _HANDLERS,
@@ -17,6 +18,7 @@ from dualmap.scheduling.request.machine import (
     TRANSITIONS,
     Arrived,
     AwaitGrant,
+    AwaitInstance,
     AwaitTrial,
     CountRetry,
     Effect,
@@ -26,6 +28,7 @@ from dualmap.scheduling.request.machine import (
     FirstToken,
     Granted,
     Input,
+    InstanceReady,
     Moved,
     NoDecoder,
     NotPlaced,
@@ -50,9 +53,11 @@ from dualmap.scheduling.request.machine import (
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
+from dualmap.scheduling.request.waiting_room import WaitingRoom
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
-from tests.scheduling.request.lives import CLOSED, Life, in_phase, member
+from tests.scheduling.request.lives import CHAIN, CLOSED, Life, in_phase, member
 
 REFUSED = InstanceFailure(FailureKind.CONNECT)
 SLOW = InstanceFailure(FailureKind.TIMEOUT)
@@ -96,7 +101,7 @@ def test_a_request_that_is_cancelled_in_any_phase_is_closed_and_releases_what_ma
 
     assert life.machine.phase is Phase.DONE
     assert life.names[-1] == "Close"
-    reserved = phase not in (Phase.NEW, Phase.ADMITTING)
+    reserved = phase not in (Phase.NEW, Phase.ADMITTING, Phase.AWAITING)
     assert (("x", 1) in life.released) is reserved
     lasts = [effect.last for effect in life.effects if isinstance(effect, Post)]
     assert lasts == ([] if not reserved else [*[False] * (len(lasts) - 1), True]), "the last release is the last"
@@ -222,6 +227,92 @@ def test_a_request_that_no_instance_takes_is_refused_and_has_nothing_to_release(
     refuse = life.one(Refuse)
     assert isinstance(refuse, Refuse)
     assert (refuse.why, life.machine.outcome, life.released) == (why, outcome, [])
+
+
+# without an instance ---------------------------------------------------------------------------------------------
+def sent_away(life: Life) -> Refusal:
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    return refuse.why
+
+
+@pytest.mark.parametrize("chain", [CHAIN, None])
+def test_without_any_instance_a_request_waits_for_the_first_one_and_is_searched_for_again(chain: Chain | None) -> None:
+    room = WaitingRoom(3, 60.0)
+    life = Life(room=room, chain=chain)
+    life.on(Arrived())
+    if chain is not None:
+        life.on(NotPlaced(SearchFailed()))
+    assert life.effects == (AwaitInstance(60.0),)
+    assert (life.machine.phase, room.waiting) == (Phase.AWAITING, 1)
+
+    life.fleet.members = (member("a"),)
+    life.on(InstanceReady(), after_s=20.0)
+
+    assert room.waiting == 0
+    assert life.names == (["Send"] if chain is None else ["Reserve"])
+    if chain is not None:
+        life.reserve()
+        assert life.machine.expected_ttft_s is None, "its placement expected nothing of the wait"
+    assert life.machine.phase is Phase.DISPATCHED
+
+
+def test_all_waits_for_the_first_instance_together_are_no_longer_than_one_may_be() -> None:
+    life = Life(room=WaitingRoom(3, 60.0))
+    life.on(Arrived())
+    life.on(NotPlaced(SearchFailed()))
+    life.on(InstanceReady(), after_s=20.0)
+    life.on(NotPlaced(SearchFailed()), after_s=5.0)  # it is gone already
+
+    assert life.effects == (AwaitInstance(35.0),)
+
+
+def test_a_request_that_waited_in_vain_is_refused_and_leaves_the_room() -> None:
+    room = WaitingRoom(3, 60.0)
+    life = Life(room=room)
+    life.on(Arrived())
+    life.on(NotPlaced(SearchFailed()))
+    life.on(TurnedAway(Refusal.NOT_STARTED), after_s=60.0)
+
+    assert (sent_away(life), room.waiting, life.released) == (Refusal.NOT_STARTED, 0, [])
+    assert life.machine.outcome is Outcome.REFUSED
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_client_that_leaves_makes_room_for_another_one_to_wait(leaves: bool) -> None:
+    room = WaitingRoom(1, 60.0)
+    first, second = Life(room=room), Life(room=room)
+    first.on(Arrived())
+    first.on(NotPlaced(SearchFailed()))
+    if leaves:
+        first.on(Ended(Outcome.CLIENT_GONE))
+    second.on(Arrived())
+    second.on(NotPlaced(SearchFailed()))
+
+    assert second.machine.phase is (Phase.AWAITING if leaves else Phase.DONE)
+    assert room.waiting == 1
+    if not leaves:
+        assert sent_away(second) is Refusal.TOO_MANY_WAIT
+
+
+@pytest.mark.parametrize(
+    ("about", "members"),
+    [
+        ({"room": None}, ()),  # the pool is to have an instance at all times
+        ({"room": WaitingRoom(3, 60.0)}, (member("a"),)),  # it has one that does not serve this model
+        ({"room": WaitingRoom(3, 60.0), "pinned_to": "a"}, ()),
+        ({"room": WaitingRoom(3, 60.0), "only": frozenset({"a"})}, ()),
+    ],
+)
+def test_a_request_that_no_first_instance_would_help_does_not_wait_for_one(
+    about: dict[str, Any], members: tuple[InstanceSpec, ...]
+) -> None:
+    life = Life(**about)
+    life.fleet.members = members
+    life.on(Arrived())
+    life.on(NotPlaced(SearchFailed()))
+
+    assert sent_away(life) is Refusal.NO_INSTANCE
 
 
 @pytest.mark.parametrize("why", [Refusal.HELD_TOO_LONG, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG])

@@ -42,13 +42,16 @@ class HandFleet:
     log: list[ScaleEntry] = field(default_factory=list)
     asked: list[ScaleRecord] = field(default_factory=list)
     now_ms: int = 1_000_000
+    waiting: int = 0
+    live: int = 0
+    ended: int = 0
     dies_after: str = ""
     """An event after whose record the leader dies."""
 
     async def now(self) -> FleetNow:
         specs = {name: InstanceSpec(name, f"http://{name}", state=state) for name, state in self.states.items()}
         loads = {name: InstanceLoad(name, state) for name, state in self.states.items()}
-        return FleetNow(self.now_ms, loads, specs)
+        return FleetNow(self.now_ms, loads, specs, self.waiting, self.live, self.ended)
 
     async def scaling(self) -> ScaleRecord:
         return self.record
@@ -317,3 +320,44 @@ def test_the_work_that_arrived_is_what_the_decayed_sums_gained() -> None:
     drive_now(made.tick(), fleet)
     assert plan.now.work_s == pytest.approx(4.0)
     assert plan.now.elapsed_s == 1.0
+
+
+def test_a_pool_without_instances_starts_one_for_what_waits_and_returns_to_none() -> None:
+    fleet = HandFleet({"s1": STANDBY})
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=10.0, idle_s=30.0)
+    made = ScaleKeeper(settings, "w1", 5.0, 128, ("s1",))
+    assert tick(made, fleet, 20).decision_id == 0
+
+    fleet.waiting = 7
+    tick(made, fleet)
+    assert fleet.states == {"s1": STARTING}
+    assert "first instance: 7" in fleet.log[0].text
+    fleet.states["s1"], fleet.waiting, fleet.live = READY, 0, 7
+    assert tick(made, fleet, 60).status is DecisionStatus.DONE
+    assert fleet.states == {"s1": READY}, "requests run"
+
+    fleet.live, fleet.ended = 0, 7
+    tick(made, fleet, 29)
+    assert fleet.states == {"s1": READY}
+    tick(made, fleet, 3)
+    assert fleet.states == {"s1": DRAINING}
+
+
+def test_a_request_that_comes_while_the_last_instance_drains_brings_it_back_at_once() -> None:
+    fleet = HandFleet({"s1": READY})
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=10.0, idle_s=30.0)
+    made = ScaleKeeper(settings, "w1", 5.0, 128, ("s1",))
+    tick(made, fleet, 32)
+    assert fleet.states == {"s1": DRAINING}
+
+    fleet.waiting = 1
+    assert tick(made, fleet).status is DecisionStatus.WITHDRAWN
+    assert fleet.states == {"s1": READY}
+
+
+def test_a_published_size_of_none_is_published_once() -> None:
+    fleet = HandFleet({"a": READY})
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, actuator="none", idle_s=30.0)
+    made = ScaleKeeper(settings, "w1", 5.0, 128)
+    record = tick(made, fleet, 60)
+    assert (record.decision_id, record.wanted) == (1, 0)

@@ -375,3 +375,53 @@ def test_a_size_that_was_too_small_is_tried_again_when_the_requests_are_lighter(
     for _ in range(600):
         grown.second(2.0, requests=6)
     assert grown.size < 5
+
+
+# from zero -------------------------------------------------------------------------------------------------------
+IDLE_S = 300
+
+
+def test_a_pool_without_requests_returns_to_none_and_the_first_request_brings_one_instance() -> None:
+    fleet = Fleet(2, least=0)
+    fleet.run(60, lambda _: 0.5)
+    fleet.run(IDLE_S - 1, lambda _: 0.0)
+    assert fleet.size > 0
+    fleet.run(2, lambda _: 0.0)
+    assert fleet.size == 0
+    assert "no request for" in fleet.changes[-1][3]
+
+    fleet.run(3600, lambda _: 0.0)
+    assert fleet.size == 0, "time alone starts nothing"
+    fleet.second(0.0, waiting_requests=200)
+    assert fleet.size == 1
+    assert "first instance: 200" in fleet.changes[-1][3]
+
+
+def test_an_instance_that_was_started_stays_for_the_idle_time_though_its_request_has_gone() -> None:
+    fleet = Fleet(0, least=0, start_s=60)
+    fleet.second(0.0, waiting_requests=1)
+    fleet.run(58 + IDLE_S, lambda _: 0.0)
+    assert fleet.size == 1
+    fleet.run(3, lambda _: 0.0)
+    assert fleet.size == 0
+
+
+@pytest.mark.parametrize("sign", [{"is_used": True}, {"running_requests": 1}])
+def test_requests_that_bring_no_work_or_last_long_keep_the_last_instance(sign: dict[str, float]) -> None:
+    fleet = Fleet(1, least=0)
+    fleet.run(3 * IDLE_S, lambda _: 0.0, **sign)
+    assert fleet.size == 1
+
+
+def test_a_pool_with_a_minimum_of_one_keeps_it() -> None:
+    fleet = Fleet(1, least=1)
+    fleet.run(3 * IDLE_S, lambda _: 0.0)
+    assert fleet.changes == []
+
+
+def test_the_next_leader_waits_for_the_idle_time_itself() -> None:
+    fleet = Fleet(1, least=0)
+    fleet.run(IDLE_S - 10, lambda _: 0.0)
+    fleet.planner = ScalePlanner(fleet.planner.rule)
+    fleet.run(IDLE_S - 10, lambda _: 0.0)
+    assert fleet.size == 1

@@ -14,7 +14,8 @@ from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, autosca
     ("given", "told"),
     [
         ({"min_instances": 5, "max_instances": 3}, "min_instances 5 is above max_instances 3"),
-        ({"min_instances": 0, "max_instances": 3}, "min_instances"),
+        ({"min_instances": -1, "max_instances": 3}, "min_instances"),
+        ({"min_instances": 0, "max_instances": 0}, "max_instances"),
         ({"max_instances": 3, "actuator": "webhook"}, "needs webhook_url and webhook_secret"),
         ({"max_instances": 3, "actuator": "command"}, "needs command"),
         ({"max_instances": 3, "start_s": 0}, "start_s"),
@@ -28,9 +29,10 @@ def test_what_does_not_fit_together_is_refused(given: dict[str, Any], told: str)
 def test_bounds_are_written_as_on_the_command_line() -> None:
     assert autoscale_of("2:6") == AutoscaleSettings(min_instances=2, max_instances=6)
     assert autoscale_of("2:6").bounds == "2:6"
+    assert autoscale_of("0:3").min_instances == 0
 
 
-@pytest.mark.parametrize("text", ["", "3", "6:2", "0:3", "a:b", "2:", "-1:4"])
+@pytest.mark.parametrize("text", ["", "3", "6:2", "0:0", "a:b", "2:", "-1:4"])
 def test_a_wrong_pair_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="MIN"):
         autoscale_of(text)
