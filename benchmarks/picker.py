@@ -1,0 +1,285 @@
+"""The endpoint picker: what it costs, and whether many of them place as well as one router.
+
+cost  CPU of a picker for a streamed answer of 200 chunks, and the latency that it adds to a plain Envoy, beside a gRPC
+      picker that decides nothing. The ways take turns; CPU is the process's own, read from the kernel.
+knee  a trace at a rate near saturation through one router, then through Envoy with 1, 2 and 4 pickers and two routers
+      at once, half of the connections each: hit rate and share on time.
+
+    python benchmarks/picker.py cost [--requests 300] [--rounds 3]
+    python benchmarks/picker.py knee [--trace toolagent] [--rate 12] [--requests 600]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from router_overhead import MockInstance
+
+from dualmap.statestore.embedded import EmbeddedValkey
+from tests.fleet.fleet_process import running_fleet, until
+from tests.support.envoy_process import example, free_port, page, running_envoy, running_picker
+
+CHUNKS = 200
+CONNECTIONS = 4
+IDLE_S = 10.0
+PROMPT = "word " * 400
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+
+
+# what is compared ------------------------------------------------------------------------------------------------
+def mock_instance(port: int) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(MockInstance, "127.0.0.1", port)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def plain_picker(port: int, destination: str) -> None:
+    """A picker that reads the same messages, and always gives the same reply."""
+    import grpc
+    import grpc.aio
+    import uvloop
+
+    from dualmap.router.picker import messages
+    from dualmap.router.picker.ext_proc import SERVING, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
+
+    reply = messages.destination_reply("request_body", destination, [], [])
+
+    async def process(_: Any, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            kind = messages.kind_of(message)
+            await context.write(reply if kind == "request_body" else messages.GO_ON[kind])
+
+    async def check(_: Any, __: Any) -> Any:
+        return HealthCheckResponse(status=SERVING)
+
+    async def serve() -> None:
+        server = grpc.aio.server()
+        handler = grpc.stream_stream_rpc_method_handler(process, ProcessingRequest.FromString)
+        health = grpc.unary_unary_rpc_method_handler(
+            check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
+        )
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(messages.SERVICE, {messages.METHOD: handler}),
+                grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": health}),
+            )
+        )
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        await server.wait_for_termination()
+
+    uvloop.run(serve())
+
+
+def without_picker(config: dict[str, Any]) -> dict[str, Any]:
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    del manager["http_filters"][0]
+    return config
+
+
+@contextlib.contextmanager
+def process_of(target: Any, *arguments: Any) -> Iterator[int]:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield process.pid or 0
+    finally:
+        process.kill()
+        process.join()
+
+
+async def streams(url: str, count: int) -> tuple[list[float], list[float]]:
+    """Seconds to the first and to the last byte of so many streams, over a few connections."""
+    first, last = [], []
+
+    async def one_after_another(client: httpx.AsyncClient, share: int) -> None:
+        for number in range(share):
+            content = orjson.dumps(
+                {"model": "mock", "prompt": f"{number % 50} {PROMPT}", "stream": True, "max_tokens": CHUNKS}
+            )
+            fields = {"content-type": "application/json", "x-mock": f"{CHUNKS},0"}
+            began = time.perf_counter()
+            async with client.stream("POST", f"{url}/v1/completions", content=content, headers=fields) as answer:
+                assert answer.status_code == 200, await answer.aread()
+                pieces = answer.aiter_raw()
+                await anext(pieces)
+                first.append(time.perf_counter() - began)
+                async for _ in pieces:
+                    pass
+                last.append(time.perf_counter() - began)
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        await asyncio.gather(*(one_after_another(client, count // CONNECTIONS) for _ in range(CONNECTIONS)))
+    return first, last
+
+
+def cost(requests: int, rounds: int) -> None:
+    instance, plain = free_port(25_000), free_port(25_000)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stack.enter_context(process_of(mock_instance, instance))
+        plain_pid = stack.enter_context(process_of(plain_picker, plain, f"127.0.0.1:{instance}"))
+        config = folder / "fleet.yaml"
+        pool = {"model": "mock", "instances": [{"id": "a", "url": f"http://127.0.0.1:{instance}"}]}
+        store = stack.enter_context(EmbeddedValkey(unix_socket=folder / "store.sock"))
+        config.write_text(json.dumps({"store": {"url": store.url}, "pools": [pool]}))
+        picker = stack.enter_context(running_picker(folder, config))
+        until(lambda: page(f"{picker.ops_url}/ready"), "the picker is ready")
+        stack.enter_context(_worker(config))
+        until(lambda: '"state":"ready"' in page(f"{picker.ops_url}/admin/instances"), "the instance is ready")
+        ways: dict[str, tuple[str, int, int]] = {}
+        for name, port, pid in (
+            ("none", plain, 0),
+            ("plain", plain, plain_pid),
+            ("dualmap", picker.port, picker.process.pid),
+        ):
+            made = without_picker(example()) if name == "none" else example()
+            (folder / name).mkdir()
+            envoy = stack.enter_context(running_envoy(folder / name, made, pickers=[port], instances=[instance]))
+            until(lambda envoy=envoy: page(f"{envoy.admin_url}/ready"), "Envoy is ready")  # type: ignore[misc]
+            ways[name] = envoy.url, pid, envoy.process.pid
+        time.sleep(3)  # its first health check
+        idle, began = cpu_s(picker.process.pid), time.perf_counter()
+        time.sleep(IDLE_S)
+        share = (cpu_s(picker.process.pid) - idle) / (time.perf_counter() - began)
+        print(f"an idle picker takes {100 * share:.2f} % of a core")
+        _compare(ways, requests, rounds)
+
+
+def _compare(ways: dict[str, tuple[str, int, int]], requests: int, rounds: int) -> None:
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
+    for url, _, _ in ways.values():
+        asyncio.run(streams(url, 40))
+    for _ in range(rounds):
+        for name, (url, pid, envoy) in ways.items():
+            before = cpu_s(pid) if pid else 0.0, cpu_s(envoy)
+            first, last = asyncio.run(streams(url, requests))
+            after = cpu_s(pid) if pid else 0.0, cpu_s(envoy)
+            spent = [1000 * (b - a) / len(first) for a, b in zip(before, after, strict=True)]
+            found[name].append((*spent, 1000 * statistics.median(first), 1000 * statistics.median(last)))
+    print("way      picker CPU ms  Envoy CPU ms  first byte P50 ms  last byte P50 ms (median of the rounds)")
+    for name, rows in found.items():
+        print(f"{name:8s}" + "".join(f"{statistics.median(column):14.2f}" for column in zip(*rows, strict=True)))
+
+
+@contextlib.contextmanager
+def _worker(config: Path) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", "dualmap", "worker", "--config", str(config)])
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# the knee --------------------------------------------------------------------------------------------------------
+async def _splice(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def both_doors(port: int, doors: Sequence[int]) -> None:
+    """Forwards connections to the doors in turn."""
+    turns = itertools.cycle(doors)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", next(turns))
+        await asyncio.gather(_splice(reader, behind_writer), _splice(behind_reader, writer))
+
+    async def serve() -> None:
+        server = await asyncio.start_server(forward, "127.0.0.1", port)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def replayed(url: str, options: argparse.Namespace, salt: str) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        command = [sys.executable, "-m", "dualmap", "replay", "--trace", options.trace, "--url", url, "--quiet"]
+        command += ["--requests", str(options.requests), "--rate", str(options.rate), "--json", out.name]
+        command += ["--salt", salt, "--skip", str(options.requests // 5), "--time-scale", str(options.time_scale)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        report: dict[str, Any] = json.loads(Path(out.name).read_text())
+        return report
+
+
+def knee(options: argparse.Namespace) -> None:
+    scale = ("--time-scale", str(options.time_scale), "--instances", str(options.instances))
+    for pickers in (0, *options.pickers):
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            replicas = "2" if pickers else "1"
+            fleet = stack.enter_context(running_fleet(folder, ["--replicas", replicas, *scale]))
+            url = fleet.endpoint
+            if pickers:
+                config = fleet.directory / "fleet.yaml"
+                asked = [stack.enter_context(running_picker(folder, config)) for _ in range(pickers)]
+                for each in asked:
+                    until(lambda each=each: page(f"{each.ops_url}/ready"), "pickers are ready")  # type: ignore[misc]
+                ports = [int(each["url"].rpartition(":")[2]) for each in fleet.instances().values()]
+                envoy = stack.enter_context(
+                    running_envoy(folder, example(), pickers=[each.port for each in asked], instances=ports)
+                )
+                time.sleep(3)
+                port = free_port(25_000)
+                doors = [int(each.rpartition(":")[2]) for each in (envoy.url, fleet.endpoint)]
+                stack.enter_context(process_of(both_doors, port, doors))
+                url = f"http://127.0.0.1:{port}"
+                until(lambda url=url: page(f"{url}/v1/models"), "both doors are open")  # type: ignore[misc]
+            report = replayed(url, options, "same")
+            print(f"{pickers} pickers, {replicas} routers: {summary(report)}", flush=True)
+
+
+def summary(report: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in report.items() if not isinstance(value, (list, dict))})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = parser.add_subparsers(dest="section", required=True)
+    costing = sections.add_parser("cost")
+    costing.add_argument("--requests", type=int, default=300)
+    costing.add_argument("--rounds", type=int, default=3)
+    kneeing = sections.add_parser("knee")
+    kneeing.add_argument("--trace", default="toolagent")
+    kneeing.add_argument("--rate", type=float, default=12.0)
+    kneeing.add_argument("--requests", type=int, default=600)
+    kneeing.add_argument("--instances", type=int, default=8)
+    kneeing.add_argument("--time-scale", type=float, default=1.0)
+    kneeing.add_argument("--pickers", type=int, nargs="*", default=[1, 2, 4])
+    options = parser.parse_args()
+    if options.section == "cost":
+        cost(options.requests, options.rounds)
+    else:
+        knee(options)
+
+
+if __name__ == "__main__":
+    main()
