@@ -35,12 +35,13 @@ _MESSAGES: Final[dict[str, str]] = {
     "HeadersResponse": "1 CommonResponse response",
     "BodyResponse": "1 CommonResponse response",
     "TrailersResponse": "1 HeaderMutation header_mutation",
+    "ProcessingMode": "4 int32 response_body_mode, 6 int32 response_trailer_mode",
     "HttpStatus": "1 int32 code",
     "ImmediateResponse": "1 HttpStatus status, 2 HeaderMutation headers, 3 bytes body, 5 string details",
     "ProcessingResponse": "1 HeadersResponse request_headers|response, 2 HeadersResponse response_headers|response,"
     " 3 BodyResponse request_body|response, 4 BodyResponse response_body|response,"
     " 5 TrailersResponse request_trailers|response, 6 TrailersResponse response_trailers|response,"
-    " 7 ImmediateResponse immediate_response|response, 8 Struct dynamic_metadata",
+    " 7 ImmediateResponse immediate_response|response, 8 Struct dynamic_metadata, 9 ProcessingMode mode_override",
     "HealthCheckRequest": "1 string service",
     "HealthCheckResponse": "1 int32 status",
 }

@@ -194,9 +194,12 @@ def set_fields(mutation: Any, fields: Iterable[Header]) -> None:
         each.append_action = 2  # OVERWRITE_IF_EXISTS_OR_ADD
 
 
-def headers_reply(fields: Iterable[Header]) -> bytes:
-    """The head of an answer goes on with these fields."""
+def headers_reply(fields: Iterable[Header], *, wants_body: bool = False) -> bytes:
+    """The head of an answer goes on with these fields; with ``wants_body`` its body is to come here too."""
     reply = ProcessingResponse()
+    if wants_body:
+        reply.mode_override.response_body_mode = BodyMode.STREAMED
+        reply.mode_override.response_trailer_mode = 1  # SEND
     set_fields(reply.response_headers.response.header_mutation, fields)
     return bytes(reply.SerializeToString())
 

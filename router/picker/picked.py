@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ from dualmap.scheduling.state.legs import Leg
 log = logging.getLogger(__name__)
 
 VIA_UPSTREAM: Final = "via_upstream"
+UNANSWERED: Final = 8
+"""So many bodies that were asked for, and none came, show that the gateway does not send them."""
 MOVED: Final = InstanceFailure(FailureKind.MOVED, "the gateway sent it to another of its choices")
 
 
@@ -83,9 +86,35 @@ class Picker:
     """Makes the answer of ``GET /v1/models``."""
     choices: int = 2
     """Addresses that the gateway is given at most."""
+    observed_share: float = 0.0
+    """Share of the streams whose body is asked for, where it does not come by itself."""
     test_headers: bool = False
+    _observations_due: float = 0.0
+    _unanswered: float = 0
+    """Bodies that were asked for and did not come, until one comes."""
     cuts_off: bool = False
     """The time for requests in flight is over: what is cancelled now is cut off, and was not left by its client."""
+
+    def observes(self, modes: tuple[BodyMode, BodyMode]) -> bool:
+        """Whether the next stream is one whose body is asked for. Envoy ignores that beside a full-duplex body."""
+        if modes[1] is not BodyMode.NONE or modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
+            return False
+        self._observations_due += self.observed_share
+        if self._observations_due < 1.0:
+            return False
+        self._observations_due -= 1.0
+        return True
+
+    def observed(self, *, came: bool) -> None:
+        """Whether a body came that was asked for. A client may leave before it begins; but where none ever comes, no
+        more are asked for, as those requests would seem to have no first token until they end."""
+        self._unanswered = -math.inf if came else self._unanswered + 1
+        if self._unanswered >= UNANSWERED and self.observed_share:
+            self.observed_share = self._observations_due = 0.0
+            log.warning(
+                "the gateway sends no bodies of answers, though it was asked for some: prefill rates cannot be learned"
+                " from its streams. Set allow_mode_override in its filter, or picker.observed_share to 0"
+            )
 
 
 class _LeftError(Exception):
@@ -105,6 +134,8 @@ class PickedRequest:
         """The choices that Envoy was given, by address."""
         self._body_bytes = 0
         """Bytes of the body that are counted in the replica's budget."""
+        self._observes = False
+        """The body of its answer is to be asked for."""
         self._answered = "request_headers"
         """The phase whose reply has the choice."""
         self._gives_back = False
@@ -143,11 +174,13 @@ class PickedRequest:
         Raises:
             RouterError: it is refused, and Envoy knows of no choice.
         """
-        plane, live = self._picker.plane, None
+        picker, plane, live = self._picker, self._picker.plane, None
         try:
             await self._read_body(first, request)
             read = await read_client_request(request, request_id, plane.long_bodies)
-            read.hides_first_token = self._modes[1] not in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+            self._observes = read.stream and picker.observes(self._modes)
+            shows = self._observes or self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+            read.hides_first_token = not shows
             if plane.traces is not None:
                 read.trace = plane.traces.begin(request.get(trace_context.FIELD))
             named = await self._restrict(first, request, read)
@@ -303,7 +336,7 @@ class PickedRequest:
     # the answer --------------------------------------------------------------------------------------------------
     async def _follow(self, live: LiveRequest, path: str) -> None:
         """Follow the answer to its end, and release what the request holds."""
-        answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices)
+        answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices, self._observes)
         try:
             await answer.pass_on()
         except asyncio.CancelledError:  # so a stream ends as well, whose last reply the gateway did not wait for
@@ -347,7 +380,9 @@ class _Answer:
         path: str,
         mode: BodyMode,
         choices: Mapping[str, InstanceSpec],
+        observes: bool,
     ) -> None:
+        self._observes = observes
         self._stream = stream
         self._picker = picker
         self._live = live
@@ -371,10 +406,14 @@ class _Answer:
                 case "response_headers":
                     fields = await self._begin(message)
                     self.whole = message.response_headers.end_of_stream
-                    await self._stream.write(messages.headers_reply(fields))
+                    self._observes = self._observes and self._streams and self._status < 300 and not self.whole
+                    await self._stream.write(messages.headers_reply(fields, wants_body=self._observes))
                 case "response_body":
                     part = message.response_body
                     self.whole = part.end_of_stream
+                    if self._observes:
+                        self._observes = False
+                        self._picker.observed(came=True)
                     if self._watch is not None:
                         self._watch.feed(part.body)
                     await self._give_back(part)
@@ -403,7 +442,7 @@ class _Answer:
             live.broke_off(self._failure)
         elif not self._streams and not self._own:
             live.first_token()
-        if self._mode is not BodyMode.NONE:
+        if self._mode is not BodyMode.NONE or (self._observes and self._streams):
             self._watch = AnswerWatch(self._path, streamed=self._streams, on_first_token=live.first_token)
         fields = fleet_fields(live)
         if self._picker.test_headers:
@@ -440,6 +479,9 @@ class _Answer:
         if self._watch is None:
             # The head of an answer that does not stream comes with all of it. Of a stream nothing more is seen.
             return (Outcome.ENDED if self._streams and not self.whole else Outcome.COMPLETED), None
+        if self._observes:  # nothing of the body has come: its client left before the first token, or it never does
+            self._picker.observed(came=False)
+            return Outcome.ENDED, None
         if not self.whole:
             return Outcome.CLIENT_GONE, None
         return self._judge_body(self._watch)

@@ -35,6 +35,13 @@ class PickerSettings(BaseModel):
         description="addresses that the gateway is given: 2 with a second choice, for its retry; 1 for an ORIGINAL_DST"
         " cluster, which takes no list",
     )
+    observed_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="share of the streams whose body is asked for, where the gateway sends none: only so is a first"
+        " token seen, from which prefill rates are learned. Each chunk of theirs costs the picker CPU",
+    )
     test_headers: bool = Field(
         False,
         description="obey test-epp-endpoint-selection, and answer with x-conformance-test-served-endpoint: for"

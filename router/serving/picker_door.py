@@ -29,7 +29,13 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             plane.keys, max_body_bytes=router.max_body_bytes, forbidden_paths=router.forbidden_paths
         )
         picker = Picker(
-            plane, check_head, Addresses(runtime.context.clock), model_cards, settings.choices, settings.test_headers
+            plane,
+            check_head,
+            Addresses(runtime.context.clock),
+            model_cards,
+            settings.choices,
+            settings.observed_share,
+            settings.test_headers,
         )
         return PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
 

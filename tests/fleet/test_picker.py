@@ -72,7 +72,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     directory = tmp_path_factory.mktemp("picker")
     with running_fleet(directory, [*QUICK, "--instances", "3", "--replicas", "2"]) as fleet:
         config = fleet.directory / "fleet.yaml"
-        lease = ("--router.replica_lease_s", "1.5")
+        lease = ("--router.replica_lease_s", "1.5", "--picker.observed_share", "0")
         with running_picker(directory, config, *lease) as one, running_picker(directory, config, *lease) as two:
             pickers, instances = [one, two], fleet.instances().values()
             ports = [int(each["url"].rpartition(":")[2]) for each in instances]
@@ -223,6 +223,18 @@ async def _many(
     limits = httpx.Limits(max_connections=count)
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:
         return await asyncio.gather(*(one(client, number) for number in range(count)))
+
+
+def test_some_streams_show_their_first_token_and_their_usage(gateway: Gateway, tmp_path: Path) -> None:
+    config = gateway.fleet.directory / "fleet.yaml"
+    with running_picker(tmp_path, config, "--picker.observed_share", "0.5") as third:
+        until(lambda: page(f"{third.ops_url}/ready"), "the third picker is ready")
+        with gateway.beside(tmp_path, envoy_process.example(), [third]) as envoy:
+            for _ in range(6):
+                content = {"model": gateway.fleet.model, "prompt": "x", "max_tokens": 9, "stream": True}
+                answer = httpx.post(f"{envoy.url}/v1/completions", json=content, timeout=60)
+                assert answer.text.endswith("data: [DONE]\n\n")
+            assert Gateway(gateway.fleet, [third], envoy).outcomes() == {"ended": 3, "completed": 3}
 
 
 @pytest.mark.parametrize(

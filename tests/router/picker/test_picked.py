@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.picker.messages import BodyMode
+from dualmap.router.picker.picked import UNANSWERED
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.machine import Phase
@@ -116,8 +118,6 @@ async def test_a_body_that_trailers_end_is_sent_back_and_so_are_they(start_runti
 async def test_a_buffered_body_comes_after_the_answer_to_the_head_and_is_answered_with_the_destination(
     start_runtime: StartRuntime,
 ) -> None:
-    from dualmap.router.picker.messages import BodyMode
-
     gateway = Gateway(await start_runtime(instances=MEMBERS))
     stream, task = gateway.open(head(modes=(BodyMode.BUFFERED, NO_MODE)))
     await settle()
@@ -169,8 +169,6 @@ async def test_another_name_of_the_model_is_replaced_in_the_body(start_runtime: 
 
 
 async def test_a_gateway_that_buffers_gets_the_length_of_another_body(start_runtime: StartRuntime) -> None:
-    from dualmap.router.picker.messages import BodyMode
-
     gateway = Gateway(await start_runtime(instances=MEMBERS, pools=(PoolSettings(aliases=("alias",)),)))
     stream, task = gateway.open(head(modes=(BodyMode.BUFFERED, NO_MODE)), prompt(model="alias"))
     await settle()
@@ -384,6 +382,60 @@ async def test_a_stream_that_comes_here_shows_its_first_token_and_its_usage_and_
     usage = live.machine.usage
     assert (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens) == (9, 4, 2)
     assert gateway.outcomes == {"completed": 1}
+
+
+async def test_the_bodies_of_some_streams_are_asked_for_so_that_their_first_tokens_are_seen(
+    start_runtime: StartRuntime,
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS), observed_share=0.5)
+    asked = []
+    for number in range(4):
+        modes = (BodyMode.BUFFERED, NO_MODE)
+        stream, task = gateway.open(head(modes=modes, x_request_id=f"r-{number}"), prompt(stream=True))
+        await settle()
+        stream.send(answer_head(fields=STREAM))
+        await settle()
+        mode = stream.replies[-1].mode_override
+        asked.append(mode.response_body_mode == BodyMode.STREAMED)
+        live = only_live(gateway)
+        if asked[-1]:
+            assert live.machine.phase is Phase.PREFILLING
+            stream.send(answer_body(_EVENTS[0]))
+            await settle()
+            assert live.machine.phase is Phase.ANSWERING
+            stream.send(answer_body(_EVENTS[1], ends=True))
+        stream.end()
+        await finished(task, gateway)
+    assert asked == [False, True, False, True]
+    assert gateway.outcomes == {"ended": 2, "completed": 2}
+
+
+@pytest.mark.parametrize("modes", [(DUPLEX, NO_MODE), (BodyMode.BUFFERED, BodyMode.BUFFERED)])
+async def test_no_body_is_asked_for_where_envoy_would_not_listen(
+    start_runtime: StartRuntime, modes: tuple[BodyMode, BodyMode]
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS), observed_share=1.0)
+    stream, task = gateway.open(head(modes=modes), prompt(stream=True), answer_head(fields=STREAM))
+    await settle()
+    assert not stream.replies[-1].HasField("mode_override")
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_a_gateway_that_sends_no_body_is_soon_not_asked_any_more(
+    start_runtime: StartRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS), observed_share=1.0)
+    asked = 0
+    for number in range(UNANSWERED + 3):
+        first = head(modes=(BodyMode.BUFFERED, NO_MODE), x_request_id=f"r-{number}")
+        stream, task = gateway.open(first, prompt(stream=True), answer_head(fields=STREAM))
+        await settle()
+        asked += stream.replies[-1].HasField("mode_override")
+        stream.end()
+        await finished(task, gateway)
+    assert asked == UNANSWERED
+    assert "allow_mode_override" in caplog.text
 
 
 @pytest.mark.parametrize(
