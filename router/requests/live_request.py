@@ -234,10 +234,15 @@ class LiveRequest:
         chain = machine.spec.chain
         if chain is not None and machine.phase in TO_BE_SENT:
             self._expected_cached = self._expect_cached()  # as it is sent: others come behind it, or are over
-            if machine.leg is _WHOLE:
-                output_tokens = machine.spec.expected_output_tokens
-                self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
+            self._note_context(chain)
         self._report(_SENT)
+
+    def _note_context(self, chain: Chain) -> None:
+        """Note what its answer will hold of its instance's cache."""
+        machine = self.machine
+        if machine.leg is _WHOLE:
+            output_tokens = machine.spec.expected_output_tokens
+            self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
 
     def first_token(self) -> None:
         """Report the first token of its instance. Never waits; repetitions change nothing."""
@@ -282,6 +287,9 @@ class LiveRequest:
         """
         self._count_placed()
         await self._run(Moved(failure, target))
+        chain = self.machine.spec.chain
+        if chain is not None and not self.machine.is_done:
+            self._note_context(chain)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """Report that it is over, however it went: release everything. Never waits; only the first call counts."""

@@ -14,6 +14,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.runtime.extras import how_to_install
 from dualmap.runtime.trust import system_trust
+from dualmap.scheduling.request.outcome import ANSWERED, Outcome
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
@@ -108,7 +109,7 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
         )
 
     done_s = explanation.done_s or 0.0
-    failed = explanation.outcome not in ("completed", "client_gone")
+    failed = explanation.outcome not in (*ANSWERED, Outcome.CLIENT_GONE)
     yield ReadableSpan(
         "request",
         own,

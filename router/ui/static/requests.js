@@ -6,7 +6,7 @@ import { byName, clock, count, element, fit, instance, seconds } from "./format.
 
 const KEPT = 400, KEPT_NOTABLE = 300; // beside the latest ones
 const WORDS = {
-  completed: ["good", "completed"], client_error: ["warn", "client error"], client_gone: ["dim", "client left"],
+  completed: ["good", "completed"], ended: ["good", "ended"], client_error: ["warn", "client error"], client_gone: ["dim", "client left"],
   upstream_failed: ["bad", "instance failed"], timed_out: ["bad", "timed out"], cut_off: ["bad", "cut off"],
   refused: ["bad", "refused"], internal_error: ["bad", "internal error"],
 };
@@ -16,7 +16,7 @@ const named = ([id, at_s, model, pool, at, prompt, cached, held_s, first_s, done
   ({ id, at_s, model, pool, instance: at, prompt, cached, held_s, first_s, done_s, slo_s, outcome, tries, replica, failure, notable });
 
 const late = ({ first_s, slo_s, outcome, at_s }, now_s) => (first_s !== null ? first_s > slo_s : !outcome && now_s - at_s > slo_s);
-const failed = ({ outcome }) => Boolean(outcome) && outcome !== "completed" && outcome !== "client_gone";
+const failed = ({ outcome }) => Boolean(outcome) && !["completed", "ended"].includes(outcome) && outcome !== "client_gone";
 const KINDS = { all: () => true, late, failed, retried: ({ tries }) => tries > 1 };
 
 export class Requests {

@@ -9,7 +9,7 @@ const PARTS = {
   "own prefill, weighed": "var(--part-4)", "own prefill, weighed by KV memory in use": "var(--part-5)", "misses the SLO": "var(--bad)",
 };
 const HELD = PARTS["work it overtakes"], OWN = PARTS["own prefill, weighed"], OTHER_PART = "var(--part-5)";
-const OUTCOMES = { completed: "good", client_gone: "", client_error: "warn" };
+const OUTCOMES = { completed: "good", ended: "good", client_gone: "", client_error: "warn" };
 
 export class Story {
   constructor(dialog, known, ask) {

@@ -271,6 +271,12 @@ def test_a_request_id_that_would_not_be_safe_to_pass_on_is_replaced_and_logged(
     assert minted in caplog.text and repr(sent)[:100] in caplog.text
 
 
+def test_llmds_name_of_the_slo_counts_where_ours_is_not_sent() -> None:
+    assert read_inference_request(request(body=chat(), x_llm_d_slo_ttft_ms="700"), "id-1").slo_s == 0.7
+    both = request(body=chat(), x_llm_d_slo_ttft_ms="700", x_slo_ttft_ms="900")
+    assert read_inference_request(both, "id-1").slo_s == 0.9
+
+
 def test_an_slo_is_read_in_milliseconds() -> None:
     assert read_slo_s("2500") == 2.5
     assert read_slo_s("1500.6") == 1.501

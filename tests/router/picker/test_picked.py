@@ -294,6 +294,15 @@ async def test_a_request_without_a_key_is_refused_where_keys_are_set(start_runti
         assert stream.replies[0].immediate_response.status.code == 401
 
 
+async def test_a_browser_may_ask_first_without_a_key(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, api_keys=("mine",)))
+    stream, task = gateway.open(head(method="OPTIONS", ends=True))
+    await settle()
+    assert len(stream.addresses) == 2
+    stream.end()
+    await finished(task, gateway)
+
+
 async def test_models_are_answered_without_an_instance(start_runtime: StartRuntime) -> None:
     gateway = Gateway(await start_runtime(instances=()))
     stream, task = gateway.open(head("/v1/models", method="GET", ends=True))
