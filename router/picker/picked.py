@@ -72,7 +72,12 @@ class Stream(Protocol):
     async def read(self) -> Any | None:
         """The next message; None at the end of the stream."""
 
-    async def write(self, reply: bytes) -> None: ...
+    async def write(self, reply: bytes) -> None:
+        """Send a reply.
+
+        Raises:
+            LeftError: the gateway has ended the stream.
+        """
 
 
 @dataclass(slots=True)
@@ -117,8 +122,8 @@ class Picker:
             )
 
 
-class _LeftError(Exception):
-    """The gateway ended the stream before the request was placed."""
+class LeftError(Exception):
+    """The gateway has ended the stream."""
 
 
 class PickedRequest:
@@ -160,12 +165,13 @@ class PickedRequest:
                 finally:
                     self._drop_body(request)
                 await self._follow(live, request.path)
-        except _LeftError:
+        except LeftError:
             return None
         except TimeoutError:
             log.warning("request %s was not over within router.total_timeout_s: its stream is closed", request_id)
         except RouterError as refusal:
-            await self._refuse(refusal, refusal.request_id or request_id, request.path)
+            with contextlib.suppress(LeftError):
+                await self._refuse(refusal, refusal.request_id or request_id, request.path)
 
     # the request -------------------------------------------------------------------------------------------------
     async def _pick(self, first: Any, request: ClientRequest, request_id: str) -> LiveRequest:
@@ -193,8 +199,8 @@ class PickedRequest:
             return live
         except BaseException as error:
             if live is not None:
-                live.finish(outcome_of(error))
-            if not isinstance(error, Exception) or isinstance(error, _LeftError):
+                live.finish(Outcome.CLIENT_GONE if isinstance(error, LeftError) else outcome_of(error))
+            if not isinstance(error, Exception) or isinstance(error, LeftError):
                 raise
             refusal = from_exception(error)
             if live is not None:
@@ -230,7 +236,7 @@ class PickedRequest:
         """Read a piece of the body; returns whether another one follows."""
         message = await self._stream.read()
         if message is None:
-            raise _LeftError
+            raise LeftError
         if messages.kind_of(message) == "request_trailers":
             self._trailers = True
             return False
@@ -339,7 +345,7 @@ class PickedRequest:
         answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices, self._observes)
         try:
             await answer.pass_on()
-        except asyncio.CancelledError:  # so a stream ends as well, whose last reply the gateway did not wait for
+        except (asyncio.CancelledError, LeftError):  # so a stream ends whose last reply the gateway did not wait for
             live.finish(*self._ended(answer))
             raise
         except BaseException:

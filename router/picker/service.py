@@ -20,7 +20,7 @@ from dualmap.router.picker.ext_proc import (
     ProcessingRequest,
 )
 from dualmap.router.picker.messages import METHOD, SERVICE
-from dualmap.router.picker.picked import PickedRequest, Picker
+from dualmap.router.picker.picked import LeftError, PickedRequest, Picker
 from dualmap.router.picker.settings import PickerSettings
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,12 @@ class _GrpcStream:
         return None if message is grpc.aio.EOF else message
 
     async def write(self, reply: bytes) -> None:
-        await self._context.write(reply)
+        try:
+            await self._context.write(reply)
+        except Exception as error:
+            if self._context.done():
+                raise LeftError from error
+            raise
 
 
 def _listen(server: Any, host: str, port: int, credentials: Any) -> int:
