@@ -24,20 +24,29 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
 
 def endpoint(settings: Settings) -> str:
     """The URL by which this machine reaches the routers of this configuration."""
-    return base_url(settings, settings.router.port)
+    return base_url(settings, settings.router.port, "http" if settings.router.tls is None else "https")
 
 
-def base_url(settings: Settings, port: int) -> str:
+def operation(settings: Settings) -> str:
+    """The URL for administration: where the endpoint speaks TLS, its certificate hardly names this machine's address,
+    and the replica's own port speaks none."""
+    router = settings.router
+    if router.tls is None or router.ops_port is None:
+        return endpoint(settings)
+    return base_url(settings, router.ops_port)
+
+
+def base_url(settings: Settings, port: int, scheme: str = "http") -> str:
     """The URL by which this machine reaches a router that listens on ``port``, the endpoint's or its own."""
     host = "127.0.0.1" if settings.router.host in _EVERYWHERE else settings.router.host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class AdminApi:
     """One replica's ``/admin``; what it changes, it changes for the whole fleet."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Settings) -> None:
-        self._base_url = (arguments.url or endpoint(settings)).rstrip("/").removesuffix("/v1")
+        self._base_url = (arguments.url or operation(settings)).rstrip("/").removesuffix("/v1")
         self._pool = arguments.pool
         self._key = settings.router.admin_key.get_secret_value() if settings.router.admin_key else None
 

@@ -8,11 +8,12 @@ from functools import partial
 from dualmap.cli.settings import Settings
 from dualmap.router.requests.tracing import TracingUnavailableError, require_tracing
 from dualmap.router.tokens import NoTokenizerError, read_model
-from dualmap.runtime.trust import InstanceTrust, TrustError
+from dualmap.runtime.certificates import CertificateError
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.statestore.connect import require_shared
 from dualmap.statestore.errors import StoreConfigurationError
 
-_UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TrustError)
+_UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, CertificateError)
 
 
 def complaints(settings: Settings) -> Iterator[str]:
@@ -28,6 +29,9 @@ def _checks(settings: Settings) -> Iterator[Callable[[], object]]:
     yield partial(require_shared, settings.store)
     yield partial(require_tracing, settings.router)
     yield partial(InstanceTrust, settings.upstream)
+    for tls in (settings.router.tls, settings.picker.tls):
+        if tls is not None:
+            yield tls.context
     for pool in settings.pools:
         if pool.tokenizer is not None and pool.tokenizer != "instances":
             yield partial(read_model, pool, pool.tokenizer)

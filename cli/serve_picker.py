@@ -25,7 +25,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     def announce(port: int, ops_port: int | None) -> str:
         return f"an endpoint picker serves port {port}, its own port is {ops_port}"
 
-    own = {"host": picker.host, "port": picker.ops_port, "ops_port": None}
+    own = {
+        "host": picker.host,
+        "port": picker.ops_port,
+        "ops_port": None,
+        "tls_certificate": None,
+        "tls_key": None,
+        "tls_client_ca": None,
+    }
     of_picker = settings.model_copy(update={"router": settings.router.model_copy(update=own)})
     with not_listening_at("--picker.port PORT, --picker.ops_port or --picker.health_port"):
         return run_replica(arguments.name, of_picker, announce, door_of(picker), picker.port)

@@ -55,6 +55,7 @@ def run_replica(
     from dualmap.router.requests.tracing import TracingUnavailableError
     from dualmap.router.serving.serve import serve
     from dualmap.router.tokens import NoTokenizerError
+    from dualmap.runtime.certificates import CertificateError
     from dualmap.statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
@@ -84,7 +85,7 @@ def run_replica(
 
     try:
         uvloop.run(serve_as_a_service())
-    except (NoTokenizerError, TracingUnavailableError) as error:
+    except (CertificateError, NoTokenizerError, TracingUnavailableError) as error:
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error

@@ -60,6 +60,12 @@ class ForbiddenPathError(RouterError):
     status, type, code = 403, "permission_error", "forbidden_path"
 
 
+class CertificateRequiredError(RouterError):
+    """The client shows no certificate, and the path needs one."""
+
+    status, type, code = 403, "permission_error", "client_certificate_required"
+
+
 class NotFoundError(RouterError):
     status, type, code = 404, "invalid_request_error", "not_found"
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from dualmap.runtime.certificates import ServerFiles
 from dualmap.runtime.pool_settings import ApiKey, BaseUrl
 
 CUT_OFF_S = 3.0
@@ -45,6 +46,8 @@ Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 """An origin as browsers send it: no path, and no slash at the end."""
 
 
+CertificateUse = Literal["connections", "inference", "admin"]
+
 Level = Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")]
 
 
@@ -79,6 +82,22 @@ class RouterSettings(BaseModel):
     admin_key: ApiKey | None = Field(None, description="/admin needs this key when it is set")
     upstream_api_key: ApiKey | None = Field(
         None, description="key that the instances require; replaces the client's authorization"
+    )
+
+    # TLS -----------------------------------------------------------------------------------------------------
+    tls_certificate: Path | None = Field(
+        None,
+        description="file with the certificate of the endpoint's port, and of the CAs between it and a root, PEM, read"
+        " again when it changes (none: no TLS); ops_port always serves plain HTTP",
+    )
+    tls_key: Path | None = Field(None, description="file with the key of that certificate, PEM, without a password")
+    tls_client_ca: Path | None = Field(
+        None, description="file with the CAs whose client certificates are accepted, PEM (none: clients show none)"
+    )
+    tls_client_required_for: tuple[CertificateUse, ...] = Field(
+        ("connections",),
+        description="what needs a client certificate where tls_client_ca is set: connections (all of them), or"
+        " inference, admin or both; empty: one that is shown is verified, and none is needed",
     )
 
     # paths ---------------------------------------------------------------------------------------------------
@@ -176,6 +195,22 @@ class RouterSettings(BaseModel):
                 "max_buffered_body_bytes must not be below max_body_bytes: such a body would never be accepted"
             )
         return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("tls_certificate and tls_key must be set together")
+        if self.tls_client_ca is not None and self.tls_certificate is None:
+            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        return self
+
+    @property
+    def tls(self) -> ServerFiles | None:
+        """The files of the endpoint's port; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        required = "connections" in self.tls_client_required_for
+        return ServerFiles("router", self.tls_certificate, self.tls_key, self.tls_client_ca, requires_client=required)
 
     @property
     def stop_within_s(self) -> float:

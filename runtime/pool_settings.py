@@ -123,11 +123,30 @@ class UpstreamSettings(BaseModel):
     key_file: Path | None = Field(
         None, description="file (PEM) of the client certificate's private key (none: in certificate_file)"
     )
+    server_name: str | None = Field(
+        None,
+        min_length=1,
+        description="name that the certificates of all instances have, where their URLs have others, such as addresses"
+        " of pods (none: the URL's host)",
+    )
+    verify_name: bool = Field(
+        True,
+        description="false: a certificate of any name is accepted, if the CA of ca_file has signed it; the system's CAs"
+        " are not trusted then",
+    )
 
     @model_validator(mode="after")
     def _key_belongs_to_a_certificate(self) -> Self:
         if self.key_file is not None and self.certificate_file is None:
             raise ValueError("key_file needs a certificate_file")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_vouches_for_instances(self) -> Self:
+        if not self.verify_name and self.ca_file is None:
+            raise ValueError("verify_name false needs a ca_file: only its CA is trusted then")
+        if not self.verify_name and self.server_name is not None:
+            raise ValueError("server_name is the name to verify: leave it out, or leave verify_name at true")
         return self
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 import ssl
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
+from dualmap.runtime.certificates import (
+    FollowedFiles,
+    RenewedContext,
+    load_authorities,
+    load_certificate,
+    trusting_alone,
+)
 from dualmap.runtime.pool_settings import UpstreamSettings
-
-
-class TrustError(ValueError):
-    """A file of ``upstream`` cannot be used; the message names the setting."""
 
 
 def system_trust() -> ssl.SSLContext:
@@ -39,35 +43,36 @@ def _system_trust() -> ssl.SSLContext:
 
 
 class InstanceTrust:
-    """TLS towards instances, the same for all clients of a process."""
+    """TLS towards instances, the same for all clients of a process; they may keep ``context`` as long as they live."""
 
     def __init__(self, settings: UpstreamSettings | None = None) -> None:
-        """Raises TrustError. Takes tens of milliseconds once in a process."""
-        self.context = system_trust() if settings is None or settings == UpstreamSettings() else _trust_of(settings)
+        """Takes tens of milliseconds once in a process.
+
+        Raises:
+            CertificateError: a file of ``upstream`` cannot be used; the message names the setting.
+        """
+        self.context = system_trust()
+        self.certificates: tuple[FollowedFiles[Any], ...] = ()
+        if settings is None or settings == UpstreamSettings():
+            return
+        files = [path for path in (settings.certificate_file, settings.key_file, settings.ca_file) if path is not None]
+        name = "upstream.ca_file" if settings.certificate_file is None else "upstream.certificate_file"
+        followed = FollowedFiles(name, files, partial(_trust_of, settings), certificate=settings.certificate_file)
+        self.context = RenewedContext(followed, settings.server_name)
+        self.certificates = (followed,)
 
 
 def _trust_of(settings: UpstreamSettings) -> ssl.SSLContext:
-    context = _system_trust()
-    try:
+    if settings.verify_name or settings.ca_file is None:
+        context = _system_trust()
         if settings.ca_file is not None:
-            context.load_verify_locations(cafile=settings.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise TrustError(f"upstream.ca_file {settings.ca_file}: {_why(error)}") from error
-    try:
-        if settings.certificate_file is not None:
-            context.load_cert_chain(settings.certificate_file, settings.key_file, password=_no_password)
-    except (OSError, ssl.SSLError) as error:
-        named = settings.certificate_file if settings.key_file is None else f"{settings.certificate_file} with "
-        raise TrustError(f"upstream.certificate_file {named}{settings.key_file or ''}: {_why(error)}") from error
+            load_authorities(context, settings.ca_file, "upstream.ca_file")
+    else:  # anyone has a certificate of the system's CAs, for some name
+        context = trusting_alone(settings.ca_file, "upstream.ca_file")
+        context.check_hostname = False
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if settings.certificate_file is not None:
+        names = ("upstream.certificate_file", "upstream.key_file")
+        load_certificate(context, settings.certificate_file, settings.key_file, names)
     return context
-
-
-def _no_password() -> str:
-    """Refuse to give a password. Without this callback OpenSSL would ask for one at the terminal."""
-    raise TrustError("upstream.key_file is encrypted; give the key without a password")
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, ssl.SSLError):  # an OSError whose text is a number
-        return f"it holds no PEM that can be used ({error.reason or error})"
-    return error.strerror or str(error)

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Protocol
 
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.errors import StoreConfigurationError
@@ -19,6 +20,10 @@ from dualmap.statestore.url import parse_store_url
 
 class Store(Protocol):
     """A connection to where pools live."""
+
+    @property
+    def certificates(self) -> tuple[FollowedFiles[Any], ...]:
+        """Those of its connections, for reports."""
 
     async def open(self) -> None: ...
 

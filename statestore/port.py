@@ -7,8 +7,9 @@ leader calls with its fence is ``statestore.led``.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
@@ -98,6 +99,10 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
 class ReplicaStore(Protocol):
     """The pools of a replica."""
+
+    @property
+    def certificates(self) -> tuple[FollowedFiles[Any], ...]:
+        """Those of its connections, for reports."""
 
     async def open(self) -> None: ...
 

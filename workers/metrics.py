@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from dualmap.runtime.certificates import CertificateReport
+
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
 NOT_ASKED = "not_asked"
 """Outcome of a health check for which this worker had no file descriptor left."""
@@ -186,8 +188,26 @@ class WorkerMetrics:
             registry=self.registry,
         )
 
+        self.certificate_expires = Gauge(
+            "dualmap_tls_certificate_expires_unix_seconds",
+            "End of the validity of a certificate that is in use",
+            ["certificate"],
+            registry=self.registry,
+        )
+        self.certificate_problem = Gauge(
+            "dualmap_tls_certificate_problem",
+            "1 while a renewed certificate cannot be used, or the one that is in use is not valid: /health says why",
+            ["certificate"],
+            registry=self.registry,
+        )
+
         for pool in pools:
             self._start_at_0(pool)
+
+    def certificate(self, report: CertificateReport) -> None:
+        if report.expires_unix_s is not None:
+            self.certificate_expires.labels(report.name).set(report.expires_unix_s)
+        self.certificate_problem.labels(report.name).set(bool(report.problem))
 
     def end_term(self, pool: str) -> None:
         """Drop what only a leader knows: a former one must not publish it."""

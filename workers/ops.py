@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from dualmap.runtime.certificates import reported
 from dualmap.runtime.extras import package_version
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.status import WorkerStatus
@@ -32,12 +33,15 @@ def create_app(worker_id: str, status: WorkerStatus, metrics: WorkerMetrics) -> 
             "version": package_version(),
             "worker_id": worker_id,
             "store": error or "ok",
+            **({"certificates": reported(status.certificates)} if status.certificates else {}),
             "pools": {pool.pool.name: leads.get(pool.pool.name, {"leader": False}) for pool in pools},
         }
 
     @app.head("/metrics")
     @app.get("/metrics")
     async def exposition() -> Response:
+        for followed in status.certificates:
+            metrics.certificate(followed.report())
         return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return app

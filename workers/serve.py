@@ -84,6 +84,7 @@ async def serve(
             try:
                 workers = _pool_workers(opened, worker, pools, trust, owner, waiting, metrics)
                 status.pools = workers
+                status.certificates = (*(trust.certificates if trust is not None else ()), *opened.certificates)
                 await _until(stopping, _run_pools(workers))
             finally:
                 await opened.close()

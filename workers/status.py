@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.workers.pool_worker import PoolWorker
 
 
@@ -13,3 +15,4 @@ class WorkerStatus:
     """Empty until the store has been reached for the first time: ``/health`` answers before."""
 
     pools: Sequence[PoolWorker] = ()
+    certificates: Sequence[FollowedFiles[Any]] = ()

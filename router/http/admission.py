@@ -82,12 +82,12 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iter
     return check_head
 
 
-def refusing_inference(check_head: HeadCheck) -> HeadCheck:
-    """The rule for heads at a port that is for operation alone."""
+def refusing_inference(check_head: HeadCheck, why: str) -> HeadCheck:
+    """The rule for heads at a port that is for operation alone; ``why`` says where inference goes."""
 
     def check(request: ClientRequest) -> int:
         if is_inference(request.path):
-            raise NotFoundError("this port takes no inference; send it to the gateway that asks this picker")
+            raise NotFoundError(why)
         return check_head(request)
 
     return check

@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from dualmap.router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from dualmap.router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
+from dualmap.router.http.client_certificates import HeadCheckFinder
 from dualmap.router.http.connection_limit import ConnectionLimit
 from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.forward import serve_inference
@@ -19,7 +20,7 @@ from dualmap.router.http.half_closed import DepartureProbes
 from dualmap.router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, HeadCheck, RequestReader
+from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, RequestReader
 from dualmap.scheduling.request.outcome import Outcome
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class ClientConnection(asyncio.Protocol):
     """
 
     def __init__(
-        self, plane: DataPlane, check_head: HeadCheck, app: AsgiApp, server_state: ServerState,
+        self, plane: DataPlane, check_of: HeadCheckFinder, app: AsgiApp, server_state: ServerState,
         app_state: dict[str, Any], limit_of: Callable[[asyncio.BaseTransport], ConnectionLimit],
     ) -> None:  # fmt: skip
         self._plane = plane
@@ -50,7 +51,8 @@ class ClientConnection(asyncio.Protocol):
         self._limit_of = limit_of
         self._limit: ConnectionLimit = None  # type: ignore[assignment]  # until connection_made
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(check_head, bodies=plane.bodies)
+        self._check_of = check_of
+        self._reader: RequestReader = None  # type: ignore[assignment]  # until connection_made
         self._transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         self._waiting: deque[ClientRequest] = deque()
         self._serving: asyncio.Task[None] | None = None
@@ -84,6 +86,7 @@ class ClientConnection(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio's: nothing to assert.
         self._transport = tcp = cast("asyncio.Transport", transport)
         tcp.set_write_buffer_limits(BUFFER_BYTES)
+        self._reader = RequestReader(self._check_of(transport), bodies=self._plane.bodies)
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
         self._plane.deadlines.add(self)

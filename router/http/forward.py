@@ -54,6 +54,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
             request_id = read_request_id(sent_id.decode("latin-1"))
         inference_request = await read_client_request(request, request_id, plane.long_bodies)
         request_id = inference_request.request_id
+        inference_request.client = request.client
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.intake.place(inference_request)

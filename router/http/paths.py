@@ -129,6 +129,11 @@ def needs_api_key(path: str) -> bool:
     return is_inference(path) or path == "/v1/models" or path.startswith("/v1/models/")
 
 
+def needs_admin(path: str) -> bool:
+    """True for the paths of operators, which ``router.admin_key`` closes: administration, its page, engine control."""
+    return path in ENGINE_CONTROL_PATHS or path in ("/admin", "/ui") or path.startswith(("/admin/", "/ui/"))
+
+
 def likely_meant(path: str) -> str | None:
     """The known path that a client with a wrong base URL probably meant by an unknown one: with the ``/v1`` that is
     missing, or without the extra parts before its last ``/v1``."""

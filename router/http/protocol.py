@@ -11,6 +11,7 @@ from uvicorn.server import ServerState
 
 from dualmap.router.http.admission import make_head_check, refusing_inference
 from dualmap.router.http.client import ClientConnection
+from dualmap.router.http.client_certificates import head_check_finder
 from dualmap.router.http.connection_limit import connection_limit_finder
 from dualmap.router.http.plane import DataPlane
 
@@ -29,7 +30,9 @@ def http_protocol(
         plane.keys, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
     )
     if not inference:
-        check_head = refusing_inference(check_head)
+        why = "this port takes no inference; send it to the gateway that asks this picker"
+        check_head = refusing_inference(check_head, why)
+    check_of = head_check_finder(settings, check_head)
 
     def make(
         config: Config,
@@ -37,6 +40,6 @@ def http_protocol(
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        return ClientConnection(plane, check_head, config.loaded_app, server_state, app_state, limit_of)
+        return ClientConnection(plane, check_of, config.loaded_app, server_state, app_state, limit_of)
 
     return make

@@ -44,6 +44,8 @@ class ClientRequest:
     """Set when the request was refused by its head; the body was thrown away."""
     bodies: BodyBudget | None = None
     """Budget in which the body is counted until it is dropped."""
+    client: str | None = None
+    """Name of the verified certificate that the client showed; None without one."""
     get: Callable[[bytes], bytes | None] = field(init=False, repr=False)
     """The first field of a (lower-case) name."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -22,6 +21,7 @@ from dualmap.router.picker.ext_proc import (
 from dualmap.router.picker.messages import METHOD, SERVICE
 from dualmap.router.picker.picked import LeftError, PickedRequest, Picker
 from dualmap.router.picker.settings import PickerSettings
+from dualmap.runtime.certificates import FollowedFiles, ServerFiles
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,9 @@ class PickerServer:
     def __init__(
         self, settings: PickerSettings, picker: Picker, accepts_traffic: Callable[[], bool], *, max_body_bytes: int
     ) -> None:
+        """Raises CertificateError: a file of the settings cannot be used."""
         self._settings = settings
+        self._credentials, self.certificates = _credentials(settings.tls)
         self._picker = picker
         self._accepts_traffic = accepts_traffic
         options: Sequence[tuple[str, Any]] = (
@@ -61,10 +63,10 @@ class PickerServer:
         """Listen; returns the port.
 
         Raises:
-            OSError: the address cannot be listened on, or the certificate cannot be used.
+            OSError: the address cannot be listened on.
         """
         settings = self._settings
-        port = _listen(self._server, settings.host, settings.port, _credentials(settings))
+        port = _listen(self._server, settings.host, settings.port, self._credentials)
         if settings.health_port is not None:
             self._health_server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
             self._health_server.add_generic_rpc_handlers((self._health(),))
@@ -157,33 +159,33 @@ def _listen(server: Any, host: str, port: int, credentials: Any) -> int:
         raise OSError(f"cannot listen on {address}: {error}") from error
 
 
-def _credentials(settings: PickerSettings) -> Any:
-    """Credentials that follow their files; None without TLS."""
-    certificate, key, ca = settings.tls_certificate, settings.tls_key, settings.tls_client_ca
-    if certificate is None or key is None:
-        return None
-    files = [path for path in (certificate, key, ca) if path is not None]
-    known: list[Any] = [None]
+def _credentials(files: ServerFiles | None) -> tuple[Any, tuple[FollowedFiles[Any], ...]]:
+    """Credentials that follow their files, and these; None without TLS.
+
+    Raises:
+        CertificateError: the files cannot be used.
+    """
+    if files is None:
+        return None, ()
+
+    def read() -> Any:
+        files.context()  # says what is wrong, which gRPC does not
+        pair = (files.key.read_bytes(), files.certificate.read_bytes())
+        authorities = None if files.client_ca is None else files.client_ca.read_bytes()
+        return grpc.ssl_server_certificate_configuration([pair], authorities)
+
+    followed = FollowedFiles(files.name, files.paths, read, certificate=files.certificate)
+    in_use = followed.current()
 
     def fetch() -> Any:
-        """The certificate, where it changed since the last connection; files that cannot be read change nothing."""
-        try:
-            stamps = [path.stat().st_mtime_ns for path in files]
-            if stamps == known[0]:
-                return None
-            made = _configuration(key, certificate, ca)
-        except OSError as error:
-            log.warning("the certificate of the picker's port cannot be read again: %s", error)
+        """The certificate, where it changed since the last connection. gRPC calls this in a thread of its own."""
+        nonlocal in_use
+        if (current := followed.current()) is in_use:
             return None
-        known[0] = stamps
-        return made
+        in_use = current
+        return current
 
-    first = fetch()
-    if first is None:
-        raise OSError(f"the certificate {certificate}, its key or its CAs cannot be read")
-    return grpc.dynamic_ssl_server_credentials(first, fetch, require_client_authentication=ca is not None)
-
-
-def _configuration(key: Path, certificate: Path, ca: Path | None) -> Any:
-    pair = (key.read_bytes(), certificate.read_bytes())
-    return grpc.ssl_server_certificate_configuration([pair], None if ca is None else ca.read_bytes())
+    credentials = grpc.dynamic_ssl_server_credentials(
+        in_use, fetch, require_client_authentication=files.requires_client
+    )
+    return credentials, (followed,)

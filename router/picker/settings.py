@@ -7,6 +7,8 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from dualmap.runtime.certificates import ServerFiles
+
 
 class PickerSettings(BaseModel):
     """Where a picker listens. What it accepts, and how long it waits, is in ``router``."""
@@ -24,7 +26,7 @@ class PickerSettings(BaseModel):
     tls_certificate: Path | None = Field(
         None, description="file with the certificate of the gRPC port, PEM, read again when it changes (none: no TLS)"
     )
-    tls_key: Path | None = Field(None, description="file with the key of that certificate, PEM")
+    tls_key: Path | None = Field(None, description="file with the key of that certificate, PEM, without a password")
     tls_client_ca: Path | None = Field(
         None, description="file with the CAs whose clients may connect, PEM (none: any client)"
     )
@@ -55,3 +57,11 @@ class PickerSettings(BaseModel):
         if self.tls_client_ca is not None and self.tls_certificate is None:
             raise ValueError("tls_client_ca needs tls_certificate and tls_key")
         return self
+
+    @property
+    def tls(self) -> ServerFiles | None:
+        """The files of the gRPC port; None without TLS."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        ca = self.tls_client_ca
+        return ServerFiles("picker", self.tls_certificate, self.tls_key, ca, requires_client=ca is not None)

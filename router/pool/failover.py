@@ -16,9 +16,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dualmap.router.pool.recovery import lost_members, recover_requests, restore_members
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
@@ -316,6 +317,10 @@ class FailoverStore:
         self._primary = primary
         self._scheduling = scheduling
         self._pools: dict[str, FailoverPool] = {}
+
+    @property
+    def certificates(self) -> tuple[FollowedFiles[Any], ...]:
+        return self._primary.certificates
 
     async def open(self) -> None:
         await self._primary.open()

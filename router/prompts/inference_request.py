@@ -164,6 +164,8 @@ class InferenceRequest:
     """Its answer does not pass here, and so its first token is not seen."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
+    client: str | None = None
+    """Name of the verified certificate that its client showed; None without one."""
 
 
 _NO_PART_OF_A_NAME = re.compile(rb"[^A-Za-z0-9_.-]")

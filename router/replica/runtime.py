@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from dualmap.router.peer_client import PeerClient
 from dualmap.router.pool.contexts_ahead import ContextsAhead
@@ -39,6 +40,7 @@ from dualmap.router.telemetry.recording import open_recorder
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.runtime.extras import package_version
 from dualmap.runtime.pool_settings import PoolSettings
@@ -75,6 +77,8 @@ class Runtime:
         """``pairs_legs``: both legs of a request are placed before it is sent, whatever the connector needs."""
         self.store = store
         self.trust = trust or InstanceTrust()
+        self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
+        """Those that this process presents or trusts, for reports."""
         self.scheduling = scheduling
         self.context = _context(
             settings,
@@ -203,6 +207,8 @@ class Runtime:
         metrics = self.context.metrics
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
+        for followed in self.certificates:
+            metrics.certificate(followed.report())
         for pool in self.pools.pools.values():
             if pool.tokenizer is not None:
                 pool.metrics.tokens_mistrusted.set(pool.tokenizer.is_mistrusted)

@@ -138,6 +138,8 @@ class Explanation:
     """PREFILL: it was split. ``instance_id`` prefilled it, and another one answered."""
     prefilled_s: float | None = None
     """Its age when the prefill leg had answered."""
+    client: str | None = None
+    """Name of the verified certificate that the client showed; None without one."""
     decode_instance_id: str | None = None
     decode_placed_s: float | None = None
     decode_rounds: tuple[PlacementRound, ...] = ()
@@ -158,7 +160,7 @@ def explanation(
     tree with which the request began."""
     spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
     if spec.chain is None:
-        return _explanation_of_passed_on(machine, pool, received_unix_s)
+        return _explanation_of_passed_on(machine, request.client, pool, received_unix_s)
     chain, decode, usage = spec.chain, machine.decode, machine.usage or Usage()
     epoch, tree_version, tree = seen
     key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
@@ -194,6 +196,7 @@ def explanation(
         chain.block_tokens * chain.key_stride,
         machine.leg,
         machine.prefilled_s,
+        request.client,
         *((None, None, (), None) if decode is None else _decoded(decode, chain)),
     )
 
@@ -213,7 +216,9 @@ def _failures(machine: RequestMachine) -> tuple[tuple[str, ...], tuple[float, ..
     return words, tuple([failed_s for _, _, failed_s in failures])
 
 
-def _explanation_of_passed_on(machine: RequestMachine, pool: ServedPool, received_unix_s: float) -> Explanation:
+def _explanation_of_passed_on(
+    machine: RequestMachine, client: str | None, pool: ServedPool, received_unix_s: float
+) -> Explanation:
     """The record of a request that was not placed by its prefix. Its tokens are known by report alone."""
     usage, (failures, failed_after_s) = machine.usage or Usage(), _failures(machine)
     return Explanation(
@@ -238,6 +243,7 @@ def _explanation_of_passed_on(machine: RequestMachine, pool: ServedPool, receive
         reported_cached_tokens=usage.cached_tokens,
         reported_prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
+        client=client,
     )
 
 

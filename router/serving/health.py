@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime.certificates import reported
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.state.instance import InstanceState
 
@@ -23,6 +24,8 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
         "outbox": runtime.outbox_releases,
         "pools": pools,
     }
+    if runtime.certificates:
+        report["certificates"] = reported(runtime.certificates)
     if runtime.pools.contested:
         report["models_in_several_pools"] = {name: list(each) for name, each in runtime.pools.contested.items()}
     if runtime.peer_watch.unreachable:

@@ -37,11 +37,12 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def advertised_url(host: str, port: int, towards: Sequence[tuple[str, int]] = ()) -> str:
+def advertised_url(host: str, port: int, towards: Sequence[tuple[str, int]] = (), *, tls: bool = False) -> str:
     """The base URL by which other machines reach what listens on ``host`` and ``port``; ``towards`` are addresses that
     they reach as well, such as the store's."""
     name = advertised_host(host, towards)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
 def is_loopback(host: str) -> bool:

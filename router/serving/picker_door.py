@@ -37,6 +37,8 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             settings.observed_share,
             settings.test_headers,
         )
-        return PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
+        server = PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
+        runtime.certificates += server.certificates
+        return server
 
     return make

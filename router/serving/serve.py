@@ -10,6 +10,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from dualmap.router.serving.app import create_app
 from dualmap.router.serving.listeners import advertised_url, bind, port_of
 from dualmap.router.serving.starting import EmbeddedServer, until_store_is_there
 from dualmap.router.settings import CUT_OFF_S, RouterSettings
+from dualmap.runtime.certificates import RenewedContext
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
@@ -97,6 +99,7 @@ async def serve(
 
     Raises:
         OSError: an address cannot be listened on.
+        CertificateError: a file of the endpoint's TLS cannot be used.
         StoreConfigurationError: the store's URL or server cannot serve a fleet; so cannot a store of one process.
         DuplicateModelError: two pools claim one model name.
     """
@@ -104,10 +107,17 @@ async def serve(
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single prompt that an instance tokenizes
     _warn_of_few_files(router, raise_open_files_limit())
+    _warn_of_tls(router)
     shutdown = _Shutdown(stop or asyncio.Event())
+    followed = None if router.tls is None else router.tls.followed()
+    tls = None if followed is None else RenewedContext(followed)
     with _listening(router, shared=door is None) as listeners, shutdown.handling_signals():
         wait = partial(
-            until_store_is_there, url=without_password(store.url), stopping=shutdown.stopping, listener=listeners[-1]
+            until_store_is_there,
+            url=without_password(store.url),
+            stopping=shutdown.stopping,
+            listener=listeners[-1],
+            tls=tls if len(listeners) == 1 else None,
         )
         async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
@@ -118,12 +128,14 @@ async def serve(
                     router, scheduling, opened, pools,
                     trust=trust, replica_id=replica_id, info=info, pairs_legs=door is not None,
                 )  # fmt: skip
-                await _serve(runtime, listeners, shutdown, wait, on_ready, door)
+                runtime.certificates += [followed] if followed is not None else []
+                await _serve(runtime, listeners, tls, shutdown, wait, on_ready, door)
 
 
 async def _serve(
     runtime: Runtime,
     listeners: Sequence[socket.socket],
+    tls: ssl.SSLContext | None,
     shutdown: _Shutdown,
     wait: Wait,
     on_ready: OnReady | None,
@@ -155,7 +167,7 @@ async def _serve(
             return
         if door is not None:
             ports = [await door.start(), *ports]
-        servers = [_Server(config) for _ in listeners]
+        servers = [_Server(config, tls if listener is listeners[0] else None) for listener in listeners]
         tasks = [
             asyncio.create_task(server.serve(sockets=[listener]), name=f"port {port}")
             for server, listener, port in zip(servers, listeners, map(port_of, listeners), strict=True)
@@ -220,8 +232,8 @@ def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) 
 class _Server(EmbeddedServer):
     """The server of one port."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None) -> None:
+        super().__init__(config, tls)
         self.started_once = asyncio.Event()
 
     def cut_off(self, error: RouterError) -> int:
@@ -298,6 +310,20 @@ async def _opened(
             await opened.close()
 
 
+def _warn_of_tls(router: RouterSettings) -> None:
+    if router.tls is None:
+        return
+    if router.ops_port is None and not (router.advertise_url or "").startswith("https:"):
+        log.warning(
+            "probes, scrapes and the other replicas call this one by TLS at router.port, and must trust its"
+            " certificate: set router.ops_port, which serves them plain HTTP, or router.advertise_url to an https://"
+            " URL that its certificate names"
+        )
+    required = router.tls_client_required_for if router.tls_client_ca is not None else ()
+    if router.ops_port is not None and router.admin_key is None and ("connections" in required or "admin" in required):
+        log.warning("/admin needs no client certificate at router.ops_port: set router.admin_key")
+
+
 def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:
     """A request holds two: the client's connection and the instance's."""
     wanted = 2 * router.max_connections + OTHER_FILES
@@ -313,6 +339,7 @@ def _info(router: RouterSettings, listeners: Sequence[socket.socket], store_url:
     """The information that this replica advertises to the fleet: the address of its own port if it has one, else of the
     endpoint; and the endpoint's port, which others on its machine may share."""
     towards = parse_store_url(store_url).nodes
-    ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards)
+    by_tls = router.tls is not None and len(listeners) == 1
+    ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards, tls=by_tls)
     port = str(port_of(listeners[0]))
     return {"ops_url": ops_url, "port": port, "pid": str(os.getpid()), "host": socket.gethostname()}

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from typing import Any, TypeVar
 
 import orjson
@@ -21,6 +22,11 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 4.0
 
+HANDSHAKE_S = 10.0
+"""Time for a client to complete a TLS handshake."""
+GOOD_BYE_S = 2.0
+"""Time for a client to confirm the end of a TLS connection."""
+
 T = TypeVar("T")
 
 _REFUSAL = error_body(StoreAwayError("this replica has not reached its store yet; try again, or ask another one"))
@@ -31,12 +37,17 @@ _ANSWERS = {
 
 
 async def until_store_is_there(
-    step: Callable[[], Awaitable[T]], *, url: str, stopping: asyncio.Event, listener: socket.socket
+    step: Callable[[], Awaitable[T]],
+    *,
+    url: str,
+    stopping: asyncio.Event,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
 ) -> T | None:
     """Repeat a step until the store answers; None after a signal to stop.
 
     From the first failure on, ``listener`` is served with 200 for ``/health`` and 503 for everything else; before it
-    stays closed, as others may share its port. ``url`` is named in the log.
+    stays closed, as others may share its port. ``url`` is named in the log, ``tls`` is that of the listener.
     """
     async with contextlib.AsyncExitStack() as probes:
         failures = 0
@@ -46,7 +57,7 @@ async def until_store_is_there(
             except StoreUnavailableError as error:
                 failures += 1
                 if failures == 1:
-                    await probes.enter_async_context(_probes_answered(listener))
+                    await probes.enter_async_context(_probes_answered(listener, tls))
                 if worth_logging(failures):
                     log.warning("the store %s is out of reach, trying again failures=%d: %s", url, failures, error)
             with contextlib.suppress(TimeoutError):
@@ -56,11 +67,11 @@ async def until_store_is_there(
 
 
 @contextlib.asynccontextmanager
-async def _probes_answered(listener: socket.socket) -> AsyncIterator[None]:
+async def _probes_answered(listener: socket.socket, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
     config = uvicorn.Config(
         _answer, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
     )
-    server = EmbeddedServer(config)
+    server = EmbeddedServer(config, tls)
     # A copy: uvicorn closes its socket, and the real server uses it next.
     serving = asyncio.create_task(server.serve(sockets=[listener.dup()]), name="starting probes")
     try:
@@ -87,13 +98,43 @@ async def _answer(
 
 
 class EmbeddedServer(uvicorn.Server):
-    """uvicorn's server, stopped by this module instead of by signals."""
+    """uvicorn's server, stopped by this module instead of by signals. With ``tls`` its sockets speak that."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None = None) -> None:
+        super().__init__(config)
+        self._tls = tls
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._tls is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            await self._listen_by_tls(self._tls, sockets or ())
         if self.should_exit:  # older versions of uvicorn leave the port open when they are stopped before they began
             await self.shutdown(sockets)
+
+    async def _listen_by_tls(self, tls: ssl.SSLContext, sockets: Iterable[socket.socket]) -> None:
+        """uvicorn makes its contexts of files alone, and lets a handshake, or a good-bye, take a minute."""
+        config = self.config
+
+        def make() -> asyncio.Protocol:
+            protocol: Any = config.http_protocol_class
+            made: asyncio.Protocol = protocol(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        for each in sockets:
+            server = await asyncio.get_running_loop().create_server(
+                make,
+                sock=each,
+                ssl=tls,
+                backlog=config.backlog,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=GOOD_BYE_S,
+            )
+            self.servers.append(server)

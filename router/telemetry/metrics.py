@@ -9,6 +9,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
+from dualmap.runtime.certificates import CertificateReport
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
@@ -256,6 +257,15 @@ class RouterMetrics:
             "dualmap_store_call_seconds", "Store calls", "call", bounds=_CALL_BOUNDS_S
         )
         self._store_errors = make.counter("dualmap_store_errors", "Failed store calls", "call")
+        self._certificate_expires = make.gauge(
+            "dualmap_tls_certificate_expires_unix_seconds", "End of the validity of a certificate that is in use",
+            "certificate", largest=True,
+        )  # fmt: skip
+        self._certificate_problem = make.gauge(
+            "dualmap_tls_certificate_problem",
+            "1 while a renewed certificate cannot be used, or the one that is in use is not valid: /health says why",
+            "certificate", largest=True,
+        )  # fmt: skip
         self.outbox = make.gauge("dualmap_outbox_transitions", "Transitions waiting for the store").labels()
         self.outbox_dropped = make.counter(
             "dualmap_outbox_dropped_transitions", "Transitions dropped because the outbox was full"
@@ -266,6 +276,11 @@ class RouterMetrics:
         self.reconciled = make.counter(
             "dualmap_reconciled_requests", "Leftovers of this replica that were released late"
         ).labels()
+
+    def certificate(self, report: CertificateReport) -> None:
+        if report.expires_unix_s is not None:
+            self._certificate_expires.labels(report.name).set(report.expires_unix_s)
+        self._certificate_problem.labels(report.name).set(bool(report.problem))
 
     # what the data plane reports --------------------------------------------------------------------------------
     def connections_changed(self, change: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import at_once
 from dualmap.statestore.answers import Membership
@@ -22,6 +24,8 @@ def wall_clock_ms() -> int:
 
 class MemoryStore:
     """Pools by name, gone with the process."""
+
+    certificates: tuple[FollowedFiles[Any], ...] = ()
 
     def __init__(
         self, scheduling: SchedulingSettings, *, now_ms: Callable[[], int] = wall_clock_ms, prefix: str = "dualmap"

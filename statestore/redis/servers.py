@@ -12,11 +12,18 @@ import ssl
 from collections import Counter
 from collections.abc import Collection, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import ConnectionPool
 from redis.crc import key_slot
 
+from dualmap.runtime.certificates import (
+    FollowedFiles,
+    RenewedContext,
+    load_certificate,
+    trusting_alone,
+)
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Command
@@ -34,13 +41,16 @@ class Servers:
     def __init__(self, url: str, timeout_s: float) -> None:
         """
         Raises:
-            StoreConfigurationError: the URL cannot be understood, or a file that it names cannot be read.
+            StoreConfigurationError: the URL cannot be understood, or a file that it names cannot be used.
         """
         try:
             self._url = parsed = parse_store_url(url)
-            self._tls = tls_context(parsed.options) if parsed.scheme == "rediss" else None
+            self.certificates: tuple[FollowedFiles[ssl.SSLContext], ...] = (
+                _followed(parsed.options) if parsed.scheme == "rediss" else ()
+            )
         except ValueError as error:
             raise StoreConfigurationError(f"store.url {without_password(url)!r}: {error}") from error
+        self._tls = RenewedContext(self.certificates[0]) if self.certificates else None
         if not parsed.nodes and parsed.scheme != "unix":
             raise StoreConfigurationError(f"store.url {without_password(url)!r} names no server")
         self._login = {"username": parsed.username, "password": parsed.password, "db": parsed.db}
@@ -144,21 +154,32 @@ class Servers:
         raise StoreUnavailableError("; ".join(map(str, errors)))
 
 
+def _followed(options: Mapping[str, str]) -> tuple[FollowedFiles[ssl.SSLContext], ...]:
+    """The TLS of the servers, which follows the files of the URL."""
+    certificate = options.get("ssl_certfile")
+    return (
+        FollowedFiles(
+            f"store.url {'ssl_ca_certs' if certificate is None else 'ssl_certfile'}",
+            [Path(options[name]) for name in _FILES if name in options],
+            partial(tls_context, options),
+            certificate=None if certificate is None else Path(certificate),
+        ),
+    )
+
+
 def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
     """The TLS context by the options of the store's URL, which have redis-py's names. Where redis-py would trust the
     system's authorities besides those of ``ssl_ca_certs``, this trusts these alone.
 
     Raises:
-        ValueError: a file cannot be read.
+        CertificateError: a file cannot be used.
     """
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            # An empty passphrase: or OpenSSL would ask for one at the terminal.
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password="")
-    except OSError as error:  # among them ssl.SSLError
-        files = " or ".join(f"{name}={options[name]}" for name in _FILES if name in options)
-        raise ValueError(f"{files} cannot be read: {error}") from error
+    authorities, certificate, key = map(options.get, _FILES)
+    context = ssl.create_default_context() if authorities is None else trusting_alone(Path(authorities), "ssl_ca_certs")
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if certificate is not None:
+        names = ("ssl_certfile", "ssl_keyfile")
+        load_certificate(context, Path(certificate), None if key is None else Path(key), names)
     verified = options.get("ssl_cert_reqs") != "none"
     context.check_hostname = verified and options.get("ssl_check_hostname") != "false"
     context.verify_mode = ssl.CERT_REQUIRED if verified else ssl.CERT_NONE

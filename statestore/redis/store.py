@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Any
 
+from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
@@ -50,6 +52,10 @@ class RedisStore:
             connections = self._servers.connections(PoolKeys(self.settings.prefix, pool))
             self._calls[name] = WireCalls(connections, self._scripts, self.settings.command_timeout_s, self._own_clock)
         return self._calls[name]
+
+    @property
+    def certificates(self) -> tuple[FollowedFiles[Any], ...]:
+        return self._servers.certificates
 
     async def open(self) -> None:
         """Connect and look at the server.

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from dualmap.cli.admin_api import AdminApi, endpoint
+from dualmap.cli.admin_api import AdminApi, endpoint, operation
 from dualmap.cli.errors import CommandError
 from dualmap.cli.main import main
 from dualmap.cli.settings import Settings
@@ -133,6 +133,14 @@ def test_a_server_that_is_no_router_is_told_from_one_that_lacks_the_instance(rep
 def test_the_endpoint_is_reachable_from_here_wherever_the_router_listens() -> None:
     listening = Settings.model_validate({"router": {"host": "0.0.0.0", "port": 9000}})
     assert endpoint(listening) == "http://127.0.0.1:9000"
+
+
+def test_an_endpoint_with_tls_is_operated_by_its_own_port() -> None:
+    tls = {"tls_certificate": "/c", "tls_key": "/k"}
+    alone, own = (Settings(router={"port": 9000, **tls, **more}) for more in ({}, {"ops_port": 9001}))
+
+    assert endpoint(alone) == endpoint(own) == "https://127.0.0.1:9000"
+    assert operation(alone) == "https://127.0.0.1:9000" and operation(own) == "http://127.0.0.1:9001"
 
 
 def test_a_request_that_is_live_elsewhere_is_told_by_its_record(

@@ -16,9 +16,17 @@ NOT_THERE = "/no/such/file"
     ("words", "named"),
     [
         (("--store.url", "memory://"), "store.url memory:// is seen by one process only"),
-        (("--store.url", f"rediss://h:1/0?ssl_ca_certs={NOT_THERE}"), f"ssl_ca_certs={NOT_THERE} cannot be read"),
+        (("--store.url", f"rediss://h:1/0?ssl_ca_certs={NOT_THERE}"), f"ssl_ca_certs {NOT_THERE} cannot be read"),
         (("--upstream.ca_file", NOT_THERE), f"upstream.ca_file {NOT_THERE}"),
         (("--upstream.certificate_file", NOT_THERE), f"upstream.certificate_file {NOT_THERE}"),
+        (
+            ("--router.tls_certificate", NOT_THERE, "--router.tls_key", NOT_THERE),
+            f"router.tls_certificate {NOT_THERE} cannot be read",
+        ),
+        (
+            ("--picker.tls_certificate", NOT_THERE, "--picker.tls_key", NOT_THERE),
+            f"picker.tls_certificate {NOT_THERE} cannot be read",
+        ),
         (("--pools", f'[{{"name": "chat", "tokenizer": "{NOT_THERE}"}}]'), "pool 'chat'"),
     ],
 )

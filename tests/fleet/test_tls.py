@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import trustme
 
 from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.support.certificates import client_tls, mounted
 
 QUICK = ("--replicas", "1", "--workers", "1", "--instances", "1", "--worker.health_interval_s", "0.3")
 TOKENIZES = ("--pools", json.dumps([{"tokenizer": "instances"}]))
@@ -127,3 +129,44 @@ def test_an_instance_whose_ca_nobody_named_says_so(tmp_path: Path) -> None:
         fleet.dualmap("instances", "add", "secure", secure, "--url", fleet.endpoint)
         trouble = until(lambda: fleet.instances()["secure"].get("trouble"), "its check says what is wrong")
         assert "certificate" in trouble and "upstream.ca_file" in trouble
+
+
+def test_an_endpoint_follows_its_certificate_and_reports_one_that_it_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ca, ca_file = trustme.CA(), tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(str(ca_file))
+    monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
+    files = mounted(tmp_path / "tls", ca.issue_cert("127.0.0.1"))
+    options = ("--router.tls_certificate", str(files.certificate), "--router.tls_key", str(files.key))
+
+    def shown(fleet: Fleet) -> str:
+        port = urlsplit(fleet.endpoint).port
+        assert port is not None
+        with (
+            socket.create_connection(("127.0.0.1", port), 10) as plain,
+            client_tls(ca).wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            certificate = connection.getpeercert()
+            assert certificate is not None
+            return str(certificate["serialNumber"])
+
+    def state(fleet: Fleet) -> dict[str, str | None]:
+        found: dict[str, str | None] = fleet.get("/health")["certificates"]["router.tls_certificate"]
+        return found
+
+    with running_fleet(tmp_path, (*QUICK, *options)) as fleet:
+        assert fleet.endpoint.startswith("https://")
+        assert ask(fleet, stream=True)[1].endswith(b"data: [DONE]\n\n")
+        first, expires = shown(fleet), state(fleet)["expires"]
+        assert expires is not None and state(fleet)["problem"] is None
+
+        files.renew(ca.issue_cert("127.0.0.1"))
+        second = until(lambda: (number := shown(fleet)) != first and number, "the renewed certificate is shown")
+        files.renew(ca.issue_cert("127.0.0.1"), key=b"no key")
+        problem = until(lambda: state(fleet)["problem"], "the broken certificate is reported")
+        assert "router.tls_key" in problem
+        assert shown(fleet) == second
+        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as answer:
+            assert 'dualmap_tls_certificate_problem{certificate="router.tls_certificate"} 1.0' in answer.read().decode()
+        assert ask(fleet, stream=False)[1]

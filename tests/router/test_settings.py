@@ -52,3 +52,9 @@ def test_a_key_is_read_without_the_line_break_that_mounted_secrets_end_with() ->
     assert [key.get_secret_value() for key in settings.api_keys] == ["cli", "two words"]
     assert settings.admin_key is not None and settings.admin_key.get_secret_value() == "boss"
     assert settings.upstream_api_key is not None and settings.upstream_api_key.get_secret_value() == "theirs"
+
+
+@pytest.mark.parametrize("names", ["tls_certificate", "tls_key", "tls_client_ca", "tls_key tls_client_ca"])
+def test_half_a_certificate_is_refused(names: str) -> None:
+    with pytest.raises(ValidationError, match="tls_certificate and tls_key"):
+        RouterSettings.model_validate(dict.fromkeys(names.split(), "/file"))

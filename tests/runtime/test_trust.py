@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from dualmap.runtime.certificates import CertificateError
 from dualmap.runtime.pool_settings import UpstreamSettings
-from dualmap.runtime.trust import InstanceTrust, TrustError, system_trust
+from dualmap.runtime.trust import InstanceTrust, system_trust
 
 
 @pytest.fixture(scope="module")
@@ -105,14 +106,14 @@ def test_a_file_that_cannot_be_used_is_named_at_the_start(name: str, content: by
     path = tmp_path / "file.pem"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(TrustError, match=rf"upstream\.{name} .*file\.pem"):
+    with pytest.raises(CertificateError, match=rf"upstream\.{name} .*file\.pem"):
         InstanceTrust(UpstreamSettings.model_validate({name: path}))
 
 
 def test_a_key_of_another_certificate_is_named(ca: trustme.CA, client_files: tuple[Path, Path], tmp_path: Path) -> None:
     other = tmp_path / "other.key"
     ca.issue_cert("other").private_key_pem.write_to_path(str(other))
-    with pytest.raises(TrustError, match=r"client\.pem with .*other\.key"):
+    with pytest.raises(CertificateError, match=r"client\.pem with .*other\.key"):
         InstanceTrust(UpstreamSettings(certificate_file=client_files[0], key_file=other))
 
 
@@ -130,7 +131,7 @@ def test_an_encrypted_key_is_refused_and_no_password_is_asked_for(
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    with pytest.raises(TrustError, match="encrypted"):
+    with pytest.raises(CertificateError, match="encrypted"):
         InstanceTrust(UpstreamSettings(certificate_file=client_files[0], key_file=encrypted))
 
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import redis
+import trustme
 
+from dualmap.runtime import certificates
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.connections import Address, connection_pool
 from dualmap.statestore.settings import StoreSettings
+from tests.statestore.processes import free_port, running
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.tls_front import Authority, tls_front
+from tests.support.certificates import mounted
+from tests.support.store_servers import binary_of
 
 
 @pytest.fixture
@@ -87,6 +94,68 @@ async def test_a_server_that_wants_a_certificate_is_shown_one(
             assert await store.pool("default").now_ms() > 0
 
         assert "ssl_certfile" in str(await complaint_about(url))
+
+
+@contextlib.asynccontextmanager
+async def wanting_certificates_of(
+    ca: trustme.CA, port: int, server: trustme.LeafCert, own_port: int
+) -> AsyncIterator[int]:
+    """TLS in front of a store that admits clients of this CA alone."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.configure_cert(context)
+    ca.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    async with tls_front(context, port, own_port=own_port, cuts_off=True) as front:
+        yield front
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_a_renewed_client_certificate_is_shown_when_the_store_is_connected_to_again(
+    renewed: bool, server_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "CHECK_S", 0.0)
+    ca, next_ca = trustme.CA(), trustme.CA()
+    server, port, front = ca.issue_cert("127.0.0.1"), port_of(server_url), free_port(22_000)
+    files = mounted(tmp_path / "tls", ca.issue_cert("fleet"), ca)
+    url = (
+        f"rediss://127.0.0.1:{front}/0?ssl_ca_certs={files.ca}&ssl_certfile={files.certificate}&ssl_keyfile={files.key}"
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        async with wanting_certificates_of(ca, port, server, front):
+            store = await stack.enter_async_context(opened(url))
+            pool, granted = store.pool("default"), asyncio.Event()
+            pool.on_grant("one", lambda *_: granted.set())
+            assert await pool.now_ms() > 0
+        if renewed:
+            files.renew(next_ca.issue_cert("fleet"), ca)
+        async with wanting_certificates_of(next_ca, port, server, front):
+            if not renewed:
+                with pytest.raises(StoreUnavailableError, match="ssl_certfile"):
+                    await pool.now_ms()
+                return
+            deadline_s = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(StoreUnavailableError):
+                    assert await pool.now_ms() > 0
+                    break
+                assert time.monotonic() < deadline_s
+                await asyncio.sleep(0.05)
+            assert [each.report().problem for each in store.certificates] == [""]
+
+
+async def test_a_redis_that_wants_certificates_serves_who_shows_one(tmp_path: Path) -> None:
+    ca, binary, plain, secure = trustme.CA(), binary_of("redis-debian"), free_port(), free_port(23_500)
+    served = mounted(tmp_path / "redis", ca.issue_cert("127.0.0.1"), ca)
+    own = mounted(tmp_path / "fleet", ca.issue_cert("fleet"), ca)
+    options = (
+        f"--tls-port {secure} --tls-auth-clients yes --tls-ca-cert-file {served.ca}"
+        f" --tls-cert-file {served.certificate} --tls-key-file {served.key}"
+    )
+    with running(binary, tmp_path, *options.split(), port=plain):
+        url = f"rediss://127.0.0.1:{secure}/0?ssl_ca_certs={own.ca}"
+        async with opened(f"{url}&ssl_certfile={own.certificate}&ssl_keyfile={own.key}") as store:
+            assert await store.pool("default").now_ms() > 0
+        assert isinstance(await complaint_about(url), StoreUnavailableError)
 
 
 async def test_a_url_without_tls_for_a_server_with_it_is_told_of_rediss(server_url: str, authority: Authority) -> None:

@@ -16,6 +16,7 @@ import redis
 import trustme
 from redis.crc import key_slot
 
+from dualmap.runtime import certificates
 from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.redis import RedisStore
@@ -25,6 +26,7 @@ from dualmap.statestore.settings import StoreSettings
 from tests.statestore.processes import free_port, running
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, place
 from tests.statestore.tls_front import Authority, tls_front
+from tests.support.certificates import mounted
 
 KEYS = PoolKeys("dualmap", "default")
 
@@ -131,6 +133,28 @@ async def test_sentinels_speak_tls_with_the_servers_or_as_they_are_told(tmp_path
         assert await address_from(servers) == ("127.0.0.1", 7001)
 
     assert "tls" in servers.connections(KEYS).connection_kwargs
+
+
+@pytest.mark.parametrize("scheme", ["rediss+sentinel", "rediss+cluster"])
+async def test_whoever_names_the_server_is_shown_the_renewed_certificate(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "CHECK_S", 0.0)
+    ca, next_ca = trustme.CA(), trustme.CA()
+    files = mounted(tmp_path / "tls", ca.issue_cert("fleet"), ca)
+    wants = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ca.issue_cert("127.0.0.1").configure_cert(wants)
+    next_ca.configure_trust(wants)
+    wants.verify_mode = ssl.CERT_REQUIRED
+    naming = sentinel_of(7001) if scheme == "rediss+sentinel" else node_naming(7001)
+    async with scripted(naming) as behind, tls_front(wants, behind) as port:
+        master = "/fleet" if scheme == "rediss+sentinel" else ""
+        options = f"ssl_ca_certs={files.ca}&ssl_certfile={files.certificate}&ssl_keyfile={files.key}"
+        servers = Servers(f"{scheme}://127.0.0.1:{port}{master}?{options}", 5.0)
+        with pytest.raises(StoreUnavailableError):
+            await address_from(servers)
+        files.renew(next_ca.issue_cert("fleet"), ca)
+        assert await address_from(servers) == ("127.0.0.1", 7001)
 
 
 async def test_the_owner_of_a_slot_is_who_most_nodes_name() -> None:
@@ -301,11 +325,13 @@ def test_a_certificate_without_its_key_is_refused_with_both_names(tmp_path: Path
         issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
 
     tls_context({"ssl_certfile": f"{tmp_path}/one.pem", "ssl_keyfile": f"{tmp_path}/one.key"})
-    with pytest.raises(ValueError, match=r"ssl_certfile=.*/one\.pem or ssl_keyfile=.*/other\.key cannot be read"):
+    with pytest.raises(
+        ValueError, match=r"ssl_certfile .*/one\.pem with ssl_keyfile .*/other\.key: this is not the key"
+    ):
         tls_context({"ssl_certfile": f"{tmp_path}/one.pem", "ssl_keyfile": f"{tmp_path}/other.key"})
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 def test_a_certificate_file_that_cannot_be_read_is_named(scheme: str) -> None:
-    with pytest.raises(StoreConfigurationError, match=r"store\.url .*ssl_ca_certs=/nope\.pem cannot be read"):
+    with pytest.raises(StoreConfigurationError, match=r"store\.url .*ssl_ca_certs /nope\.pem cannot be read"):
         Servers(f"{scheme}://x/0?ssl_ca_certs=/nope.pem", 1.0)

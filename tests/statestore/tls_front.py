@@ -35,14 +35,17 @@ class Authority:
 
 
 @contextlib.asynccontextmanager
-async def tls_front(context: ssl.SSLContext, port: int, *, own_port: int = 0) -> AsyncIterator[int]:
-    """A port of this machine that passes on to ``port`` what arrives by TLS."""
+async def tls_front(
+    context: ssl.SSLContext, port: int, *, own_port: int = 0, cuts_off: bool = False
+) -> AsyncIterator[int]:
+    """A port of this machine that passes on to ``port`` what arrives by TLS. At the end its callers have hung up, or
+    are cut off."""
 
     serving: set[asyncio.Task[None] | None] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(asyncio.current_task())
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.closing(writer):
             behind_reader, behind_writer = await asyncio.open_connection("127.0.0.1", port)
             passing = {asyncio.create_task(_pass(*way)) for way in ((reader, behind_writer), (behind_reader, writer))}
             try:
@@ -51,14 +54,16 @@ async def tls_front(context: ssl.SSLContext, port: int, *, own_port: int = 0) ->
                 for each in passing:
                     each.cancel()
                 behind_writer.close()
-        writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", own_port, ssl=context)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        await asyncio.gather(*filter(None, serving))  # the callers have hung up
+        if cuts_off:
+            for each in filter(None, serving):
+                each.cancel()
+        await asyncio.gather(*filter(None, serving), return_exceptions=cuts_off)
 
 
 async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,16 +7,17 @@ from prometheus_client import REGISTRY
 from dualmap.workers.metrics import WorkerMetrics
 
 
-def test_every_metric_carries_the_workers_prefix_and_the_pool() -> None:
+def test_every_metric_carries_the_workers_prefix_and_the_pool_but_those_of_certificates() -> None:
+    """Routers and workers have the same of certificates, and one alert is for both."""
     metrics = WorkerMetrics()
     families = list(metrics.registry.collect())
 
     assert families
     for family in families:
-        assert family.name.startswith("dualmap_worker_"), family.name
+        assert family.name.startswith(("dualmap_worker_", "dualmap_tls_certificate_")), family.name
         assert family.documentation
     collectors = [value for value in vars(metrics).values() if value is not metrics.registry]
-    assert all(collector._labelnames[0] == "pool" for collector in collectors)
+    assert {collector._labelnames[0] for collector in collectors} == {"pool", "certificate"}
 
 
 def test_two_workers_in_one_process_count_apart() -> None:

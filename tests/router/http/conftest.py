@@ -66,9 +66,10 @@ async def start_router() -> AsyncIterator[StartRouter]:
             app: Any = tiny_app,
             draining: Any = lambda: False,
             tls: Any = None,
+            trust: Any = None,
             **settings: Any,
         ) -> Router:
-            plane = build_data_plane(RouterSettings(**settings), intake, draining=draining)
+            plane = build_data_plane(RouterSettings(**settings), intake, trust=trust, draining=draining)
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()
             state = ServerState()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,12 @@ from dualmap.router.picker.messages import METHOD, SERVICE
 from dualmap.router.picker.service import HEALTH_NAMES, LIVENESS, PickerServer
 from dualmap.router.picker.settings import PickerSettings
 from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime import certificates
+from dualmap.runtime.certificates import CertificateError
 from tests.router.http.kit import eventually
 from tests.router.picker.streams import STREAM, Gateway, answer_head, head, prompt
 from tests.router.tools import spec
+from tests.support.certificates import Mounted, client_tls, mounted
 from tests.support.manual_clock import settle
 
 StartRuntime = Callable[..., Awaitable[Runtime]]
@@ -155,50 +157,66 @@ async def test_a_taken_port_is_an_error_that_names_it(gateway: Gateway) -> None:
         await other.close()
 
 
-def _write(ca: trustme.CA, folder: Path) -> None:
-    made = ca.issue_cert("localhost")
-    (folder / "cert.pem").write_bytes(b"".join(each.bytes() for each in made.cert_chain_pems))
-    (folder / "key.pem").write_bytes(made.private_key_pem.bytes())
+@pytest.fixture
+def ca() -> trustme.CA:
+    return trustme.CA()
 
 
-async def test_a_certificate_is_read_again_when_it_changes(gateway: Gateway, tmp_path: Path) -> None:
-    first, second = trustme.CA(), trustme.CA()
-    _write(first, tmp_path)
-    settings = local(tls_certificate=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem")
+@pytest.fixture
+def files(ca: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mounted:
+    """The files of a port, which are compared at every connection."""
+    monkeypatch.setattr(certificates, "CHECK_S", 0.0)
+    return mounted(tmp_path / "tls", ca.issue_cert("localhost"), ca)
 
-    async def trusted_by(ca: trustme.CA, port: int) -> bool:
-        context = ssl.create_default_context(cadata=ca.cert_pem.bytes().decode())
-        context.set_alpn_protocols(["h2"])
-        try:
-            _, writer = await asyncio.open_connection("localhost", port, ssl=context)
-        except ssl.SSLError:
-            return False
-        writer.close()
-        return True
+
+async def shown(port: int, ca: trustme.CA) -> str:
+    """The number of the certificate that the port shows."""
+    tls = client_tls(ca)
+    tls.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection("localhost", port, ssl=tls)
+    number = str(writer.get_extra_info("peercert")["serialNumber"])
+    writer.transport.abort()
+    return number
+
+
+async def test_new_connections_get_the_renewed_certificate_and_a_broken_one_changes_nothing(
+    gateway: Gateway, ca: trustme.CA, files: Mounted
+) -> None:
+    async with Served(gateway, local(tls_certificate=files.certificate, tls_key=files.key)) as served:
+        [followed] = served.server.certificates
+        first = await shown(served.port, ca)
+        files.renew(ca.issue_cert("localhost"))
+        second = await shown(served.port, ca)
+        assert second != first
+        files.renew(ca.issue_cert("localhost"), key=trustme.CA().issue_cert("x").private_key_pem.bytes())
+        assert await shown(served.port, ca) == second
+        assert "picker.tls_key" in followed.report().problem
+
+
+async def test_a_client_needs_a_certificate_of_the_named_cas_as_they_are_by_now(
+    gateway: Gateway, ca: trustme.CA, files: Mounted
+) -> None:
+    other, own_pool = trustme.CA(), (("grpc.use_local_subchannel_pool", 1),)
+    settings = local(tls_certificate=files.certificate, tls_key=files.key, tls_client_ca=files.ca)
 
     async with Served(gateway, settings) as served:
-        assert await trusted_by(first, served.port)
-        _write(second, tmp_path)
-        assert await trusted_by(second, served.port)
-        (tmp_path / "key.pem").unlink()
-        assert await trusted_by(second, served.port), "what cannot be read changes nothing"
+
+        async def admitted(client: trustme.LeafCert | None) -> bool:
+            pair = () if client is None else (client.private_key_pem.bytes(), client.cert_chain_pems[0].bytes())
+            shows = grpc.ssl_channel_credentials(ca.cert_pem.bytes(), *pair)
+            async with grpc.aio.secure_channel(f"localhost:{served.port}", shows, own_pool) as channel:
+                try:
+                    return bool(await served.health(channel, "") == SERVING)
+                except grpc.aio.AioRpcError:
+                    return False
+
+        named, stranger = ca.issue_cert("envoy"), other.issue_cert("envoy")
+        assert await admitted(named) and not await admitted(None) and not await admitted(stranger)
+        files.renew(ca.issue_cert("localhost"), other)
+        assert await admitted(stranger) and not await admitted(named)
 
 
-async def test_a_client_without_a_certificate_is_refused_where_one_is_needed(gateway: Gateway, tmp_path: Path) -> None:
-    ca = trustme.CA()
-    _write(ca, tmp_path)
-    (tmp_path / "ca.pem").write_bytes(ca.cert_pem.bytes())
-    settings = local(
-        tls_certificate=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem", tls_client_ca=tmp_path / "ca.pem"
-    )
-    mine = ca.issue_cert("client")
-    known = grpc.ssl_channel_credentials(
-        ca.cert_pem.bytes(), mine.private_key_pem.bytes(), b"".join(each.bytes() for each in mine.cert_chain_pems)
-    )
-    async with Served(gateway, settings) as served:
-        async with grpc.aio.secure_channel(f"localhost:{served.port}", known) as channel:
-            assert await served.health(channel, "") == SERVING
-        unknown = grpc.ssl_channel_credentials(ca.cert_pem.bytes())
-        async with grpc.aio.secure_channel(f"localhost:{served.port}", unknown) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await served.health(channel, "")
+async def test_files_that_do_not_fit_are_refused_before_anything_starts(gateway: Gateway, files: Mounted) -> None:
+    files.key.unlink()
+    with pytest.raises(CertificateError, match=r"picker\.tls_key .*cannot be read"):
+        Served(gateway, local(tls_certificate=files.certificate, tls_key=files.key))

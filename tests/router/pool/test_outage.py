@@ -28,6 +28,8 @@ SHARED = (
 class Outage:
     """A store that goes away and comes back as it was, or as another one."""
 
+    certificates = ()
+
     def __init__(self, store: MemoryStore, clock: Any, scheduling: Any) -> None:
         self._tampered = tools.Tampered(store)
         self.pool_of_replica = FailoverPool(

@@ -102,6 +102,7 @@ def test_beside_its_store_a_wildcard_is_advertised_by_a_name_that_can_be_resolve
 def test_an_ipv6_address_is_bracketed_in_a_url() -> None:
     assert advertised_url("fd00::7", 9000) == "http://[fd00::7]:9000"
     assert advertised_url("10.1.2.3", 9000) == "http://10.1.2.3:9000"
+    assert advertised_url("fd00::7", 9000, tls=True) == "https://[fd00::7]:9000"
 
 
 class Accepted(asyncio.Protocol):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import ssl
 
 import httpx
 import pytest
+import trustme
 
 from dualmap.router.serving import starting
 from dualmap.router.serving.listeners import bind, port_of
 from dualmap.router.serving.starting import EmbeddedServer, until_store_is_there
 from dualmap.statestore.errors import StoreUnavailableError
+from tests.support.certificates import client_tls
 
 
 @pytest.fixture
@@ -108,3 +112,26 @@ async def test_an_outage_names_the_store_and_does_not_flood_the_log(
     told = [record.getMessage() for record in caplog.records if record.name == "dualmap.router.serving.starting"]
     assert [line.partition("failures=")[2].partition(":")[0] for line in told] == ["1", "2", "4", "8"]
     assert all("redis://h/0" in line and "connection refused" in line for line in told)
+
+
+async def test_a_port_with_tls_answers_probes_by_it_and_waits_for_no_handshake_for_long(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "HANDSHAKE_S", 0.2)
+    ca, tls = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(tls)
+    store, listener = Store(), bind("127.0.0.1", 0, shared=True)
+    waiting = asyncio.create_task(
+        until_store_is_there(store.open, url="redis://h/0", stopping=asyncio.Event(), listener=listener, tls=tls)
+    )
+    transport = httpx.AsyncHTTPTransport(verify=client_tls(ca), retries=5)
+    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+        assert (await client.get(f"https://127.0.0.1:{port_of(listener)}/health")).json() == {"status": "starting"}
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 60) == b"", "it is hung up on"
+    writer.close()
+    store.there.set()
+    assert await asyncio.wait_for(waiting, 60) == "open"
+    listener.close()
