@@ -81,8 +81,10 @@ def rendered(found: dict[str, Any]) -> RenderableType:
     if "rounds" not in found:
         facts = "\n".join(f"  {name}: {value}" for name, value in found["record"].items())
         return f"Request {found['request_id']} is live, but {found['note']}.\n{facts}"
+    client = f" of client {found['client']}" if found.get("client") else ""
     head = (
-        f"Request {found['request_id']} for {found['model']} on pool {found['pool']}, placed by {found['replica_id']}\n"
+        f"Request {found['request_id']}{client} for {found['model']} on pool {found['pool']},"
+        f" placed by {found['replica_id']}\n"
         f"  {found['prompt_tokens']:,} prompt tokens in {found['chain_blocks']} blocks; hash key "
         f"{found['hash_key']} ({found['key_blocks']} blocks), policy {found['policy']}, SLO {found['slo_s']:g} s"
     )

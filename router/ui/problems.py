@@ -384,6 +384,11 @@ def _of_replicas(fleet: FleetState) -> Iterator[Problem]:
         why = f"it is served by {', '.join(pools)}; requests go to one of them"
         advice = "Name models so that each is of one pool: aliases and served names are in dualmap instances list."
         yield Problem(f"contested/{name}", Severity.WARNING, f"Model {name} is of several pools", why, advice)
+    for replica_id, status in sorted(fleet.statuses.items()):
+        for name, why in status.certificates.items():
+            advice = "Renew the files; nothing needs a restart. See security.md."
+            what = f"The certificate of {name} at replica {replica_id} needs attention"
+            yield Problem(f"certificate/{name}/{replica_id}", Severity.CRITICAL, what, why, advice)
 
 
 def _of_tokens(pool: str, replica_id: str, info: Mapping[str, str]) -> Iterator[Problem]:
@@ -421,6 +426,9 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "request_quarantined": (Severity.WARNING, "Engines died while they held these prompts: look at the engines' logs."),
     "invalid_api_key": (Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys and admin_key."),
     "model_not_found": (Severity.NOTICE, "Clients name a model that no pool serves: /v1/models lists those that are."),
+    "client_certificate_required": (
+        Severity.NOTICE, "Clients must show a certificate; router.tls_client_required_for says for what."
+    ),
     "forbidden_path": (Severity.NOTICE, "Clients call a path that router.forbidden_paths keeps from them."),
 }  # fmt: skip
 """Advice on a refusal, by its code; others are the client's alone to change."""

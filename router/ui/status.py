@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime.certificates import CertificateReport
 
 WINDOW_S: Final = 60.0
 """Window of recent counts."""
@@ -37,6 +38,8 @@ class ReplicaStatus:
     """Why it cannot reach other replicas, by their ids."""
     contested: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Model names that several pools serve, with these pools."""
+    certificates: Mapping[str, str] = field(default_factory=dict)
+    """The problem of each certificate that has one, by the setting that names it."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Answers with an error of the router, by code."""
     faults: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
@@ -60,9 +63,14 @@ def status_of(runtime: Runtime) -> ReplicaStatus:
         panics=[name for name, pool in pools.items() if pool.evidence.breakers.panics],
         unreachable=dict(runtime.peer_watch.unreachable),
         contested={name: list(each) for name, each in runtime.pools.contested.items()},
+        certificates={each.name: each.problem for each in _reports(runtime) if each.problem},
         refusals={code: int(counter.value) for (code,), counter in metrics.refusals.instruments.items()},
         faults=faults,
     )
+
+
+def _reports(runtime: Runtime) -> list[CertificateReport]:
+    return [followed.report() for followed in runtime.certificates]
 
 
 Event = tuple[str, ...]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import trustme
 
+from dualmap.runtime import certificates
+from dualmap.runtime.pool_settings import UpstreamSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.probe import EngineFacts, Health, NotSentError, Prober, version_of
 from tests.statestore.tls_front import Authority
+from tests.support.certificates import mounted
 from tests.workers.scripted_server import ScriptedServer
 
 METRICS = """\
@@ -110,6 +116,33 @@ async def test_why_a_server_cannot_be_asked_is_said_in_words(prober: Prober, tmp
     assert "TLS: no handshake with 127.0.0.1:" in str(no_tls.complaint)
     assert "'no-such-host.invalid' cannot be resolved" in str(unknown.complaint)
     assert "TLS: the certificate of 127.0.0.1:" in str(untrusted.complaint)
+
+
+async def test_a_server_that_wants_a_certificate_is_shown_the_renewed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def healthy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError), contextlib.closing(writer):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            await writer.drain()
+
+    monkeypatch.setattr(certificates, "CHECK_S", 0.0)
+    ca, other, wants = trustme.CA(), trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    ca.issue_cert("instance.fleet").configure_cert(wants)
+    ca.configure_trust(wants)
+    wants.verify_mode = ssl.CERT_REQUIRED
+    files = mounted(tmp_path / "tls", other.issue_cert("worker.fleet"), ca)
+    upstream = UpstreamSettings(
+        ca_file=files.ca, certificate_file=files.certificate, key_file=files.key, server_name="instance.fleet"
+    )
+    async with (
+        await asyncio.start_server(healthy, "127.0.0.1", 0, ssl=wants) as server,
+        Prober(timeout_s=30, trust=InstanceTrust(upstream)) as prober,
+    ):
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        refused = (await prober.health(url)).complaint
+        files.renew(ca.issue_cert("worker.fleet"))
+        assert refused is not None and (await prober.health(url)).complaint is None
 
 
 @pytest.mark.parametrize(("status", "words"), [(401, "worker.upstream_api_key"), (302, "the URL of the server itself")])

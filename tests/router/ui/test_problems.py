@@ -128,6 +128,8 @@ def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> No
          Severity.CRITICAL),
         (fleet(pool({"a": READY}), r=ReplicaStatus(contested={"m": ["x", "y"]})), "Model m is of several pools",
          Severity.WARNING),
+        (fleet(pool({"a": READY}), r=ReplicaStatus(certificates={"router.tls_certificate": "it expired"})),
+         "The certificate of router.tls_certificate at replica r needs attention", Severity.CRITICAL),
         (fleet(pool({"a": READY}, lately=TrafficCounts(ended=1000, failed=2))),
          "2 requests failed in the last minute, of 1,000", Severity.WARNING),
         (fleet(pool({"a": READY}, lately=TrafficCounts(ended=10, failed=2))),
