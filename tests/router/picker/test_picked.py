@@ -16,6 +16,7 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.machine import Phase
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.statestore.memory import MemoryStore
 from tests.router.picker.streams import (
     COMPLETIONS,
     DUPLEX,
@@ -214,6 +215,25 @@ async def test_one_choice_is_named_where_the_gateway_takes_one(start_runtime: St
     assert len(stream.addresses) == 1
     stream.end()
     await finished(task, gateway)
+
+
+async def test_several_pools_are_told_apart_by_the_model(start_runtime: StartRuntime, store: MemoryStore) -> None:
+    pools = (PoolSettings(name="one", model="m1"), PoolSettings(name="two", model="m2"))
+    await store.pool("one").members.put_instance(instance("a"))
+    await store.pool("two").members.put_instance(instance("b"))
+    gateway = Gateway(await start_runtime(pools=pools))
+    for number, (model, name) in enumerate([("m1", "a"), ("m2", "b")]):
+        stream, task = gateway.open(head(x_request_id=f"r-{number}"), prompt(model=model))
+        await settle()
+        assert stream.addresses == [ADDRESSES[name]]
+        stream.end()
+        await settle()
+        await task
+
+    stream, task = gateway.open(head(), body(b"{no json"))
+    await settle()
+    assert stream.replies[0].immediate_response.status.code == 400, "which of them is not known"
+    await task
 
 
 # the subset ------------------------------------------------------------------------------------------------------
