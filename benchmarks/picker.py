@@ -1,7 +1,8 @@
 """The endpoint picker: what it costs, and whether many of them place as well as one router.
 
 cost  CPU of a picker for a streamed answer of 200 chunks, and the latency that it adds to a plain Envoy, beside a gRPC
-      picker that decides nothing. The ways take turns; CPU is the process's own, read from the kernel.
+      picker that decides nothing, and one that sees the body of every stream. The ways take turns; CPU is the process's
+      own, read from the kernel.
 knee  a trace at a rate near saturation through one router, then through Envoy with 1, 2 and 4 pickers and two routers
       at once, half of the connections each: hit rate and share on time.
 
@@ -112,7 +113,7 @@ def process_of(target: Any, *arguments: Any) -> Iterator[int]:
         process.join()
 
 
-async def streams(url: str, count: int) -> tuple[list[float], list[float]]:
+async def streams(url: str, count: int, pace_ms: int) -> tuple[list[float], list[float]]:
     """Seconds to the first and to the last byte of so many streams, over a few connections."""
     first, last = [], []
 
@@ -121,7 +122,7 @@ async def streams(url: str, count: int) -> tuple[list[float], list[float]]:
             content = orjson.dumps(
                 {"model": "mock", "prompt": f"{number % 50} {PROMPT}", "stream": True, "max_tokens": CHUNKS}
             )
-            fields = {"content-type": "application/json", "x-mock": f"{CHUNKS},0"}
+            fields = {"content-type": "application/json", "x-mock": f"{CHUNKS},{pace_ms}"}
             began = time.perf_counter()
             async with client.stream("POST", f"{url}/v1/completions", content=content, headers=fields) as answer:
                 assert answer.status_code == 200, await answer.aread()
@@ -137,7 +138,7 @@ async def streams(url: str, count: int) -> tuple[list[float], list[float]]:
     return first, last
 
 
-def cost(requests: int, rounds: int) -> None:
+def cost(requests: int, rounds: int, pace_ms: int) -> None:
     instance, plain = free_port(25_000), free_port(25_000)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -147,8 +148,11 @@ def cost(requests: int, rounds: int) -> None:
         pool = {"model": "mock", "instances": [{"id": "a", "url": f"http://127.0.0.1:{instance}"}]}
         store = stack.enter_context(EmbeddedValkey(unix_socket=folder / "store.sock"))
         config.write_text(json.dumps({"store": {"url": store.url}, "pools": [pool]}))
-        picker = stack.enter_context(running_picker(folder, config))
-        until(lambda: page(f"{picker.ops_url}/ready"), "the picker is ready")
+        unseen = ("--picker.observed_share", "0")
+        picker = stack.enter_context(running_picker(folder, config, *unseen))
+        seeing = stack.enter_context(running_picker(folder, config, "--picker.observed_share", "1"))
+        for each in (picker, seeing):
+            until(lambda each=each: page(f"{each.ops_url}/ready"), "the pickers are ready")  # type: ignore[misc]
         stack.enter_context(_worker(config))
         until(lambda: '"state":"ready"' in page(f"{picker.ops_url}/admin/instances"), "the instance is ready")
         ways: dict[str, tuple[str, int, int]] = {}
@@ -156,6 +160,7 @@ def cost(requests: int, rounds: int) -> None:
             ("none", plain, 0),
             ("plain", plain, plain_pid),
             ("dualmap", picker.port, picker.process.pid),
+            ("observed", seeing.port, seeing.process.pid),
         ):
             made = without_picker(example()) if name == "none" else example()
             (folder / name).mkdir()
@@ -167,17 +172,17 @@ def cost(requests: int, rounds: int) -> None:
         time.sleep(IDLE_S)
         share = (cpu_s(picker.process.pid) - idle) / (time.perf_counter() - began)
         print(f"an idle picker takes {100 * share:.2f} % of a core")
-        _compare(ways, requests, rounds)
+        _compare(ways, requests, rounds, pace_ms)
 
 
-def _compare(ways: dict[str, tuple[str, int, int]], requests: int, rounds: int) -> None:
+def _compare(ways: dict[str, tuple[str, int, int]], requests: int, rounds: int, pace_ms: int) -> None:
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in ways}
     for url, _, _ in ways.values():
-        asyncio.run(streams(url, 40))
+        asyncio.run(streams(url, 40, 0))
     for _ in range(rounds):
         for name, (url, pid, envoy) in ways.items():
             before = cpu_s(pid) if pid else 0.0, cpu_s(envoy)
-            first, last = asyncio.run(streams(url, requests))
+            first, last = asyncio.run(streams(url, requests, pace_ms))
             after = cpu_s(pid) if pid else 0.0, cpu_s(envoy)
             spent = [1000 * (b - a) / len(first) for a, b in zip(before, after, strict=True)]
             found[name].append((*spent, 1000 * statistics.median(first), 1000 * statistics.median(last)))
@@ -267,6 +272,7 @@ def main() -> None:
     costing = sections.add_parser("cost")
     costing.add_argument("--requests", type=int, default=300)
     costing.add_argument("--rounds", type=int, default=3)
+    costing.add_argument("--pace-ms", type=int, default=0, help="time between chunks; 0: as fast as they are sent")
     kneeing = sections.add_parser("knee")
     kneeing.add_argument("--trace", default="toolagent")
     kneeing.add_argument("--rate", type=float, default=12.0)
@@ -276,7 +282,7 @@ def main() -> None:
     kneeing.add_argument("--pickers", type=int, nargs="*", default=[1, 2, 4])
     options = parser.parse_args()
     if options.section == "cost":
-        cost(options.requests, options.rounds)
+        cost(options.requests, options.rounds, options.pace_ms)
     else:
         knee(options)
 
