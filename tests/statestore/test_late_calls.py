@@ -61,6 +61,8 @@ READS = frozenset(
 """Calls that change nothing."""
 WITHIN_THE_PROCESS = frozenset(
     [
+        "settings.in_force",
+        "settings.in_force_after",
         *("close", "queues.close", "on_grant", "recover_from"),
         *("settings.override_from", "settings.overrides_from", "settings.order_from"),
     ]
