@@ -1,0 +1,1 @@
+"""Who a request is for, and what that one may use."""

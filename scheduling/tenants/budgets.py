@@ -1,0 +1,151 @@
+"""Budgets: the limits of tenants as leaky buckets, which the store keeps on its own clock.
+
+What is used of a budget leaks away at a steady rate, so nothing resets on the minute (J. Turner, "New directions in
+communications", 1986). What a request is expected to use is drawn by the script that places it: from all of its budgets
+or from none, and only where it fits, so a limit is exact over any number of replicas. At its end it gives back what it
+did not use: the rest of an estimate, and everything where no instance answered it, or its replica died. An answer that
+was longer than expected leaves the budget overdrawn, until that has leaked away. In any time T no more is used than the
+capacity and what leaks in T, whatever was estimated.
+
+A budget that does not leak bounds what is in flight: all of a draw is given back at the end. One whose name has the
+period in it is a quota.
+
+The store keeps what is used, not what is left, so a limit that is changed is in force with the next request.
+
+Everything here is a function of values: the store only adds, subtracts and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from dualmap.scheduling.request.outcome import Usage
+from dualmap.scheduling.values import value
+
+MINUTE_S: Final = 60.0
+
+
+class Measure(StrEnum):
+    """What a limit counts."""
+
+    REQUESTS = "requests"
+    PROMPT_TOKENS = "prompt_tokens"
+    OUTPUT_TOKENS = "output_tokens"
+    TOKENS = "tokens"
+    """Tokens of prompt and answer."""
+
+
+class Period(StrEnum):
+    """The time that the amount of a limit is for."""
+
+    MINUTE = "minute"
+    DAY = "day"
+    """A quota, until midnight UTC."""
+    MONTH = "month"
+    IN_FLIGHT = "in_flight"
+    """As many at a time."""
+
+
+@value
+class Limit:
+    """One limit of a tenant, of one of its keys, or of a model that it uses."""
+
+    measure: Measure
+    period: Period
+    amount: int
+    """At least 1."""
+    of: str = ""
+    """What it is for beside the tenant: ``key:NAME`` or ``model:NAME``; empty: all that the tenant sends."""
+
+
+@value
+class Draw:
+    """What a request takes of one budget."""
+
+    budget: str
+    """Its name, without blanks."""
+    cost: int
+    capacity: int
+    leak_per_s: float
+    limit: Limit
+
+    @property
+    def never_fits(self) -> bool:
+        """Whether the request takes more than the budget ever holds."""
+        return self.cost > self.capacity
+
+
+@value
+class Drawn:
+    """What the store replied to the draws of one placement."""
+
+    left: tuple[int, ...] = ()
+    """What is left of each budget, in the order of the draws; below 0 it is overdrawn."""
+    unmet: int | None = None
+    """The place of the draw that kept the request out, the one that takes longest to fit; None: all were drawn."""
+    wait_s: float = 0.0
+    """Time until it would fit if nobody else drew; 0 where that depends on what is in flight."""
+
+
+def draws_of(
+    tenant: str, limits: Iterable[Limit], names: Sequence[str], prompt_tokens: int, output_tokens: int, now_unix_s: float
+) -> tuple[Draw, ...]:
+    """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
+    the expected ones; ``now_unix_s`` says which quota it is."""
+    costs = {
+        Measure.REQUESTS: 1,
+        Measure.PROMPT_TOKENS: prompt_tokens,
+        Measure.OUTPUT_TOKENS: output_tokens,
+        Measure.TOKENS: prompt_tokens + output_tokens,
+    }
+    drawn = []
+    for limit in limits:
+        if limit.of and limit.of not in names:
+            continue
+        leak_per_s = limit.amount / MINUTE_S if limit.period is Period.MINUTE else 0.0
+        drawn.append(Draw(_budget(tenant, limit, now_unix_s), costs[limit.measure], limit.amount, leak_per_s, limit))
+    return tuple(drawn)
+
+
+def _budget(tenant: str, limit: Limit, now_unix_s: float) -> str:
+    parts = [tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value]
+    if limit.period in (Period.DAY, Period.MONTH):
+        parts.append(f"{datetime.fromtimestamp(now_unix_s, UTC):{'%Y-%m-%d' if limit.period is Period.DAY else '%Y-%m'}}")
+    return "/".join(parts)
+
+
+def kept_of(draws: Sequence[Draw], usage: Usage | None, *, answered: bool) -> tuple[int, ...]:
+    """What stays drawn of each budget when the request is over; the rest is given back.
+
+    Nothing stays of a request that no instance answered, and nothing of what bounds what is in flight. Where the
+    instance reported no tokens, what was expected stays.
+    """
+    return tuple([0 if not answered else _kept(draw, usage) for draw in draws])
+
+
+def _kept(draw: Draw, usage: Usage | None) -> int:
+    if draw.limit.period is Period.IN_FLIGHT:
+        return 0
+    prompt, output = (None, None) if usage is None else (usage.prompt_tokens, usage.output_tokens)
+    match draw.limit.measure:
+        case Measure.REQUESTS:
+            return draw.cost
+        case Measure.PROMPT_TOKENS:
+            return draw.cost if prompt is None else prompt
+        case Measure.OUTPUT_TOKENS:
+            return draw.cost if output is None else output
+        case Measure.TOKENS:
+            return draw.cost if prompt is None or output is None else prompt + output
+
+
+def drawn_text(draws: Sequence[Draw]) -> str:
+    """The draws as a request's record has them: each budget and its cost, separated by blanks."""
+    return " ".join([f"{draw.budget} {draw.cost}" for draw in draws])
+
+
+def kept_text(kept: Sequence[int]) -> str:
+    """What stays of each draw, in their order."""
+    return " ".join(map(str, kept))
