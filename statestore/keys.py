@@ -45,6 +45,7 @@ class PoolKeys:
     arrivals = _Key("arrivals")
     samples = _Key("samples")
     rebalance_wanted = _Key("rebalance:wanted")
+    budgets = _Key("budgets")
     scaling = _Key("scaling")
     scaling_log = _Key("scaling:log")
     discovery = _Key("discovery")

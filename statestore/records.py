@@ -142,7 +142,7 @@ def _form(name: str) -> str:
 
 INSTANCE_ADDED: Final[Mapping[str, str | int]] = EMPTY
 PLACED_ADDED: Final[Mapping[str, str | int]] = EMPTY
-REPORTED_ADDED: Final[Mapping[str, str | int]] = EMPTY
+REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": ""}
 """Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
 
 INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)

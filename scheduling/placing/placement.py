@@ -34,6 +34,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
+from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.scheduling.values import record, value
 
 MAX_ROUNDS = 12
@@ -63,9 +64,11 @@ class PlaceStatus(StrEnum):
     """The queue of the instance of least cost is at its limit."""
     DUPLICATE = "duplicate"
     """Another live request has this id: choose another id."""
+    LIMITED = "limited"
+    """A budget that the request draws from has not enough left."""
 
 
-_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE})
+_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE, PlaceStatus.LIMITED})
 _RESERVED = frozenset({PlaceStatus.DISPATCHED, PlaceStatus.HELD})
 _DECODE = Leg.DECODE
 
@@ -106,6 +109,10 @@ class Placement:
     """Form by which the instance of least cost is compared with that of ``other``. Features as in weights."""
     other: SecondOption | None = None
     """The second option, taken if the decider of its instance of least cost is lower."""
+    draws: tuple[Draw, ...] = ()
+    """LIMITED where they do not all fit; else they are drawn with the reservation."""
+    must_draw: bool = False
+    """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
 
 
 @value
@@ -135,6 +142,8 @@ class PlaceReply:
     running_requests: int = 0
     """Requests that ran on the instance before this one."""
     context_tokens: int = 0
+    drawn: Drawn | None = None
+    """The budgets after the reservation, or why there is none; None: the request draws from none."""
 
 
 @value
@@ -206,7 +215,11 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
     """No instance took the request."""
 
     def __init__(
-        self, full: frozenset[str] = frozenset(), missed: Placed | None = None, duplicate: bool = False
+        self,
+        full: frozenset[str] = frozenset(),
+        missed: Placed | None = None,
+        duplicate: bool = False,
+        limited: Drawn | None = None,
     ) -> None:
         super().__init__("no instance takes the request")
         self.full = full
@@ -214,6 +227,8 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.missed = missed
         """The placement that was refused for its expected miss of the SLO."""
         self.duplicate = duplicate
+        self.limited = limited
+        """The budgets, of which one has not enough left."""
 
 
 @record
@@ -268,6 +283,10 @@ class Search:
     """Nothing is to be held for a dispatch window, see ``holds``."""
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
+    draws: tuple[Draw, ...] = ()
+    """What the request takes of its tenant's budgets."""
+    must_draw: bool = False
+    """It was admitted before: budgets are overdrawn rather than that it is refused."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     full: frozenset[str] = _NONE
@@ -340,6 +359,8 @@ class Search:
         """None of the instances takes requests: refresh the members."""
         if reply.status is PlaceStatus.DUPLICATE:
             raise SearchFailed(duplicate=True)
+        if reply.status is PlaceStatus.LIMITED:
+            raise SearchFailed(limited=reply.drawn)
         self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
         yield from Refresh()
         return None
@@ -415,6 +436,8 @@ class Search:
             option.roles,
             option.decider,
             other,
+            self.draws,
+            self.must_draw,
         )
 
     def _most(self, decision: Decision) -> int | None:

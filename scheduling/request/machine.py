@@ -50,6 +50,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.budgets import Draw, drawn_text, kept_of, kept_text
 from dualmap.scheduling.values import value
 
 
@@ -358,6 +359,8 @@ Event = (
 class Refusal(StrEnum):
     """Why a request is not served."""
 
+    LIMITED = "limited"
+    """A limit of its tenant is met."""
     NO_INSTANCE = "no_instance"
     NOT_STARTED = "not_started"
     """The pool had no instance, and none became ready in time."""
@@ -631,6 +634,10 @@ class RequestSpec:
     """The instances that may be sent it; None: any."""
     hides_first_token: bool = False
     """Nobody sees when the first token of its answer comes, though it streams."""
+    tenant: str = ""
+    """Who it is for; empty: it is nobody's in particular."""
+    draws: tuple[Draw, ...] = ()
+    """What it takes of that one's budgets."""
 
 
 @dataclass(slots=True)
@@ -855,6 +862,8 @@ class RequestMachine:
             rule=rule,
             at_once=rules.at_once,
             only=spec.only,
+            draws=spec.draws,
+            must_draw=self.attempt > 1,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -874,6 +883,8 @@ class RequestMachine:
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
             model=self.asked_name(),
+            tenant=spec.tenant,
+            drawn=drawn_text(spec.draws) if spec.draws else "",
         )
 
     def _pick(self, now_s: float) -> Effects:
@@ -942,6 +953,8 @@ class RequestMachine:
         if why.duplicate:
             self._move(Input.SEARCHES_AGAIN)
             return _RENAME
+        if why.limited is not None:
+            return self._refuse(Refusal.LIMITED, now_s, failed=why, reserved=False)
         if why.missed is not None:
             return self._refuse(Refusal.WOULD_BE_LATE, now_s, failed=why, reserved=False)
         if why.full:
@@ -1089,7 +1102,16 @@ class RequestMachine:
         query = RouteQuery(chain, self.spec.slo_s, 0, self.spec.expected_output_tokens, leg.failed | leg.avoided)
         record = self.decode_record(chain)
         search = Search(
-            rules.decode_policy, rules.order, query, record, rules.fleet, False, rules.decode_stall_s, leg=_DECODE
+            rules.decode_policy,
+            rules.order,
+            query,
+            record,
+            rules.fleet,
+            False,
+            rules.decode_stall_s,
+            leg=_DECODE,
+            draws=self.spec.draws,  # each leg draws and gives back on its own: whichever is lost, the books agree
+            must_draw=True,
         )
         return (ReserveDecoder(search),)
 
@@ -1106,6 +1128,8 @@ class RequestMachine:
             self.spec.expected_output_tokens,
             round(self.spec.slo_s * 1000),
             model=self.asked_name(),
+            tenant=self.spec.tenant,
+            drawn=drawn_text(self.spec.draws) if self.spec.draws else "",
         )
 
     def _source(self) -> frozenset[str]:
@@ -1333,21 +1357,29 @@ class RequestMachine:
         if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
             left = (self._leave(None),)
         if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
-            return (*left, *self._last_releases(answered), _CLOSE)
+            return (*left, *self._last_releases(answered, self._kept(outcome)), _CLOSE)
         return (*left, _CLOSE)
 
-    def _last_releases(self, answered: bool) -> Effects:
+    def _last_releases(self, answered: bool, kept: str) -> Effects:
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
-            return (Post(self._over(self.request_id, self.attempt, sample, answered), False, True),)
-        over = self._over(decode.request_id, self.decode_attempt, sample, answered)
+            return (Post(self._over(self.request_id, self.attempt, sample, answered, kept), False, True),)
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept)
         if decode.answered:
             return (Post(over, last=True),)
         return Post(over), Post(self._over(self.request_id, self.attempt, seen=answered), last=True)
 
-    def _over(self, leg_id: str, attempt: int, note: str = "", seen: bool = False) -> Release:
+    def _kept(self, outcome: Outcome) -> str:
+        """What it keeps of its budgets. A client that leaves within its answer pays what was expected of it."""
+        draws = self.spec.draws
+        if not draws:
+            return ""
+        answered = outcome in ANSWERED or self.first_token_s is not None
+        return kept_text(kept_of(draws, self.usage, answered=answered))
+
+    def _over(self, leg_id: str, attempt: int, note: str = "", seen: bool = False, kept: str = "") -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
-        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen)
+        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, kept)
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:

@@ -23,3 +23,6 @@ class Release:
     seen: bool = False
     """Whether that first token, or the whole answer, was seen. Only a seen token is a sign of life of the instance and
     stamps its prefill clock. False where the first token is presumed, and where the request ends without its answer."""
+    kept: str = ""
+    """What the request keeps of each budget that it drew from, in the order of the draws, where it is over; the rest is
+    given back. Empty: all is."""

@@ -81,6 +81,10 @@ class StoredRequest:
         default="",
         reported=True,
     )
+    tenant: str = documented("who it is for; may be empty", default="", reported=True)
+    drawn: str = documented(
+        "what it took of its tenant's budgets: each budget and its cost, separated by blanks", default="", reported=True
+    )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property

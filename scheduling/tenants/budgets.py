@@ -91,7 +91,12 @@ class Drawn:
 
 
 def draws_of(
-    tenant: str, limits: Iterable[Limit], names: Sequence[str], prompt_tokens: int, output_tokens: int, now_unix_s: float
+    tenant: str,
+    limits: Iterable[Limit],
+    names: Sequence[str],
+    prompt_tokens: int,
+    output_tokens: int,
+    now_unix_s: float,
 ) -> tuple[Draw, ...]:
     """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
     the expected ones; ``now_unix_s`` says which quota it is."""
@@ -113,7 +118,9 @@ def draws_of(
 def _budget(tenant: str, limit: Limit, now_unix_s: float) -> str:
     parts = [tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value]
     if limit.period in (Period.DAY, Period.MONTH):
-        parts.append(f"{datetime.fromtimestamp(now_unix_s, UTC):{'%Y-%m-%d' if limit.period is Period.DAY else '%Y-%m'}}")
+        parts.append(
+            f"{datetime.fromtimestamp(now_unix_s, UTC):{'%Y-%m-%d' if limit.period is Period.DAY else '%Y-%m'}}"
+        )
     return "/".join(parts)
 
 
@@ -144,6 +151,12 @@ def _kept(draw: Draw, usage: Usage | None) -> int:
 def drawn_text(draws: Sequence[Draw]) -> str:
     """The draws as a request's record has them: each budget and its cost, separated by blanks."""
     return " ".join([f"{draw.budget} {draw.cost}" for draw in draws])
+
+
+def draws_from(text: str) -> list[tuple[str, int]]:
+    """The budgets and costs of such a text."""
+    words = text.split()
+    return [(budget, int(cost)) for budget, cost in zip(words[::2], words[1::2], strict=False)]
 
 
 def kept_text(kept: Sequence[int]) -> str:

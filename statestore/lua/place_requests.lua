@@ -6,19 +6,19 @@
 --       (statestore/pool/placing.py);
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
---       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, and of each instance
---       that was weighed: its id, its record, its hit}
+--       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
+--       or nil, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local options, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option
+local placement, chain, samples, seen, known, best, second, option, budgets, drawn
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
-    string.format('%.17g', offer.ttft_s), offer.running, offer.context, unpack(seen) }
+    string.format('%.17g', offer.ttft_s), offer.running, offer.context, budgets or false, unpack(seen) }
 end
 
 local function consider(id)
@@ -121,6 +121,9 @@ local function enter_chosen(request, resident, told, head)
     redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
     resident = #chain / 8
   end
+  if drawn then
+    redis.call('HSET', keys.budgets, unpack(drawn))
+  end
   enter(instance, request, request.enqueued_ms + placement.rank_ms, now_ms)
   stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
   if option.leg ~= 'decode' then
@@ -146,6 +149,12 @@ local function place_one(told, head)
   local former = read_request(placement.request_id, 'told')
   if former then
     return reply_again(former)
+  end
+  if placement.draws then
+    budgets, drawn = weigh_draws(placement.draws, placement.must_draw, now_ms)
+    if budgets[1] > 0 then
+      return reply('limited')
+    end
   end
   weigh_options()
   if not best then
@@ -177,6 +186,7 @@ end
 
 for first = FIRST_REQUEST, #ARGV, 4 do
   placement, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
+  budgets, drawn = nil, nil
   placement.told = cjson.decode(ARGV[first + 2])
   for place, depth in ipairs(placement.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)

@@ -1,7 +1,8 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
--- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 6 for each: request id; instance id
+-- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 7 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
---       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came
+--       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
+--       what it keeps of its draws, where it is over (give_back)
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -37,7 +38,7 @@ end
 
 -- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
 -- where something was left.
-local function finish(id, note, seen, _, replica_id, attempt)
+local function finish(id, note, seen, _, replica_id, attempt, kept)
   local request, is_damaged = read_request(id, 'told')
   if is_damaged then
     redis.call('DEL', keys.request .. id) -- what it counted is repaired
@@ -51,6 +52,9 @@ local function finish(id, note, seen, _, replica_id, attempt)
   if note ~= '' then
     log_sample('noted', note)
   end
+  if request.told.drawn and request.told.drawn ~= '' then
+    give_back(request.told.drawn, kept, now_ms)
+  end
   local instance = read_instance(request.instance_id)
   if instance then
     leave(instance, request)
@@ -61,10 +65,10 @@ local function finish(id, note, seen, _, replica_id, attempt)
   return request
 end
 
-for first = FIRST_REQUEST, #ARGV, 6 do
-  local id, instance_id, replica_id, attempt, note, seen = unpack(ARGV, first, first + 5)
+for first = FIRST_REQUEST, #ARGV, 7 do
+  local id, instance_id, replica_id, attempt, note, seen, kept = unpack(ARGV, first, first + 6)
   local release = instance_id == '' and finish or prefill
-  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt)
+  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, kept)
   replies[#replies + 1] = not request and 0
   local instance = request and read_instance(request.instance_id)
   if instance then

@@ -164,6 +164,18 @@ def grant_from(text: bytes) -> Grant:
 _GRANT_FIELDS: Final = len(fields(Grant))
 
 
+# budgets -----------------------------------------------------------------------------------------------------
+def budget_with(text: bytes | None, cost: int, now_ms: int) -> str:
+    """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). One that was lost
+    leaks nothing until the next request draws from it, and says what it leaks."""
+    try:
+        used, since_ms, leak_per_s = map(float, (text or b"").split())
+    except ValueError:
+        return f"{cost} {now_ms} 0"
+    left = max(0.0, used - max(0.0, now_ms - since_ms) / 1000 * leak_per_s)
+    return f"{left + cost:.17g} {now_ms} {leak_per_s:.17g}"
+
+
 # samples -----------------------------------------------------------------------------------------------------
 def sample_from(entry_id: bytes, flat: Sequence[bytes]) -> Sample:
     """One entry of the sample log: an instance and its first token, or 'noted' and what an end told."""

@@ -16,6 +16,7 @@ from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceSta
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.budgets import Drawn
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
@@ -65,6 +66,10 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
+    if placement.draws:
+        draws = [(each.budget, each.cost, each.capacity, each.leak_per_s) for each in placement.draws]
+        known += b'"draws":%b,' % orjson.dumps(draws)
+        known += b'"must_draw":true,' if placement.must_draw else b""
     option = _number_of(placement, options)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)
@@ -118,7 +123,7 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
-    queue, leg, ttft_s, running_requests, context_tokens, *seen = more
+    queue, leg, ttft_s, running_requests, context_tokens, drawn, *seen = more
     loads = ReportedLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
@@ -136,7 +141,13 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
+        drawn and _drawn_from(drawn),
     )
+
+
+def _drawn_from(found: Sequence[int]) -> Drawn:
+    unmet, wait_ms, *left = found
+    return Drawn(tuple(left), unmet - 1 if unmet else None, wait_ms / 1000)
 
 
 class Batcher(Generic[Item, Result]):

@@ -25,6 +25,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import Counts, StoredRequest
+from dualmap.scheduling.tenants.budgets import draws_from
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
@@ -136,7 +137,7 @@ class PoolStore(Changes):
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
                 seen = "seen" if each.seen else ""
-                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen)
+                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen, each.kept)
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)
             ]
@@ -218,8 +219,9 @@ class PoolStore(Changes):
             common: list[Command] = [("HGET", each, instance_id) for each in (keys.instances, keys.instance_records)]
             common.append(("HMGET", replicas, *owners))
             known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
-            common.append(("HGETALL", keys.settings))
-            spec, record, leases, changed, *standing = await self._calls.together([*common, *known])
+            budgets = sorted({budget for request in requests for budget, _ in draws_from(request.drawn)})
+            common += (("HGETALL", keys.settings), ("HMGET", keys.budgets, *(budgets or ("",))))
+            spec, record, leases, changed, used, *standing = await self._calls.together([*common, *known])
             order = self.settings.order_from(pairs_from(changed))
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
             if spec is None or record is None or not lost:
@@ -231,6 +233,11 @@ class PoolStore(Changes):
             read = [(keys.request(request.request_id), "placed", None) for request in lost]
             read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
             now_ms = await self._calls.now_ms()
+            for budget, text in zip(budgets, used, strict=False):
+                cost = sum(cost for each in lost for name, cost in draws_from(each.drawn) if name == budget)
+                if cost:
+                    commands.append(("HSET", keys.budgets, budget, codec.budget_with(text, cost, now_ms)))
+                    read.append((keys.budgets, budget, text))
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             counts = Counts.sum(lost)
             stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}

@@ -41,7 +41,8 @@ local function give_back(drawn, kept, at_ms)
   local keeps = string.gmatch(kept, '%S+')
   for name, cost in string.gmatch(drawn, '(%S+) (%S+)') do
     local used, leak_per_s = used_of(redis.call('HGET', keys.budgets, name), at_ms)
-    used = math.max(0, used - cost + (tonumber(keeps()) or 0))
+    local keep = keeps()
+    used = math.max(0, used - cost + (keep and tonumber(keep) or 0))
     if used > 0 then
       redis.call('HSET', keys.budgets, name, budget_text(used, at_ms, leak_per_s))
     else
