@@ -231,6 +231,9 @@ class BlindRequest:
     def answering_id(self) -> str:
         return self.target.instance_id
 
+    def limit_fields(self) -> list[tuple[bytes, bytes]]:
+        return []
+
     def sent(self) -> None: ...
 
     def first_token(self) -> None: ...

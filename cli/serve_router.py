@@ -76,6 +76,7 @@ def run_replica(
                 settings.scheduling,
                 settings.store,
                 settings.pools,
+                tenants=settings.tenants,
                 trust=trust,
                 replica_id=settings.router.replica_id or own_name,
                 on_ready=on_ready,

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dualmap.router.picker.settings import PickerSettings
 from dualmap.router.settings import RouterSettings, not_finite
 from dualmap.runtime.pool_settings import PoolSettings, UpstreamSettings
+from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.settings import EmulatorSettings
 from dualmap.statestore.settings import StoreSettings
@@ -25,6 +26,8 @@ class Settings(BaseModel):
     pools: tuple[PoolSettings, ...] = Field(
         (PoolSettings(),), min_length=1, description="the models served, and the instances that serve them"
     )
+
+    tenants: tuple[TenantSettings, ...] = Field((), description="teams that share the fleet, their keys and limits")
 
     upstream: UpstreamSettings = Field(UpstreamSettings(), description="TLS of routers and workers towards instances")
 
@@ -51,6 +54,19 @@ class Settings(BaseModel):
             twice = [name for name, count in ids.items() if count > 1]
             if twice:
                 raise ValueError(f"instance id {twice[0]!r} appears twice in pool {pool.name!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_are_told_apart(self) -> Settings:
+        for what, names in (
+            ("tenant", [tenant.name for tenant in self.tenants]),
+            ("key", [key.hash for tenant in self.tenants for key in tenant.keys]),
+        ):
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(
+                    f"two tenants are named {twice[0]!r}" if what == "tenant" else "two keys of tenants are the same"
+                )
         return self
 
     @model_validator(mode="after")

@@ -125,6 +125,23 @@ class QueueFullError(RouterError):
     status, type, code = 429, "rate_limit_error", "queue_full"
 
 
+class RateLimitError(RouterError):
+    """A limit of the client's tenant is met."""
+
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, counted: str, *, retry_after_s: float | None = None) -> None:
+        """``counted``: ``requests`` or ``tokens``, which OpenAI's API has as the type."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.counted = counted
+
+
+class QuotaSpentError(RouterError):
+    """A quota of the client's tenant is spent: to try again soon cannot help."""
+
+    status, type, code = 429, "insufficient_quota", "insufficient_quota"
+
+
 class UpstreamError(RouterError):
     """The instance failed, and so did every retry within the budget."""
 
@@ -203,8 +220,9 @@ def error_body(error: RouterError, path: str = "") -> dict[str, Any]:
     if path in _ANTHROPIC_PATHS:
         kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
+    kind = error.counted if isinstance(error, RateLimitError) else error.type
     return {
-        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
+        "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code},
     }
 
 
@@ -213,6 +231,8 @@ def error_headers(error: RouterError) -> dict[str, str]:
     headers: dict[str, str] = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, QuotaSpentError) or (isinstance(error, RateLimitError) and error.retry_after_s is None):
+        headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic repeat any 429 otherwise
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

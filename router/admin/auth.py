@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from fastapi import Request
 from pydantic import SecretStr
 
-from dualmap.router.http.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
+from dualmap.router.tenants.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
+from dualmap.router.tenants.directory import TenantDirectory
 
 
 def key_of(request: Request) -> bytes:
@@ -21,6 +22,15 @@ def require_key(keys: Sequence[SecretStr], refusal: str = API_KEY_REFUSAL) -> Ca
 
     def check(request: Request) -> None:
         known.check(_fields_of(request))
+
+    return check
+
+
+def require_caller(tenants: TenantDirectory) -> Callable[[Request], None]:
+    """A dependency that accepts requests of those who may send inference requests."""
+
+    def check(request: Request) -> None:
+        tenants.caller(_fields_of(request))
 
     return check
 

@@ -15,7 +15,6 @@ from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
 from dualmap.router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
-from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.model_field import form_model
 from dualmap.router.http.paths import (
     INFERENCE_PATHS,
@@ -34,6 +33,7 @@ from dualmap.router.prompts.inference_request import (
     storing_instance,
 )
 from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
 
 
-def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iterable[str] = ()) -> HeadCheck:
+def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_paths: Iterable[str] = ()) -> HeadCheck:
     """The rule for heads: who may send what, and how long a body may follow."""
     is_forbidden = forbidden_path_finder(forbidden_paths)
 
-    check_key = keys.check if keys else None
+    caller_of = tenants.caller if tenants else None
 
     def check_head(request: ClientRequest) -> int:
         path, method = request.path, request.method
@@ -67,8 +67,8 @@ def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iter
             raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
         if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
-        if check_key is not None and (inference or needs_api_key(path)):
-            check_key(request.get)
+        if caller_of is not None and (inference or needs_api_key(path)):
+            request.caller = caller_of(request.get)
         if inference:
             if not known and is_forbidden(path):
                 raise ForbiddenPathError(

@@ -54,7 +54,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
             request_id = read_request_id(sent_id.decode("latin-1"))
         inference_request = await read_client_request(request, request_id, plane.long_bodies)
         request_id = inference_request.request_id
-        inference_request.client = request.client
+        inference_request.client, inference_request.caller = request.client, request.caller
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.intake.place(inference_request)
@@ -108,6 +108,9 @@ class PlacedRequest(Protocol):
     @property
     def loss_notifier(self) -> InstanceLossNotifier: ...
 
+    def limit_fields(self) -> Sequence[Header]:
+        """What its client is told of its limits."""
+
     def sent(self) -> None: ...
 
     def first_token(self) -> None: ...
@@ -151,6 +154,7 @@ def fleet_fields(placed: PlacedRequest) -> list[Header]:
     expected_s = placed.expected_ttft_s
     if expected_s is not None:
         fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
+    fields += placed.limit_fields()
     return fields
 
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
@@ -19,6 +18,7 @@ from dualmap.router.http.usage_requests import UsageRequests
 from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContexts
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.runtime.trust import InstanceTrust
 
 _LONGEST_SWEEP_S = 0.5
@@ -44,7 +44,8 @@ class DataPlane:
     deadlines: DeadlineChecks
     bodies: BodyBudget
     long_bodies: LongBodies
-    keys: ApiKeys
+    tenants: TenantDirectory
+    """Who may send requests."""
     usage_requests: UsageRequests
     observer: Observer
     cors: CorsRule | None
@@ -70,6 +71,7 @@ def build_data_plane(
     settings: RouterSettings,
     intake: Intake,
     *,
+    tenants: TenantDirectory | None = None,
     trust: InstanceTrust | None = None,
     observer: Observer | None = None,
     draining: Callable[[], bool] = _never,
@@ -85,6 +87,8 @@ def build_data_plane(
     )
     deadlines = DeadlineChecks(min(_LONGEST_SWEEP_S, shortest_s / 4))
     upstream_key = settings.upstream_api_key
+    if tenants is None:
+        tenants = TenantDirectory(key.get_secret_value() for key in settings.api_keys)
     upstreams = UpstreamPool(
         deadlines,
         connect_timeout_s=settings.connect_timeout_s,
@@ -103,8 +107,8 @@ def build_data_plane(
         bodies=bodies,
         long_bodies=LongBodies(bodies),
         usage_requests=UsageRequests(time.monotonic),
-        keys=ApiKeys(key.get_secret_value() for key in settings.api_keys),
-        keeps_credentials=upstream_key is None and not settings.api_keys,
+        tenants=tenants,
+        keeps_credentials=upstream_key is None and not tenants,
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,

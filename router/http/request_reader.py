@@ -15,6 +15,7 @@ from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, Inval
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import is_inference, meant_path
+from dualmap.scheduling.tenants.tenant import Caller
 
 MAX_HEADER_BYTES = 64 << 10
 """Largest head, and largest trailer."""
@@ -42,6 +43,8 @@ class ClientRequest:
     body: bytes = b""
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""
+    caller: Caller | None = None
+    """Who sends it; None: nobody in particular."""
     bodies: BodyBudget | None = None
     """Budget in which the body is counted until it is dropped."""
     client: str | None = None

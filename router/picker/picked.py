@@ -37,7 +37,6 @@ from dualmap.router.errors import (
 )
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_checks import retry_after_s
-from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
@@ -53,6 +52,7 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.scheduling.request.answers import is_server_fault
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -187,6 +187,7 @@ class PickedRequest:
             self._observes = read.stream and picker.observes(self._modes)
             shows = self._observes or self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
             read.hides_first_token = not shows
+            read.caller = request.caller
             if plane.traces is not None:
                 read.trace = plane.traces.begin(request.get(trace_context.FIELD))
             named = await self._restrict(first, request, read)
@@ -521,15 +522,15 @@ def failure_of(status: int, details: str, retry_after: bytes | None) -> Instance
     return InstanceFailure(FailureKind.PROTOCOL, details) if details.startswith("upstream_reset") else None
 
 
-def make_head_check(keys: ApiKeys, *, max_body_bytes: int, forbidden_paths: Iterable[str]) -> HeadCheck:
+def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_paths: Iterable[str]) -> HeadCheck:
     """The rule for heads: who may send what to an instance, and how long a body may follow. Every path goes to one
     instance here, whatever it is for."""
     is_forbidden = forbidden_path_finder(forbidden_paths)
     everywhere = {*ENGINE_CONTROL_PATHS, ABORT_PATH}
 
     def check_head(request: ClientRequest) -> int:
-        if request.method != "OPTIONS":  # a browser sends no key with it
-            keys.check(request.get)
+        if tenants and request.method != "OPTIONS":  # a browser sends no key with it
+            request.caller = tenants.caller(request.get)
         if is_forbidden(request.path) or request.path in everywhere:
             raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")
         return max_body_bytes

@@ -13,6 +13,7 @@ from dualmap.api_bodies.prompt import LongTexts
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
+from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"
@@ -162,6 +163,8 @@ class InferenceRequest:
     """The instances that a gateway allows for it; None: any."""
     hides_first_token: bool = False
     """Its answer does not pass here, and so its first token is not seen."""
+    caller: Caller | None = None
+    """Who sent it; None: nobody in particular."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
     client: str | None = None

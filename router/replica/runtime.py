@@ -38,12 +38,14 @@ from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.port_metrics import PortMetrics
 from dualmap.router.telemetry.recording import open_recorder
 from dualmap.router.telemetry.trace_context import TraceContext
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.runtime.extras import package_version
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule
@@ -72,7 +74,7 @@ class Runtime:
         self, settings: RouterSettings, scheduling: SchedulingSettings, store: ReplicaStore,
         pools: Sequence[PoolSettings], *, trust: InstanceTrust | None = None, replica_id: str | None = None,
         clock: Clock | None = None, call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
-        pairs_legs: bool = False,
+        pairs_legs: bool = False, tenants: Sequence[TenantSettings] = (),
     ) -> None:  # fmt: skip
         """``pairs_legs``: both legs of a request are placed before it is sent, whatever the connector needs."""
         self.store = store
@@ -80,6 +82,7 @@ class Runtime:
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
         """Those that this process presents or trusts, for reports."""
         self.scheduling = scheduling
+        self.tenants = TenantDirectory((key.get_secret_value() for key in settings.api_keys), tenants)
         self.context = _context(
             settings,
             [pool.name for pool in pools],

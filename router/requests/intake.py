@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import replace
+from typing import Final
 
 from dualmap.router.errors import NotFoundError, from_exception
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
@@ -12,8 +14,13 @@ from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRe
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
+from dualmap.router.tenants.directory import check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.tenants.budgets import Draw, draws_of
+from dualmap.scheduling.tenants.tenant import Caller
+
+_NO_DRAWS: Final[tuple[Draw, ...]] = ()
 
 
 class Intake:
@@ -33,6 +40,7 @@ class Intake:
         """
         live: LiveRequest | None = None
         try:
+            check_model(request.caller, request.model)
             route = self.route_of(request)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, _passed_on(request, route))
@@ -94,7 +102,7 @@ class Intake:
 
 
 def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
-    chain = prompt.chain
+    chain, caller = prompt.chain, request.caller
     # Arguments go by place: by name this costs several times as much, and every request pays for it.
     return RequestSpec(
         chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
@@ -111,7 +119,16 @@ def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: Read
         request.pinned_to,
         request.only,
         request.hides_first_token,
+        "" if caller is None else caller.tenant.name,
+        _NO_DRAWS if caller is None else _draws(request, caller, prompt),
     )
+
+
+def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
+    tenant, names = caller.tenant, (f"key:{caller.key}", f"model:{request.model}")
+    if not tenant.limits:
+        return _NO_DRAWS
+    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, time.time())
 
 
 def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:

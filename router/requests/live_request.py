@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -22,6 +23,7 @@ from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.requests.refusals import outcome_of, refusal
 from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
 from dualmap.router.telemetry.recording import TrafficRecorder
+from dualmap.router.tenants.rate_limits import limit_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
@@ -217,6 +219,14 @@ class LiveRequest:
     @property
     def metaserver(self) -> Metaserver:
         return self._context.metaserver
+
+    def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
+        """Header fields that tell its client what is left of its limits."""
+        machine = self.machine
+        drawn = None if machine.estimate is None else machine.estimate.reply.drawn
+        if drawn is None:
+            return ()
+        return limit_fields(self.inference_request.path, machine.spec.draws, drawn, datetime.now(UTC))
 
     # what happens to it ------------------------------------------------------------------------------------------
     def place(self) -> Awaitable[None]:

@@ -17,6 +17,7 @@ from dualmap.router.errors import (
     nobody_ready,
 )
 from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.tenants.rate_limits import over_limit
 from dualmap.scheduling.request.machine import Refusal, Refuse, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
@@ -39,6 +40,8 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
             )
         case Refusal.NOT_STARTED | Refusal.TOO_MANY_WAIT if pool.settings.autoscale is not None:
             return _not_started(why, pool.settings.name, pool.settings.autoscale)
+        case Refusal.LIMITED if refuse.failed is not None and refuse.failed.limited is not None:
+            return over_limit(machine.spec.tenant, machine.spec.draws, refuse.failed.limited)
         case Refusal.QUEUE_FULL if refuse.failed is not None:
             full = refuse.failed.full
             return QueueFullError(

@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 
 from dualmap.router.admin import engine_control, explanations, inspection, instances, models
 from dualmap.router.admin import settings as fleet_settings
-from dualmap.router.admin.auth import require_key
+from dualmap.router.admin.auth import require_caller, require_key
 from dualmap.router.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
@@ -81,7 +81,7 @@ def _warn_of_open_admin(settings: RouterSettings) -> None:
 
 
 def _add_operation(app: FastAPI, runtime: Runtime) -> None:
-    needs_api_key = require_key(runtime.context.settings.api_keys)
+    needs_api_key = require_caller(runtime.tenants)
 
     async def model_cards() -> dict[str, Any]:
         pools = runtime.pools.pools

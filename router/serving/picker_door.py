@@ -26,7 +26,7 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             return runtime.pools.model_cards(started_s, known)
 
         check_head = make_head_check(
-            plane.keys, max_body_bytes=router.max_body_bytes, forbidden_paths=router.forbidden_paths
+            plane.tenants, max_body_bytes=router.max_body_bytes, forbidden_paths=router.forbidden_paths
         )
         picker = Picker(
             plane,

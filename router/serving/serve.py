@@ -30,6 +30,7 @@ from dualmap.router.settings import CUT_OFF_S, RouterSettings
 from dualmap.runtime.certificates import RenewedContext
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.connect import open_store
@@ -81,6 +82,7 @@ async def serve(
     store: StoreSettings,
     pools: Sequence[PoolSettings],
     *,
+    tenants: Sequence[TenantSettings] = (),
     trust: InstanceTrust | None = None,
     replica_id: str | None = None,
     on_ready: OnReady | None = None,
@@ -126,7 +128,7 @@ async def serve(
                     info["port"] = str(door_port)
                 runtime = Runtime(
                     router, scheduling, opened, pools,
-                    trust=trust, replica_id=replica_id, info=info, pairs_legs=door is not None,
+                    trust=trust, replica_id=replica_id, info=info, pairs_legs=door is not None, tenants=tenants,
                 )  # fmt: skip
                 runtime.certificates += [followed] if followed is not None else []
                 await _serve(runtime, listeners, tls, shutdown, wait, on_ready, door)
@@ -145,6 +147,7 @@ async def _serve(
     plane = build_data_plane(
         settings,
         runtime.intake,
+        tenants=runtime.tenants,
         trust=runtime.trust,
         observer=runtime.context.metrics,
         draining=lambda: runtime.context.draining,

@@ -69,6 +69,9 @@ class PlacedRequest:
     def instance_id(self) -> str:
         return self.target.instance_id
 
+    def limit_fields(self) -> list[tuple[bytes, bytes]]:
+        return []
+
     def sent(self) -> None:
         pass
 

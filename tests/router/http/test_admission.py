@@ -21,12 +21,12 @@ from dualmap.router.http.admission import (
     read_request_id,
     read_slo_s,
 )
-from dualmap.router.http.api_keys import ApiKeys
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import response_id
 from dualmap.router.prompts.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
+from dualmap.router.tenants.api_keys import ApiKeys
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule, TokenPrompt
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value

@@ -152,7 +152,7 @@ class Gateway:
         self.plane = build_data_plane(runtime.context.settings, runtime.intake)
         settings = runtime.context.settings
         check = make_head_check(
-            self.plane.keys, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
+            self.plane.tenants, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
         )
 
         async def cards() -> dict[str, Any]:

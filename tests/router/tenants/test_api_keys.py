@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualmap.router.errors import InvalidApiKeyError
-from dualmap.router.http.api_keys import ApiKeys, presented_key
+from dualmap.router.tenants.api_keys import ApiKeys, presented_key
 
 
 def test_without_keys_everybody_may_ask() -> None:

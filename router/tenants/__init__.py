@@ -1,0 +1,1 @@
+"""Who sends a request, and what its client is told of its limits."""

@@ -1,0 +1,113 @@
+"""Settings of tenants: who they are, how they are known, and what they may use."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
+from dualmap.scheduling.tenants.tenant import Tenant
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+Name = Annotated[str, Field(pattern=_NAME)]
+Amount = Annotated[int, Field(ge=1, lt=2**53)]
+SHORTEST_KEY = 8
+
+
+class LimitSettings(BaseModel):
+    """How much may be used over the whole fleet. What is left out is not limited."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    requests_per_minute: Amount | None = Field(None, description="requests a minute")
+    tokens_per_minute: Amount | None = Field(None, description="tokens of prompts and answers a minute")
+    prompt_tokens_per_minute: Amount | None = Field(None, description="tokens of prompts a minute")
+    output_tokens_per_minute: Amount | None = Field(None, description="tokens of answers a minute")
+    requests_per_day: Amount | None = Field(None, description="quota: requests until midnight UTC")
+    tokens_per_day: Amount | None = Field(None, description="quota: tokens of prompts and answers until midnight UTC")
+    tokens_per_month: Amount | None = Field(None, description="quota: tokens of prompts and answers, by calendar month")
+    requests_in_flight: Amount | None = Field(None, description="requests at a time, held ones among them")
+    tokens_in_flight: Amount | None = Field(
+        None, description="tokens of prompts and expected answers of the requests at a time"
+    )
+
+    def limits(self, of: str = "") -> tuple[Limit, ...]:
+        """The limits for what ``of`` names, see ``Limit``."""
+        return tuple(
+            Limit(measure, period, amount, of)
+            for name, measure, period in _LIMITS
+            if (amount := getattr(self, name)) is not None
+        )
+
+
+_LIMITS = (
+    ("requests_per_minute", Measure.REQUESTS, Period.MINUTE),
+    ("tokens_per_minute", Measure.TOKENS, Period.MINUTE),
+    ("prompt_tokens_per_minute", Measure.PROMPT_TOKENS, Period.MINUTE),
+    ("output_tokens_per_minute", Measure.OUTPUT_TOKENS, Period.MINUTE),
+    ("requests_per_day", Measure.REQUESTS, Period.DAY),
+    ("tokens_per_day", Measure.TOKENS, Period.DAY),
+    ("tokens_per_month", Measure.TOKENS, Period.MONTH),
+    ("requests_in_flight", Measure.REQUESTS, Period.IN_FLIGHT),
+    ("tokens_in_flight", Measure.TOKENS, Period.IN_FLIGHT),
+)
+
+
+class TenantKeySettings(BaseModel):
+    """One key of a tenant: itself, or its hash."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name = Field(description="its name in logs and limits; never the key itself")
+    key: SecretStr | None = Field(None, description="the key, at least 8 characters without blanks")
+    sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hexadecimal, in place of the key"
+    )
+    limits: LimitSettings = Field(LimitSettings(), description="limits of this key alone, within those of the tenant")
+
+    @model_validator(mode="after")
+    def _is_known(self) -> Self:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError(f"key {self.name!r} needs either key or sha256")
+        if self.key is not None:
+            text = self.key.get_secret_value()
+            if len(text) < SHORTEST_KEY or text != "".join(text.split()):
+                raise ValueError(f"key {self.name!r} must have {SHORTEST_KEY} characters or more, and no blanks")
+        return self
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the key, in hexadecimal."""
+        if self.key is None:
+            return self.sha256 or ""
+        return hashlib.sha256(self.key.get_secret_value().encode()).hexdigest()
+
+
+class TenantSettings(BaseModel):
+    """One tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name = Field(description="its name: letters, digits, '_', '-' and '.'")
+    keys: tuple[TenantKeySettings, ...] = Field((), description="keys that its clients send, as they send API keys")
+    limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
+    model_limits: dict[str, LimitSettings] = Field({}, description="limits for single models, by the name that is sent")
+    models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")
+
+    @model_validator(mode="after")
+    def _keys_are_unique(self) -> Self:
+        names = [key.name for key in self.keys]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two keys of tenant {self.name!r} have one name")
+        return self
+
+    def tenant(self) -> Tenant:
+        """The tenant as requests are judged by it."""
+        limits = self.limits.limits()
+        for key in self.keys:
+            limits += key.limits.limits(f"key:{key.name}")
+        for model, settings in self.model_limits.items():
+            limits += settings.limits(f"model:{model}")
+        return Tenant(self.name, limits, frozenset(self.models))

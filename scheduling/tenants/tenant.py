@@ -1,0 +1,25 @@
+"""A tenant: one of the teams that share a fleet, and what it may use."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from dualmap.scheduling.tenants.budgets import Limit
+from dualmap.scheduling.values import value
+
+
+@value
+class Tenant:
+    name: str
+    limits: tuple[Limit, ...] = ()
+    models: frozenset[str] = field(default_factory=frozenset)
+    """The models that it may use, by any of their names; empty: all."""
+
+
+@value
+class Caller:
+    """Who sent a request: a tenant, by one of its keys."""
+
+    tenant: Tenant
+    key: str
+    """The name of the key, never the key itself."""

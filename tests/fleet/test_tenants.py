@@ -1,0 +1,102 @@
+"""Tenants of a real fleet: keys, limits over all replicas, and what a replica that dies leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+import redis
+
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
+
+TENANTS = [
+    {"name": "acme", "keys": [{"name": "ci", "key": "acme-secret"}], "limits": {"requests_per_day": 40}},
+    {"name": "other", "keys": [{"name": "web", "key": "other-secret"}], "limits": {"tokens_per_minute": 100}},
+    {
+        "name": "slow",
+        "keys": [{"name": "web", "key": "slow-secret"}],
+        "limits": {"requests_in_flight": 6, "tokens_per_month": 1_000_000},
+    },
+]
+OPTIONS = (*QUICK, "--replicas", "3", "--workers", "1", "--tenants", json.dumps(TENANTS))
+
+
+async def ask(fleet: Fleet, count: int, *, key: str = "acme-secret", prompt: str = "hello") -> list[httpx.Response]:
+    """So many requests at once, each over a connection of its own, so that all replicas get some."""
+
+    async def one(number: int) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = {"model": fleet.model, "prompt": f"{prompt} {number}", "max_tokens": 1}
+            headers = {"authorization": f"Bearer {key}"}
+            return await client.post(f"{fleet.endpoint}/v1/completions", json=body, headers=headers)
+
+    return await asyncio.gather(*[one(number) for number in range(count)])
+
+
+def budgets(fleet: Fleet) -> Mapping[str, int]:
+    """What is used of each budget, as an operator reads it."""
+    with redis.Redis.from_url(fleet.store_url, decode_responses=True) as store:
+        found: dict[str, str] = store.hgetall("dualmap:{default}:budgets")
+    return {name: round(float(text.split()[0])) for name, text in found.items()}
+
+
+def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, OPTIONS) as fleet:
+        answers = asyncio.run(ask(fleet, 60))
+
+        admitted = [answer for answer in answers if answer.status_code == 200]
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert (len(admitted), len(refused)) == (40, 20)
+        assert refused[0].json()["error"]["code"] == "insufficient_quota"
+
+        assert asyncio.run(ask(fleet, 1, key="wrong-secret"))[0].status_code == 401
+        (too_long,) = asyncio.run(ask(fleet, 1, key="other-secret", prompt="word " * 400))
+        assert too_long.status_code == 429
+        assert "shorten it" in too_long.json()["error"]["message"]
+        (short,) = asyncio.run(ask(fleet, 1, key="other-secret"))
+        assert short.headers["x-ratelimit-limit-tokens"] == "100"
+
+
+async def killed_in_mid_answer(fleet: Fleet) -> int:
+    """Start as many streams as the tenant may, kill a replica, and see the other streams to their end; the tokens that
+    their instances counted."""
+
+    async def stream(number: int, started: asyncio.Event) -> int:
+        body = {
+            "model": fleet.model, "prompt": f"tell {number}", "max_tokens": 600,
+            "stream": True, "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        counted = 0
+        headers = {"authorization": "Bearer slow-secret"}
+        async with httpx.AsyncClient(timeout=60) as client:
+            try:
+                async with client.stream("POST", f"{fleet.endpoint}/v1/completions", json=body, headers=headers) as got:
+                    assert got.status_code == 200
+                    async for line in got.aiter_lines():
+                        started.set()
+                        if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
+                            counted = usage["total_tokens"]
+            except httpx.HTTPError:
+                return 0
+        return counted
+
+    events = [asyncio.Event() for _ in range(6)]
+    streams = [asyncio.create_task(stream(number, event)) for number, event in enumerate(events)]
+    await asyncio.gather(*[event.wait() for event in events])
+    (refused,) = await ask(fleet, 1, key="slow-secret")
+    assert refused.status_code == 429
+    assert "6 requests at a time" in refused.json()["error"]["message"]
+    fleet.kill("router-1")
+    return sum(await asyncio.gather(*streams))
+
+
+def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, OPTIONS) as fleet:
+        counted = asyncio.run(killed_in_mid_answer(fleet))
+
+        until(lambda: "slow/requests/in_flight" not in budgets(fleet), "nothing is in flight any more")
+        used = sum(tokens for name, tokens in budgets(fleet).items() if name.startswith("slow/tokens/month"))
+        assert used == counted > 0

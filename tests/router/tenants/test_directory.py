@@ -1,0 +1,66 @@
+"""Who sends a request."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from pydantic import SecretStr
+
+from dualmap.router.errors import InvalidApiKeyError, UnknownModelError
+from dualmap.router.tenants.directory import TenantDirectory, check_model
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
+from dualmap.scheduling.tenants.tenant import Caller
+
+ACME = TenantSettings(
+    name="acme",
+    models=("chat",),
+    keys=(
+        TenantKeySettings(name="ci", key=SecretStr("acme-secret")),
+        TenantKeySettings(name="web", sha256=hashlib.sha256(b"another-secret").hexdigest()),
+    ),
+)
+
+
+def asked(directory: TenantDirectory, key: bytes | None) -> Caller | None:
+    sent = {} if key is None else {b"authorization": b"Bearer " + key}
+    return directory.caller(sent.get)
+
+
+def test_a_key_names_its_tenant_whether_it_is_configured_or_only_its_hash() -> None:
+    directory = TenantDirectory((), [ACME])
+
+    for key, name in ((b"acme-secret", "ci"), (b"another-secret", "web")):
+        caller = asked(directory, key)
+        assert caller is not None
+        assert (caller.tenant.name, caller.key) == ("acme", name)
+
+
+@pytest.mark.parametrize("key", [None, b"", b"wrong", b"acme-secre", b"acme-secret2", b"\xff\xfe"])
+def test_other_keys_are_refused_where_there_are_tenants(key: bytes | None) -> None:
+    with pytest.raises(InvalidApiKeyError):
+        asked(TenantDirectory((), [ACME]), key)
+
+
+def test_api_keys_give_access_for_nobody_in_particular_beside_tenants() -> None:
+    directory = TenantDirectory(("general",), [ACME])
+
+    assert asked(directory, b"general") is None
+    with pytest.raises(InvalidApiKeyError):
+        asked(directory, b"wrong")
+
+
+def test_without_any_key_access_is_open() -> None:
+    directory = TenantDirectory(())
+
+    assert not directory
+    assert asked(directory, None) is None
+
+
+def test_a_model_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
+    caller = asked(TenantDirectory((), [ACME]), b"acme-secret")
+
+    check_model(caller, "chat")
+    check_model(None, "other")
+    with pytest.raises(UnknownModelError, match="may not use the model 'other'"):
+        check_model(caller, "other")

@@ -1,0 +1,101 @@
+"""What clients are told of their limits."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from dualmap.router.errors import error_body, error_headers
+from dualmap.router.tenants.rate_limits import duration, limit_fields, over_limit
+from dualmap.scheduling.tenants.budgets import Drawn, Limit, Measure, Period, draws_of
+
+NOW = datetime(2027, 1, 15, 12, 0, tzinfo=UTC)
+LIMITS = (
+    Limit(Measure.REQUESTS, Period.MINUTE, 600),
+    Limit(Measure.TOKENS, Period.MINUTE, 60_000),
+    Limit(Measure.PROMPT_TOKENS, Period.MINUTE, 30_000),
+    Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8),
+)
+DRAWS = draws_of("acme", LIMITS, (), 1000, 200, NOW.timestamp())
+CHAT = "/v1/chat/completions"
+
+
+def test_an_answer_tells_what_is_left_as_openai_does() -> None:
+    fields = dict(limit_fields(CHAT, DRAWS, Drawn((599, 58_800, 29_000, 7)), NOW))
+
+    assert fields == {
+        b"x-ratelimit-limit-requests": b"600",
+        b"x-ratelimit-remaining-requests": b"599",
+        b"x-ratelimit-reset-requests": b"100ms",
+        b"x-ratelimit-limit-tokens": b"60000",
+        b"x-ratelimit-remaining-tokens": b"58800",
+        b"x-ratelimit-reset-tokens": b"1.2s",
+    }
+
+
+def test_an_answer_of_anthropics_api_tells_it_as_that_one_does() -> None:
+    fields = dict(limit_fields("/v1/messages", DRAWS, Drawn((599, -100, 29_000, 7)), NOW))
+
+    assert fields[b"anthropic-ratelimit-requests-remaining"] == b"599"
+    assert fields[b"anthropic-ratelimit-tokens-remaining"] == b"0"
+    assert fields[b"anthropic-ratelimit-tokens-reset"] == b"2027-01-15T12:01:00Z"
+    assert fields[b"anthropic-ratelimit-input-tokens-limit"] == b"30000"
+
+
+def test_of_several_limits_the_tightest_is_told() -> None:
+    limits = (*LIMITS[:1], Limit(Measure.REQUESTS, Period.MINUTE, 60, "key:ci"))
+    draws = draws_of("acme", limits, ("key:ci",), 1000, 200, NOW.timestamp())
+
+    fields = dict(limit_fields(CHAT, draws, Drawn((599, 12)), NOW))
+
+    assert (fields[b"x-ratelimit-limit-requests"], fields[b"x-ratelimit-remaining-requests"]) == (b"60", b"12")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0ms"), (0.0121, "13ms"), (1.5, "1.5s"), (360.0, "6m0s")])
+def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_refusal_says_which_limit_is_met_and_when_to_try_again() -> None:
+    error = over_limit("acme", DRAWS, Drawn((599, -700, 29_000, 7), 1, 0.7))
+
+    body = error_body(error, CHAT)["error"]
+    assert body["message"] == (
+        "the limit of tenant acme is 60,000 tokens a minute: 500 are left, and this request takes 1,200; try again in"
+        " 700ms"
+    )
+    assert (error.status, body["type"], body["code"]) == (429, "tokens", "rate_limit_exceeded")
+    assert error_headers(error) == {"retry-after": "1"}
+
+
+def test_anthropics_clients_get_their_own_kind_of_error() -> None:
+    error = over_limit("acme", DRAWS, Drawn((-1, 0, 0, 0), 0, 3.0))
+
+    assert error_body(error, "/v1/messages")["error"]["type"] == "rate_limit_error"
+
+
+def test_a_spent_quota_is_no_reason_to_try_again() -> None:
+    draws = draws_of("acme", (Limit(Measure.TOKENS, Period.MONTH, 10_000),), (), 1000, 200, NOW.timestamp())
+
+    error = over_limit("acme", draws, Drawn((-900,), 0))
+
+    assert error_body(error, CHAT)["error"]["code"] == "insufficient_quota"
+    assert error_headers(error) == {"x-should-retry": "false"}
+    assert "next month" in error.message
+
+
+def test_a_request_beyond_the_whole_limit_is_told_to_be_shorter() -> None:
+    draws = draws_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),), (), 1000, 200, NOW.timestamp())
+
+    error = over_limit("acme", draws, Drawn((-200,), 0, 12.0))
+
+    assert "shorten it" in error.message
+    assert error_headers(error) == {"x-should-retry": "false"}
+
+
+def test_a_limit_on_what_is_in_flight_names_no_time() -> None:
+    error = over_limit("acme", DRAWS, Drawn((1, 1, 1, -1), 3))
+
+    assert "try again when others have ended" in error.message
+    assert error.retry_after_s == 1.0
