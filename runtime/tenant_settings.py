@@ -60,7 +60,7 @@ class TenantKeySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Name = Field(description="its name in logs and limits; never the key itself")
+    name: Name = Field(description="name of the key in logs and limits; never the key itself")
     key: SecretStr | None = Field(None, description="the key, at least 8 characters without blanks")
     sha256: str | None = Field(
         None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hexadecimal, in place of the key"
@@ -90,7 +90,7 @@ class TenantSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Name = Field(description="its name: letters, digits, '_', '-' and '.'")
+    name: Name = Field(description="name of the tenant: letters, digits, '_', '-' and '.'")
     keys: tuple[TenantKeySettings, ...] = Field((), description="keys that its clients send, as they send API keys")
     limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
     model_limits: dict[str, LimitSettings] = Field({}, description="limits for single models, by the name that is sent")

@@ -87,6 +87,8 @@ _PLACEMENT_FIELDS = (
     "decider",
     "other",
     "roles",
+    "draws",
+    "must_draw",
 )
 
 

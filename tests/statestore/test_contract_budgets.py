@@ -24,11 +24,9 @@ def one_in_flight() -> Draw:
     return draw(1, IN_FLIGHT, "acme/requests/in_flight")
 
 
-async def place(
-    pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False, tokens: int = 100
-) -> PlaceReply:
-    asked = placement(request_id, tokens=tokens, tenant="acme", drawn=drawn_text(draws))
-    return await pool.place(replace(asked, draws=draws, must_draw=must_draw))
+async def place(pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False) -> PlaceReply:
+    about = {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": must_draw}
+    return await pool.place(placement(request_id, tokens=100, **about))
 
 
 @pytest.fixture(autouse=True)

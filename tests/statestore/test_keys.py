@@ -17,6 +17,7 @@ from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, Qu
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -60,6 +61,9 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
     await first_token(pool, "sent", "a")
+    limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
+    draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit)
+    await place(pool, "drawing", "a", draws=(draw,), tenant="acme", drawn=drawn_text((draw,)))
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)

@@ -33,6 +33,7 @@ from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, drawn_text, draws_of
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -284,6 +285,15 @@ class Traffic:
         decider = Form(constant=rng.uniform(0.0, 900.0), decoding_compute_s=1.0, running_share=9.0, prompt_tokens=0.1)
         return {"leg": leg, "decider": decider, "other": other}
 
+    def draws(self) -> dict[str, Any]:
+        """Now and then what a tenant's limits say."""
+        rng = self.rng
+        if rng.random() < 0.6:
+            return {}
+        limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
+        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, 0.0)
+        return {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": rng.random() < 0.2}
+
     async def arrive(self, **changes: Any) -> PlaceReply:
         rng = self.rng
         self.number += 1
@@ -304,6 +314,7 @@ class Traffic:
             "rebalances": rng.random() < 0.2,
             "max_pending_tokens": rng.choice((None, None, None, 600)),
             **self.legs(),
+            **self.draws(),
             **changes,
         }
         made = placement(asked.pop("request_id", f"r{self.number}"), *named, **asked)
@@ -355,9 +366,12 @@ class Traffic:
     async def finish(self, request: StoredRequest | None = None) -> None:
         request = request or self.pick()
         if request is not None:
-            note = self.rng.choice(("", '{"text_bytes":900,"tokens":200}'))
-            name, replica_id, attempt = request.request_id, request.replica_id, request.attempt
-            await self.twins.both(lambda pool: finish(pool, name, replica_id=replica_id, attempt=attempt, note=note))
+            note, kept = (
+                self.rng.choice(("", '{"text_bytes":900,"tokens":200}')),
+                self.rng.choice(("", "700 0", "9000")),
+            )
+            name, about = request.request_id, {"replica_id": request.replica_id, "attempt": request.attempt}
+            await self.twins.both(lambda pool: finish(pool, name, note=note, kept=kept, **about))
 
     async def observe(self) -> None:
         named, request_chain = self.rng.sample(INSTANCES, 3), self.rng.choice(CHAINS)
