@@ -22,9 +22,10 @@ MAY_IMPORT = {
     "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
 FOLDERS = {
-    "scheduling": ("prompts", "state", "estimates", "queues", "placing", "scaling", "request"),
+    "scheduling": ("prompts", "state", "estimates", "queues", "tenants", "placing", "scaling", "request"),
     "router": (
-        "telemetry", "prompts", "tokens", "pool", "requests", "http", "picker", "replica", "admin", "ui", "serving",
+        "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin", "ui",
+        "serving",
     ),
 }  # fmt: skip
 """The folders of a room. Each may import those before it, and the modules beside the folders, which import none of

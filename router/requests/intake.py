@@ -128,7 +128,8 @@ def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tup
     tenant, names = caller.tenant, (f"key:{caller.key}", f"model:{request.model}")
     if not tenant.limits:
         return _NO_DRAWS
-    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, time.time())
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, today)
 
 
 def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:

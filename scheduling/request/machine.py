@@ -540,6 +540,7 @@ _COMPLETED: Final = Outcome.COMPLETED
 _PLACE_HELD: Final = PlaceStatus.HELD
 _STORED_HELD: Final = RequestState.HELD
 
+_NO_USAGE: Final = Usage()
 _NOTHING: Final[Effects] = ()
 _SEND: Final[Effects] = (Send(),)
 _CLOSE: Final = Close()
@@ -1375,7 +1376,8 @@ class RequestMachine:
         if not draws:
             return ""
         answered = outcome in ANSWERED or self.first_token_s is not None
-        return kept_text(kept_of(draws, self.usage, answered=answered))
+        usage = self.usage or _NO_USAGE
+        return kept_text(kept_of(draws, usage.prompt_tokens, usage.output_tokens, answered=answered))
 
     def _over(self, leg_id: str, attempt: int, note: str = "", seen: bool = False, kept: str = "") -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""

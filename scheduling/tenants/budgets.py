@@ -18,11 +18,9 @@ Everything here is a function of values: the store only adds, subtracts and comp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
-from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.values import value
 
 MINUTE_S: Final = 60.0
@@ -96,10 +94,10 @@ def draws_of(
     names: Sequence[str],
     prompt_tokens: int,
     output_tokens: int,
-    now_unix_s: float,
+    today: str,
 ) -> tuple[Draw, ...]:
     """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
-    the expected ones; ``now_unix_s`` says which quota it is."""
+    the expected ones; ``today`` is the day in UTC (``2027-01-15``), which says which quota it is."""
     costs = {
         Measure.REQUESTS: 1,
         Measure.PROMPT_TOKENS: prompt_tokens,
@@ -111,32 +109,31 @@ def draws_of(
         if limit.of and limit.of not in names:
             continue
         leak_per_s = limit.amount / MINUTE_S if limit.period is Period.MINUTE else 0.0
-        drawn.append(Draw(_budget(tenant, limit, now_unix_s), costs[limit.measure], limit.amount, leak_per_s, limit))
+        drawn.append(Draw(_budget(tenant, limit, today), costs[limit.measure], limit.amount, leak_per_s, limit))
     return tuple(drawn)
 
 
-def _budget(tenant: str, limit: Limit, now_unix_s: float) -> str:
+def _budget(tenant: str, limit: Limit, today: str) -> str:
     parts = [tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value]
     if limit.period in (Period.DAY, Period.MONTH):
-        parts.append(
-            f"{datetime.fromtimestamp(now_unix_s, UTC):{'%Y-%m-%d' if limit.period is Period.DAY else '%Y-%m'}}"
-        )
+        parts.append(today if limit.period is Period.DAY else today[:7])
     return "/".join(parts)
 
 
-def kept_of(draws: Sequence[Draw], usage: Usage | None, *, answered: bool) -> tuple[int, ...]:
+def kept_of(
+    draws: Sequence[Draw], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
+) -> tuple[int, ...]:
     """What stays drawn of each budget when the request is over; the rest is given back.
 
     Nothing stays of a request that no instance answered, and nothing of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
-    return tuple([0 if not answered else _kept(draw, usage) for draw in draws])
+    return tuple([_kept(draw, prompt_tokens, output_tokens) if answered else 0 for draw in draws])
 
 
-def _kept(draw: Draw, usage: Usage | None) -> int:
+def _kept(draw: Draw, prompt: int | None, output: int | None) -> int:
     if draw.limit.period is Period.IN_FLIGHT:
         return 0
-    prompt, output = (None, None) if usage is None else (usage.prompt_tokens, usage.output_tokens)
     match draw.limit.measure:
         case Measure.REQUESTS:
             return draw.cost

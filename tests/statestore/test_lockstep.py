@@ -291,7 +291,7 @@ class Traffic:
         if rng.random() < 0.6:
             return {}
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
-        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, 0.0)
+        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, "2027-01-15")
         return {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": rng.random() < 0.2}
 
     async def arrive(self, **changes: Any) -> PlaceReply:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.tenants.budgets import (
     Limit,
     Measure,
@@ -15,7 +14,7 @@ from dualmap.scheduling.tenants.budgets import (
     kept_of,
 )
 
-NOON_S = 1_800_014_400.0  # 2027-01-15T12:00:00Z
+TODAY = "2027-01-15"
 ALL = (
     Limit(Measure.REQUESTS, Period.MINUTE, 600),
     Limit(Measure.TOKENS, Period.MINUTE, 100_000),
@@ -27,7 +26,7 @@ ALL = (
 
 
 def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() -> None:
-    draws = draws_of("acme", ALL, ("key:ci", "model:small"), 1000, 200, NOON_S)
+    draws = draws_of("acme", ALL, ("key:ci", "model:small"), 1000, 200, TODAY)
 
     assert [(draw.budget, draw.cost, draw.leak_per_s) for draw in draws] == [
         ("acme/requests/minute", 1, 10.0),
@@ -39,14 +38,16 @@ def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() 
 
 
 @pytest.mark.parametrize(
-    ("usage", "kept"),
+    ("counted", "kept"),
     [
-        (Usage(1010, 0, 35), (1, 1045, 1010, 35, 0)),
-        (Usage(), (1, 1200, 1000, 200, 0)),
-        (None, (1, 1200, 1000, 200, 0)),
+        ((1010, 35), (1, 1045, 1010, 35, 0)),
+        ((1010, None), (1, 1200, 1010, 200, 0)),
+        ((None, None), (1, 1200, 1000, 200, 0)),
     ],
 )
-def test_an_answered_request_keeps_what_its_instance_counted(usage: Usage | None, kept: tuple[int, ...]) -> None:
+def test_an_answered_request_keeps_what_its_instance_counted(
+    counted: tuple[int | None, int | None], kept: tuple[int, ...]
+) -> None:
     limits = (
         Limit(Measure.REQUESTS, Period.MINUTE, 600),
         Limit(Measure.TOKENS, Period.MINUTE, 100_000),
@@ -54,20 +55,20 @@ def test_an_answered_request_keeps_what_its_instance_counted(usage: Usage | None
         Limit(Measure.OUTPUT_TOKENS, Period.MINUTE, 50_000),
         Limit(Measure.TOKENS, Period.IN_FLIGHT, 4),
     )
-    draws = draws_of("acme", limits, (), 1000, 200, NOON_S)
+    draws = draws_of("acme", limits, (), 1000, 200, TODAY)
 
-    assert kept_of(draws, usage, answered=True) == kept
-    assert kept_of(draws, usage, answered=False) == (0, 0, 0, 0, 0)
+    assert kept_of(draws, *counted, answered=True) == kept
+    assert kept_of(draws, *counted, answered=False) == (0, 0, 0, 0, 0)
 
 
 def test_the_text_of_draws_can_be_read_again() -> None:
-    draws = draws_of("acme", ALL, ("key:ci", "model:big"), 1000, 200, NOON_S)
+    draws = draws_of("acme", ALL, ("key:ci", "model:big"), 1000, 200, TODAY)
 
     assert draws_from(drawn_text(draws)) == [(draw.budget, draw.cost) for draw in draws]
     assert draws_from("") == []
 
 
 def test_a_request_beyond_the_whole_limit_never_fits() -> None:
-    (draw,) = draws_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),), (), 900, 101, NOON_S)
+    (draw,) = draws_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),), (), 900, 101, TODAY)
 
     assert draw.never_fits
