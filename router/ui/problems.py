@@ -426,6 +426,8 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "request_quarantined": (Severity.WARNING, "Engines died while they held these prompts: look at the engines' logs."),
     "invalid_api_key": (Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys and admin_key."),
     "model_not_found": (Severity.NOTICE, "Clients name a model that no pool serves: /v1/models lists those that are."),
+    "rate_limit_exceeded": (Severity.NOTICE, "A tenant has met a limit: see tenants in the settings."),
+    "insufficient_quota": (Severity.NOTICE, "A tenant has spent its quota: see tenants in the settings."),
     "client_certificate_required": (
         Severity.NOTICE, "Clients must show a certificate; router.tls_client_required_for says for what."
     ),
