@@ -7,8 +7,8 @@ did not use: the rest of an estimate, and everything where no instance answered 
 was longer than expected leaves the budget overdrawn, until that has leaked away. In any time T no more is used than the
 capacity and what leaks in T, whatever was estimated.
 
-A budget that does not leak bounds what is in flight: all of a draw is given back at the end. One whose name has the
-period in it is a quota.
+A budget that does not leak bounds what is in flight: all of a draw is given back at the end. A quota counts in one
+period, which its draws name; the first draw of the next one begins anew, so nothing has to tidy up.
 
 The store keeps what is used, not what is left, so a limit that is changed is in force with the next request.
 
@@ -64,7 +64,7 @@ class Draw:
     """What a request takes of one budget."""
 
     budget: str
-    """Its name, without blanks."""
+    """Its name, without blanks; of a quota with the period behind ``#``."""
     cost: int
     capacity: int
     leak_per_s: float
@@ -114,10 +114,14 @@ def draws_of(
 
 
 def _budget(tenant: str, limit: Limit, today: str) -> str:
-    parts = [tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value]
-    if limit.period in (Period.DAY, Period.MONTH):
-        parts.append(today if limit.period is Period.DAY else today[:7])
-    return "/".join(parts)
+    name = "/".join([tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value])
+    match limit.period:
+        case Period.DAY:
+            return f"{name}#{today}"
+        case Period.MONTH:
+            return f"{name}#{today[:7]}"
+        case _:
+            return name
 
 
 def kept_of(

@@ -165,15 +165,16 @@ _GRANT_FIELDS: Final = len(fields(Grant))
 
 
 # budgets -----------------------------------------------------------------------------------------------------
-def budget_with(text: bytes | None, cost: int, now_ms: int) -> str:
+def budget_with(text: bytes | None, cost: int, now_ms: int, period: str) -> str:
     """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). One that was lost
     leaks nothing until the next request draws from it, and says what it leaks."""
     try:
-        used, since_ms, leak_per_s = map(float, (text or b"").split())
+        figures, of = (text or b"").split()[:3], (text or b"").split()[3:]
+        used, since_ms, leak_per_s = map(float, figures)
     except ValueError:
-        return f"{cost} {now_ms} 0"
-    left = max(0.0, used - max(0.0, now_ms - since_ms) / 1000 * leak_per_s)
-    return f"{left + cost:.17g} {now_ms} {leak_per_s:.17g}"
+        return f"{cost} {now_ms} 0 {period}"
+    left = max(0.0, used - max(0.0, now_ms - since_ms) / 1000 * leak_per_s) if of == period.encode().split() else 0.0
+    return f"{left + cost:.17g} {now_ms} {leak_per_s:.17g} {period}"
 
 
 # samples -----------------------------------------------------------------------------------------------------

@@ -151,6 +151,29 @@ async def test_many_replicas_at_once_admit_the_limit_to_the_token(pool: PoolStor
     assert admitted == 6000 // 70
 
 
+def of_month(cost: int, month: str) -> Draw:
+    return draw(cost, Limit(Measure.TOKENS, Period.MONTH, 5000), f"acme/tokens/month#{month}")
+
+
+async def test_a_quota_begins_anew_with_its_period(pool: PoolStore, clock: HandClock) -> None:
+    await place(pool, "r1", of_month(5000, "2027-01"))
+    clock.advance(86_400_000)
+    spent = await place(pool, "r2", of_month(1, "2027-01"))
+
+    begun = await place(pool, "r3", of_month(4000, "2027-02"))
+
+    assert (spent.status, begun.drawn) == (PlaceStatus.LIMITED, Drawn((1000,)))
+
+
+async def test_what_a_request_of_the_former_period_gives_back_is_not_of_the_new_one(pool: PoolStore) -> None:
+    await place(pool, "r1", of_month(5000, "2027-01"), one_in_flight())
+    await place(pool, "r2", of_month(4000, "2027-02"))
+
+    await finish(pool, "r1", kept="100 0")
+
+    assert (await place(pool, "r3", of_month(1, "2027-02"), one_in_flight())).drawn == Drawn((999, 1))
+
+
 async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore) -> None:
     await pool._calls.command("HSET", pool._keys.budgets, "acme/tokens/minute", "a lot")
 

@@ -31,8 +31,8 @@ def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() 
     assert [(draw.budget, draw.cost, draw.leak_per_s) for draw in draws] == [
         ("acme/requests/minute", 1, 10.0),
         ("acme/tokens/minute", 1200, 100_000 / 60),
-        ("acme/tokens/month/2027-01", 1200, 0.0),
-        ("acme/key:ci/tokens/day/2027-01-15", 1200, 0.0),
+        ("acme/tokens/month#2027-01", 1200, 0.0),
+        ("acme/key:ci/tokens/day#2027-01-15", 1200, 0.0),
         ("acme/requests/in_flight", 1, 0.0),
     ]
 
