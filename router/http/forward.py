@@ -19,7 +19,7 @@ from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, Exchang
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
-from dualmap.router.http.long_bodies import read_client_request
+from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
@@ -52,7 +52,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
     try:
         if sent_id is not None:
             request_id = read_request_id(sent_id.decode("latin-1"))
-        inference_request = await read_client_request(request, request_id, plane.long_bodies)
+        inference_request = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client, inference_request.caller = request.client, request.caller
         if plane.traces is not None:

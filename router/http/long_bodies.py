@@ -79,8 +79,8 @@ class LongBodies:
             self._bodies.give_back(counted)
 
 
-async def read_client_request(request: ClientRequest, request_id: str, long_bodies: LongBodies) -> InferenceRequest:
-    """The inference request of a client, whatever its path and its body are.
+def read_at_once(request: ClientRequest, request_id: str) -> InferenceRequest | None:
+    """The inference request of a client, whatever its path; None where ``LongBodies`` has to read its body, in steps.
 
     Raises:
         NotFoundError: it is for a stored response that no instance of this fleet has.
@@ -90,7 +90,7 @@ async def read_client_request(request: ClientRequest, request_id: str, long_bodi
     if is_form(request):
         return read_form_request(request, request_id)
     if len(request.body) > LONG_BODY_BYTES:
-        return await long_bodies.read(request, request_id)
+        return None
     return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
 
 

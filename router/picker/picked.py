@@ -40,7 +40,7 @@ from dualmap.router.http.answer_checks import retry_after_s
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
-from dualmap.router.http.long_bodies import read_client_request
+from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
@@ -183,7 +183,7 @@ class PickedRequest:
         picker, plane, live = self._picker, self._picker.plane, None
         try:
             await self._read_body(first, request)
-            read = await read_client_request(request, request_id, plane.long_bodies)
+            read = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
             self._observes = read.stream and picker.observes(self._modes)
             shows = self._observes or self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
             read.hides_first_token = not shows

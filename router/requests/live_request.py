@@ -222,11 +222,10 @@ class LiveRequest:
 
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
-        machine = self.machine
-        drawn = None if machine.estimate is None else machine.estimate.reply.drawn
-        if drawn is None:
+        draws, estimate = self.machine.spec.draws, self.machine.estimate
+        if not draws or estimate is None or estimate.reply.drawn is None:
             return ()
-        return limit_fields(self.inference_request.path, machine.spec.draws, drawn, datetime.now(UTC))
+        return limit_fields(self.inference_request.path, draws, estimate.reply.drawn, datetime.now(UTC))
 
     # what happens to it ------------------------------------------------------------------------------------------
     def place(self) -> Awaitable[None]:
