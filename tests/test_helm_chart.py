@@ -93,6 +93,7 @@ SWITCHES: dict[str, Values] = {
             "tolerations": [{"key": "cpu", "operator": "Exists"}],
             "priorityClassName": "high",
             "service": {"annotations": {"e": "f"}},
+            "tlsSecret": "router-tls",
         },
         "workers": {"serviceAccount": {"annotations": {"g": "h"}}},
         "image": {"pullSecrets": ["registry"]},
@@ -242,6 +243,23 @@ def test_secrets_are_references(values: Values) -> None:
             if variable["name"].endswith(("KEY", "KEYS", "PASSWORD")):
                 is_file = variable.get("value", "").startswith("/etc/dualmap-tls/")
                 assert is_file or set(variable["valueFrom"]) == {"secretKeyRef"}
+
+
+@pytest.mark.parametrize(("secret", "protocol"), [("", "http"), ("router-tls", "https")])
+def test_the_endpoint_has_tls_where_there_is_a_secret_for_it(secret: str, protocol: str, tmp_path: Path) -> None:
+    objects = manifests({"routers": {"tlsSecret": secret}})
+
+    router = pods(objects)["dualmap-router"]["spec"]["containers"][0]
+    settings = settings_of(objects, router, tmp_path)
+    assert (settings.router.tls_certificate is not None) == (secret != "")
+    protocols = [
+        port["appProtocol"]
+        for each in objects
+        if each["kind"] == "Service"
+        for port in each["spec"]["ports"]
+        if port["name"] == "http"
+    ]
+    assert protocols == [protocol]
 
 
 def test_a_replica_advertises_its_pods_address(tmp_path: Path) -> None:
