@@ -78,7 +78,7 @@ def test_the_way_of_dispatch_can_be_named() -> None:
         ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),
         ("a=dualmap,dispatch=throw", "variant 'a': dispatch: "),
         ("a=dualmap,slo_ttft_s=0", "variant 'a': slo_ttft_s: "),
-        ("a=dualmap,autoscale=6:2", "variant 'a': autoscale: Value error, needs 1 <= MIN <= MAX"),
+        ("a=dualmap,autoscale=6:2", "variant 'a': autoscale: Value error, needs 0 <= MIN <= MAX"),
         ("a=dualmap,roles=8", "variant 'a': roles: Value error, roles must read as 4P4D"),
     ],
 )
