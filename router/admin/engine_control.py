@@ -110,7 +110,7 @@ def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
         fields["authorization"] = f"Bearer {settings.upstream_api_key.get_secret_value()}"
     elif (
         settings.admin_key is None
-        and not settings.api_keys
+        and not runtime.tenants
         and (sent := request.headers.get("authorization")) is not None
     ):
         fields["authorization"] = sent

@@ -40,8 +40,9 @@ class Intake:
         """
         live: LiveRequest | None = None
         try:
-            check_model(request.caller, request.model)
             route = self.route_of(request)
+            if request.caller is not None:
+                check_model(request.caller, request.model or route.pool.settings.model)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, _passed_on(request, route))
             else:

@@ -35,6 +35,7 @@ from dualmap.router.serving.health import health_report
 from dualmap.router.serving.listeners import is_loopback
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.ui.routes import add_ui
 from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreError
@@ -61,7 +62,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.started_unix_s = int(time.time())
     _answer_errors(app)
     _add_operation(app, runtime)
-    _warn_of_open_admin(settings)
+    _warn_of_open_admin(settings, runtime.tenants)
     admin_keys = [settings.admin_key] if settings.admin_key is not None else []
     needs_admin = Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))
     for part in _ADMIN:
@@ -71,9 +72,9 @@ def create_app(runtime: Runtime) -> FastAPI:
     return app
 
 
-def _warn_of_open_admin(settings: RouterSettings) -> None:
+def _warn_of_open_admin(settings: RouterSettings, tenants: TenantDirectory) -> None:
     """Warn where others may have access: inference requires keys, or other machines reach the replica."""
-    if settings.admin_key is None and (settings.api_keys or not is_loopback(settings.host)):
+    if settings.admin_key is None and (tenants or not is_loopback(settings.host)):
         log.warning(
             "/admin requires no key: anyone who reaches this replica may add, drain and remove instances;"
             " set router.admin_key"

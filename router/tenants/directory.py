@@ -41,9 +41,9 @@ class TenantDirectory:
         return None
 
 
-def check_model(caller: Caller | None, model: str) -> None:
+def check_model(caller: Caller, model: str) -> None:
     """Raises UnknownModelError where the tenant may not use the model: to it, there is no such model."""
-    if caller is not None and caller.tenant.models and model not in caller.tenant.models:
+    if caller.tenant.models and model not in caller.tenant.models:
         may = ", ".join(sorted(caller.tenant.models))
         raise UnknownModelError(f"tenant {caller.tenant.name} may not use the model {model!r}, but {may}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import httpx
@@ -12,6 +12,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.app import create_app
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.memory import MemoryStore
@@ -50,6 +51,7 @@ async def start_runtime(
         pools: tuple[PoolSettings, ...] = (PoolSettings(),),
         through: Callable[[MemoryStore], Any] = lambda store: store,
         pairs_legs: bool = False,
+        tenants: Sequence[TenantSettings] = (),
         **settings: Any,
     ) -> Runtime:
         for pool in pools:
@@ -58,7 +60,7 @@ async def start_runtime(
         settings.setdefault("replica_id", f"replica-{len(started) + 1}")
         runtime = Runtime(
             RouterSettings(**settings), scheduling, through(store), pools,
-            clock=clock, call_later=clock.call_later, pairs_legs=pairs_legs,
+            clock=clock, call_later=clock.call_later, pairs_legs=pairs_legs, tenants=tenants,
         )  # fmt: skip
         await runtime.start()
         await settle()

@@ -7,9 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.state.instance import InstanceState
 from tests.router import tools
 
@@ -71,15 +73,19 @@ async def test_every_instance_is_told_and_what_all_say_is_the_answer(
         assert asked.endswith(b'{"a":1}')
 
 
+ACME = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=SecretStr("client-key")),))
+
+
+@pytest.mark.parametrize("access", [{"api_keys": ("client-key",)}, {"tenants": (ACME,)}], ids=["api key", "tenant"])
 async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
-    start_runtime: Any, client_of: Any, engine: StartEngine
+    start_runtime: Any, client_of: Any, engine: StartEngine, access: dict[str, Any]
 ) -> None:
     engines = [await engine(200) for _ in range(3)]
     specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
-    client = client_of(await start_runtime(instances=tuple(specs), api_keys=("client",)))
+    client = client_of(await start_runtime(instances=tuple(specs), **access))
 
     refused = await client.post(ABORT_PATH, json={"request_ids": ["r"]})
-    answer = await client.post(ABORT_PATH, json={"request_ids": ["r"]}, headers={"authorization": "Bearer client"})
+    answer = await client.post(ABORT_PATH, json={"request_ids": ["r"]}, headers={"authorization": "Bearer client-key"})
 
     assert (refused.status_code, answer.status_code, answer.content) == (401, 200, b"")
     assert [each.asked[0].endswith(b'{"request_ids":["r"]}') for each in engines] == [True] * 3
