@@ -180,6 +180,15 @@ async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore) 
     assert (await place(pool, "r1", draw(6000))).drawn == Drawn((0,))
 
 
+@pytest.mark.parametrize("drawn", ["nonsense", "acme/tokens/minute many", " "])
+async def test_draws_that_somebody_damaged_do_not_keep_a_request_from_ending(pool: PoolStore, drawn: str) -> None:
+    await pool.place(placement("r1", tokens=100, tenant="acme", drawn=drawn))
+
+    assert (await finish(pool, "r1", kept="7")).done
+
+    assert await pool.records(["r1"]) == {}
+
+
 async def test_the_record_of_a_request_says_what_it_drew(pool: PoolStore) -> None:
     await place(pool, "r1", draw(4000), one_in_flight())
 

@@ -41,15 +41,28 @@ end
 
 -- Gives back what a request drew, 'NAME COST …', but for what it keeps, 'KEPT …', or '' for nothing.
 local function give_back(drawn, kept, at_ms)
-  local keeps = string.gmatch(kept, '%S+')
+  local names, periods, costs, written, unused = {}, {}, {}, {}, {}
   for name, period, cost in string.gmatch(drawn, '([^#%s]+)#?(%S*) (%S+)') do
-    local keep = keeps()
-    local used, leak_per_s = used_of(redis.call('HGET', keys.budgets, name), period, at_ms)
-    local left = math.max(0, (used or 0) - cost + (keep and tonumber(keep) or 0))
+    names[#names + 1], periods[#names + 1], costs[#names + 1] = name, period, tonumber(cost) or 0
+  end
+  if #names == 0 then
+    return -- somebody changed it by hand
+  end
+  local keeps = string.gmatch(kept, '%S+')
+  for place, text in ipairs(redis.call('HMGET', keys.budgets, unpack(names))) do
+    local keep, used, leak_per_s = keeps(), used_of(text, periods[place], at_ms)
+    local left = math.max(0, (used or 0) - costs[place] + (keep and tonumber(keep) or 0))
     if used and left > 0 then
-      redis.call('HSET', keys.budgets, name, budget_text(left, at_ms, leak_per_s, period))
+      written[#written + 1] = names[place]
+      written[#written + 1] = budget_text(left, at_ms, leak_per_s, periods[place])
     elseif used then
-      redis.call('HDEL', keys.budgets, name)
+      unused[#unused + 1] = names[place]
     end
+  end
+  if #written > 0 then
+    redis.call('HSET', keys.budgets, unpack(written))
+  end
+  if #unused > 0 then
+    redis.call('HDEL', keys.budgets, unpack(unused))
   end
 end
