@@ -431,7 +431,7 @@ class ReserveDecoder:
 
 @value
 class Send:
-    """Send it where ``to_send`` of the machine says."""
+    """Send it where ``to_send`` of the machine says. A driver whose caller sends has nothing to do: it returns."""
 
 
 @value
@@ -750,7 +750,10 @@ class RequestMachine:
 
     @property
     def to_send(self) -> Leg:
-        """The leg that is to be sent now, to ``target`` or to that of the decode leg; WHOLE for the request itself."""
+        """The leg that is to be sent now, to ``target`` or to that of the decode leg; WHOLE for the request itself.
+
+        PREFILL while PAIRED, too: its decode leg goes first then, and asks for that one.
+        """
         return _DECODE if self.phase is _DECODING else self.leg
 
     @property
@@ -1173,6 +1176,8 @@ class RequestMachine:
         before, failed_id = self.phase, self.instance_id
         if decode is not None:
             failed_id = decode.last_id or failed_id
+        # First what the failure shows, then what follows from it: whether another decoder or instance may try depends
+        # on breakers, on the quarantine of the prompt and on its trial, which has to end before another one begins.
         self._judge_failed(decode, failure, now_s)
         self._note_loss(failed_id, failure, now_s)
         self._end_trial(completed=False)
@@ -1184,6 +1189,7 @@ class RequestMachine:
         self.failure = failure
         left: Effects = (self._leave(failure),)
         self.placed = None
+        # From here on it is admitted again, or refused: the effects of leaving come first either way.
         if event.overdue:
             return left + self._refuse(Refusal.OVERDUE, now_s)
         if failure.kind is FailureKind.TIMEOUT and not self.spec.streams:
