@@ -130,9 +130,11 @@ class RateLimitError(RouterError):
 
     status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
-    def __init__(self, message: str, counted: str, *, retry_after_s: float | None = None) -> None:
-        """``counted``: ``requests`` or ``tokens``, which OpenAI's API has as the type."""
-        super().__init__(message, retry_after_s=retry_after_s)
+    def __init__(
+        self, message: str, *, counted: str = "", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        """``counted``: ``requests`` or ``tokens``, which OpenAI's API has as the type where it is known."""
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
         self.counted = counted
 
 
@@ -220,7 +222,7 @@ def error_body(error: RouterError, path: str = "") -> dict[str, Any]:
     if path in _ANTHROPIC_PATHS:
         kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": error.message}}
-    kind = error.counted if isinstance(error, RateLimitError) else error.type
+    kind = (error.counted if isinstance(error, RateLimitError) else "") or error.type
     return {
         "error": {"message": error.message, "type": kind, "param": error.param, "code": error.code},
     }

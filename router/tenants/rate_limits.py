@@ -85,12 +85,14 @@ def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
     met = f"the limit of {whose} is {what}"
     if draw.never_fits:
         return RateLimitError(
-            f"{met}, and this request alone takes {draw.cost:,}; shorten it, or raise the limit", kind
+            f"{met}, and this request alone takes {draw.cost:,}; shorten it, or raise the limit", counted=kind
         )
     needs = f"{met}: {max(0, left):,} are left, and this request takes {draw.cost:,}"
     if limit.period in (Period.DAY, Period.MONTH):
         when = "tomorrow" if limit.period is Period.DAY else "next month"
         return QuotaSpentError(f"{needs}; it begins anew {when} (UTC), or raise the quota")
     if limit.period is Period.IN_FLIGHT:
-        return RateLimitError(f"{needs}; try again when others have ended", kind, retry_after_s=IN_FLIGHT_RETRY_S)
-    return RateLimitError(f"{needs}; try again in {duration(drawn.wait_s)}", kind, retry_after_s=drawn.wait_s)
+        return RateLimitError(
+            f"{needs}; try again when others have ended", counted=kind, retry_after_s=IN_FLIGHT_RETRY_S
+        )
+    return RateLimitError(f"{needs}; try again in {duration(drawn.wait_s)}", counted=kind, retry_after_s=drawn.wait_s)

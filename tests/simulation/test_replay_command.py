@@ -51,7 +51,8 @@ async def test_a_trace_is_replayed_and_reported_as_table_json_and_records(
     report = orjson.loads((tmp_path / "out.json").read_bytes())
     assert (report["sent"], report["answered"], report["skipped"]) == (8, 8, 2)
     assert report["rate_per_s"] == pytest.approx(4.0)
-    assert report["effective_capacity"] > 0 and (report["slo_tpot_s"], report["both_slos"]) == (0.0005, 0.0)
+    assert report["slo_tpot_s"] == 0.0005
+    assert report["effective_capacity"] >= report["both_slos"] >= 0
     records = [orjson.loads(line) for line in (tmp_path / "out.jsonl").read_bytes().splitlines()]
     assert [record["prompt_tokens"] for record in records] == [700] * 8
 

@@ -26,7 +26,7 @@ from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import response_id
 from dualmap.router.prompts.prompt import read_prompt
 from dualmap.router.settings import RouterSettings
-from dualmap.router.tenants.api_keys import ApiKeys
+from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule, TokenPrompt
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
@@ -45,7 +45,7 @@ def chat(**changes: object) -> dict[str, object]:
 
 
 def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
-    check_head = make_head_check(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
+    check_head = make_head_check(TenantDirectory(["k"]), max_body_bytes=OPS_BODY_BYTES * 2)
     assert check_head(request(authorization="Bearer k")) == OPS_BODY_BYTES * 2
     assert check_head(request("/admin/instances")) == OPS_BODY_BYTES
     for path in (CHAT, "/v1/models"):
@@ -62,7 +62,7 @@ def test_the_judge_knows_methods_keys_and_limits_by_path() -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
 def test_a_compressed_body_is_refused_by_name_where_the_router_must_read_it_and_else_passed_on(encoding: str) -> None:
-    check_head = make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES)
+    check_head = make_head_check(TenantDirectory(()), max_body_bytes=OPS_BODY_BYTES)
     with pytest.raises(UnsupportedEncodingError, match=encoding):
         check_head(request("/admin/instances", content_encoding=encoding))
     assert check_head(request("/admin/instances", content_encoding="Identity")) == OPS_BODY_BYTES
@@ -78,19 +78,19 @@ def test_a_compressed_body_is_refused_by_name_where_the_router_must_read_it_and_
 )  # fmt: skip
 def test_paths_that_change_an_engine_are_not_passed_on_however_they_are_written(path: str) -> None:
     forbidden = RouterSettings().forbidden_paths
-    check_head = make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
+    check_head = make_head_check(TenantDirectory(()), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
     if (meant := meant_path(path)) in ENGINE_CONTROL_PATHS:
         assert not is_inference(meant), "it is the operator's, and the app's"
         return
     with pytest.raises(ForbiddenPathError, match="forbidden_paths"):
         check_head(request(meant))
-    assert make_head_check(ApiKeys(()), max_body_bytes=OPS_BODY_BYTES)(request(meant)) == OPS_BODY_BYTES
+    assert make_head_check(TenantDirectory(()), max_body_bytes=OPS_BODY_BYTES)(request(meant)) == OPS_BODY_BYTES
 
 
 @pytest.mark.parametrize("path", ["/v2/anything", "/tokenizer_info", "/v1/sleep_tracks", "/generative_scoring"])
 def test_other_paths_are_passed_on_by_any_usual_method_and_need_a_key_where_inference_does(path: str) -> None:
     forbidden = RouterSettings().forbidden_paths
-    check_head = make_head_check(ApiKeys(["k"]), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
+    check_head = make_head_check(TenantDirectory(["k"]), max_body_bytes=OPS_BODY_BYTES, forbidden_paths=forbidden)
     assert check_head(request(path, authorization="Bearer k")) == OPS_BODY_BYTES
     with pytest.raises(InvalidApiKeyError, match="x-api-key"):
         check_head(request(path))
