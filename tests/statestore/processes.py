@@ -11,10 +11,12 @@ from pathlib import Path
 
 import redis
 
+from tests.support.ports import first_port
+
 
 def free_port(first: int = 21_000) -> int:
     # Below the ephemeral range: a cluster's bus listens 10000 ports higher.
-    for port in range(first, 31_000):
+    for port in range(first_port(first), 31_000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -37,11 +39,12 @@ def running(binary: Path, folder: Path, *arguments: str, port: int) -> Iterator[
         while True:
             try:
                 client.ping()
+                assert process.poll() is None, f"another server has its port: {log.read_text()}"
                 break
             except redis.AuthenticationError:  # it is there, and has a password
                 break
             except redis.ConnectionError:
-                assert time.monotonic() < deadline_s, log.read_text()
+                assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()
                 time.sleep(0.02)
         yield client
     finally:
