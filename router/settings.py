@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
-from dualmap.runtime.certificates import ServerFiles
+from dualmap.runtime.certificates import ServerFiles, server_files
 from dualmap.runtime.pool_settings import ApiKey, BaseUrl
 
 CUT_OFF_S = 3.0
@@ -198,19 +198,14 @@ class RouterSettings(BaseModel):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key must be set together")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        _ = self.tls
         return self
 
     @property
     def tls(self) -> ServerFiles | None:
         """The files of the endpoint's port; None without TLS."""
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
         required = "connections" in self.tls_client_required_for
-        return ServerFiles("router", self.tls_certificate, self.tls_key, self.tls_client_ca, requires_client=required)
+        return server_files("router", self.tls_certificate, self.tls_key, self.tls_client_ca, requires_client=required)
 
     @property
     def stop_within_s(self) -> float:

@@ -302,6 +302,23 @@ class ServerFiles:
         return FollowedFiles(self.name, self.paths, self.context, certificate=self.certificate)
 
 
+def server_files(
+    section: str, certificate: Path | None, key: Path | None, client_ca: Path | None, *, requires_client: bool
+) -> ServerFiles | None:
+    """The files of a port as its section of the settings names them; None without TLS.
+
+    Raises:
+        ValueError: one of them lacks another.
+    """
+    if (certificate is None) != (key is None):
+        raise ValueError("tls_certificate and tls_key must be set together")
+    if client_ca is not None and certificate is None:
+        raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+    if certificate is None or key is None:
+        return None
+    return ServerFiles(section, certificate, key, client_ca, requires_client)
+
+
 def client_name(certificate: dict[str, Any] | None) -> str | None:
     """The name in a verified client's certificate, as ``getpeercert`` gives it: the first alternative name of a
     workload (URI), a host or a mailbox, else the common name of its subject. None without a certificate."""

@@ -44,7 +44,7 @@ class ClientRequest:
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""
     caller: Caller | None = None
-    """Who sends it; None: nobody in particular."""
+    """The tenant that sends it, and its key; None: no tenant."""
     bodies: BodyBudget | None = None
     """Budget in which the body is counted until it is dropped."""
     client: str | None = None

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dualmap.runtime.certificates import ServerFiles
+from dualmap.runtime.certificates import ServerFiles, server_files
 
 
 class PickerSettings(BaseModel):
@@ -52,16 +52,11 @@ class PickerSettings(BaseModel):
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
-        if (self.tls_certificate is None) != (self.tls_key is None):
-            raise ValueError("tls_certificate and tls_key must be set together")
-        if self.tls_client_ca is not None and self.tls_certificate is None:
-            raise ValueError("tls_client_ca needs tls_certificate and tls_key")
+        _ = self.tls
         return self
 
     @property
     def tls(self) -> ServerFiles | None:
         """The files of the gRPC port; None without TLS."""
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
         ca = self.tls_client_ca
-        return ServerFiles("picker", self.tls_certificate, self.tls_key, ca, requires_client=ca is not None)
+        return server_files("picker", self.tls_certificate, self.tls_key, ca, requires_client=ca is not None)

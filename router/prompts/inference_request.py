@@ -164,7 +164,7 @@ class InferenceRequest:
     hides_first_token: bool = False
     """Its answer does not pass here, and so its first token is not seen."""
     caller: Caller | None = None
-    """Who sent it; None: nobody in particular."""
+    """The tenant that sent it, and its key; None: no tenant."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
     client: str | None = None

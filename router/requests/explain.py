@@ -165,7 +165,7 @@ def explanation(
     epoch, tree_version, tree = seen
     key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     is_placed = machine.tries or machine.placed is not None
-    # The fields are read by their place: every request pays for this once, and by name it costs six times as much.
+    # Arguments go by place: every request pays for this once, and by name it costs six times as much.
     return Explanation(
         machine.request_id,
         request.model,

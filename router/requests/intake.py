@@ -95,8 +95,8 @@ class Intake:
         return live
 
     def _free_id(self, request_id: str) -> str:
-        """The id itself unless a request of this replica has it, or its release is being sent; other replicas are
-        called by the reservation."""
+        """The id itself unless a request of this replica has it, or its release is being sent; the
+        reservation finds those of other replicas."""
         if self._context.live.is_free(request_id):
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"

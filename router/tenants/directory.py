@@ -12,8 +12,8 @@ from dualmap.scheduling.tenants.tenant import Caller
 
 
 class TenantDirectory:
-    """Says who sends a request. Keys of tenants and keys of nobody in particular (``router.api_keys``) both give
-    access; without any key, access is open.
+    """Says who sends a request. Keys of tenants, and keys that belong to no tenant (``router.api_keys``), give access;
+    without any key, access is open.
 
     Keys are looked up by their hash, so neither the time that a refusal takes nor a dump of the memory shows one.
     """
@@ -26,7 +26,7 @@ class TenantDirectory:
         return bool(self._api_keys) or bool(self._callers)
 
     def caller(self, field: Callable[[bytes], bytes | None]) -> Caller | None:
-        """Who sends a request with these fields; None for nobody in particular.
+        """Who sends a request with these fields; None where no tenant does.
 
         Raises:
             InvalidApiKeyError: keys are needed, and none that is known was sent.

@@ -636,7 +636,7 @@ class RequestSpec:
     hides_first_token: bool = False
     """Nobody sees when the first token of its answer comes, though it streams."""
     tenant: str = ""
-    """Who it is for; empty: it is nobody's in particular."""
+    """The tenant that it is for; empty: none."""
     draws: tuple[Draw, ...] = ()
     """What it takes of that one's budgets."""
 

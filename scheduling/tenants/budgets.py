@@ -8,7 +8,7 @@ was longer than expected leaves the budget overdrawn, until that has leaked away
 capacity and what leaks in T, whatever was estimated.
 
 A budget that does not leak bounds what is in flight: all of a draw is given back at the end. A quota counts in one
-period, which its draws name; the first draw of the next one begins anew, so nothing has to tidy up.
+period, which its draws name; the first draw of the next one starts from zero, so nothing has to tidy up.
 
 The store keeps what is used, not what is left, so a limit that is changed is in force with the next request.
 
@@ -85,7 +85,7 @@ class Drawn:
     unmet: int | None = None
     """The place of the draw that kept the request out, the one that takes longest to fit; None: all were drawn."""
     wait_s: float = 0.0
-    """Time until it would fit if nobody else drew; 0 where that depends on what is in flight."""
+    """Time until it would fit if no other request drew; 0 where that depends on what is in flight."""
 
 
 def draws_of(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +20,7 @@ from dualmap.runtime.certificates import (
     client_name,
     validity_of,
 )
-from tests.support.certificates import Mounted, client_tls, expired, mounted
+from tests.support.certificates import Mounted, client_tls, expired, handshake, mounted
 
 
 class Clock:
@@ -48,29 +46,6 @@ class Port:
 
     def pass_time(self, time_s: float = CHECK_S) -> None:
         self.clock.now_s += time_s
-
-
-def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "fleet.example") -> bytes | None:
-    """The server's certificate if both agree, and the server hears the client; else None."""
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-
-        def answer() -> None:
-            try:
-                with server.wrap_socket(theirs, server_side=True) as connection:
-                    connection.send(b"hello")
-            except OSError:
-                theirs.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            with client.wrap_socket(ours, server_hostname=name) as connection:
-                return connection.getpeercert(binary_form=True) if connection.recv(5) == b"hello" else None
-        except OSError:
-            return None
-        finally:
-            thread.join(10)
 
 
 def der(issued: trustme.LeafCert) -> bytes:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import socket
 import ssl
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ import trustme
 from dualmap.runtime.certificates import CertificateError
 from dualmap.runtime.pool_settings import UpstreamSettings
 from dualmap.runtime.trust import InstanceTrust, system_trust
+from tests.support.certificates import handshake
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +42,7 @@ def shakes_hands(client: ssl.SSLContext, ca: trustme.CA, *, wants_certificate: b
     if wants_certificate:
         server.verify_mode = ssl.CERT_REQUIRED
         ca.configure_trust(server)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-
-        def answer() -> None:
-            try:
-                with server.wrap_socket(theirs, server_side=True) as connection:
-                    connection.send(b"hello")
-            except OSError:
-                theirs.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            with client.wrap_socket(ours, server_hostname="instance.fleet") as connection:
-                return connection.recv(5) == b"hello"
-        except OSError:
-            return False
-        finally:
-            thread.join(10)
+    return handshake(server, client, "instance.fleet") is not None
 
 
 def test_a_ca_that_nobody_named_is_not_trusted(ca: trustme.CA) -> None:

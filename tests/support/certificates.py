@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,3 +67,26 @@ def client_tls(ca: trustme.CA, issued: trustme.LeafCert | None = None) -> ssl.SS
 
 def expired(ca: trustme.CA, *names: str) -> trustme.LeafCert:
     return ca.issue_cert(*names, not_after=datetime.datetime(2020, 1, 2, 3, 4, 5, tzinfo=datetime.UTC))
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str = "fleet.example") -> bytes | None:
+    """The server's certificate if both agree, and the server hears the client; else None."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def answer() -> None:
+            try:
+                with server.wrap_socket(theirs, server_side=True) as connection:
+                    connection.send(b"hello")
+            except OSError:
+                theirs.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            with client.wrap_socket(ours, server_hostname=name) as connection:
+                return connection.getpeercert(binary_form=True) if connection.recv(5) == b"hello" else None
+        except OSError:
+            return None
+        finally:
+            thread.join(10)
