@@ -24,7 +24,10 @@ FLEET_INSTANCE_NAME = "instance-{}"
 
 
 LIVE_TRIES = 3
-"""A busy machine makes a live run later than its engines are, never earlier: the first undisturbed run counts."""
+"""A busy machine makes a live run later than its engines are, and what comes late is placed otherwise: the first
+undisturbed run counts."""
+
+CAPACITY_TOLERANCE, HIT_RATE_TOLERANCE = 0.03, 0.02
 
 
 def live_figures(directory: Path) -> tuple[dict[str, Any], str]:
@@ -60,10 +63,12 @@ def test_a_live_replay_and_a_simulated_run_agree(tmp_path: Path) -> None:
         live, model = live_figures(directory)
         simulated = simulated_figures(model)
         assert live["failed"] == 0
-        if live["effective_capacity"] >= simulated.effective_capacity - 0.03:
+        capacity_off = live["effective_capacity"] - simulated.effective_capacity
+        hit_rate_off = live["hit_rate"] - simulated.hit_rate
+        if capacity_off >= -CAPACITY_TOLERANCE and abs(hit_rate_off) <= HIT_RATE_TOLERANCE:
             break
 
-    assert abs(live["effective_capacity"] - simulated.effective_capacity) <= 0.03
-    assert abs(live["hit_rate"] - simulated.hit_rate) <= 0.02
+    assert abs(capacity_off) <= CAPACITY_TOLERANCE
+    assert abs(hit_rate_off) <= HIT_RATE_TOLERANCE
     assert simulated.hit_rate > 0.7, "a trace without reuse would show nothing"
     assert simulated.effective_capacity > 0.9, "nor would a fleet that is always late"
