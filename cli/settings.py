@@ -67,6 +67,10 @@ class Settings(BaseModel):
                 raise ValueError(
                     f"two tenants are named {twice[0]!r}" if what == "tenant" else "two keys of tenants are the same"
                 )
+        pools = {pool.name for pool in self.pools}
+        for tenant in self.tenants:
+            if unknown := sorted(set(tenant.pools) - pools):
+                raise ValueError(f"tenant {tenant.name!r} may use pool {unknown[0]!r}, which there is not")
         return self
 
     @model_validator(mode="after")

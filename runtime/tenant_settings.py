@@ -95,6 +95,9 @@ class TenantSettings(BaseModel):
     limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
     model_limits: dict[str, LimitSettings] = Field({}, description="limits for single models, by the name that is sent")
     models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")
+    pools: tuple[str, ...] = Field((), description="pools that it may use; empty: all")
+    priority_class: Name | None = Field(None, description="the highest priority class of its requests (none: no class)")
+    weight: float = Field(1.0, gt=0, description="share of the work, relative to the weights of other tenants")
 
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Self:
@@ -110,4 +113,6 @@ class TenantSettings(BaseModel):
             limits += key.limits.limits(f"key:{key.name}")
         for model, settings in self.model_limits.items():
             limits += settings.limits(f"model:{model}")
-        return Tenant(self.name, limits, frozenset(self.models))
+        return Tenant(
+            self.name, limits, frozenset(self.models), frozenset(self.pools), self.priority_class or "", self.weight
+        )

@@ -42,7 +42,8 @@ class Intake:
         try:
             route = self.route_of(request)
             if request.caller is not None:
-                check_model(request.caller, request.model or route.pool.settings.model)
+                settings = route.pool.settings
+                check_model(request.caller, request.model or settings.model, settings.name)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, _passed_on(request, route))
             else:

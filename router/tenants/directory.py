@@ -41,11 +41,17 @@ class TenantDirectory:
         return None
 
 
-def check_model(caller: Caller, model: str) -> None:
-    """Raises UnknownModelError where the tenant may not use the model: to it, there is no such model."""
-    if caller.tenant.models and model not in caller.tenant.models:
-        may = ", ".join(sorted(caller.tenant.models))
-        raise UnknownModelError(f"tenant {caller.tenant.name} may not use the model {model!r}, but {may}")
+def check_model(caller: Caller, model: str, pool: str) -> None:
+    """Raises UnknownModelError where the tenant may not use the model, or its pool: to it, there is no such model."""
+    tenant = caller.tenant
+    if tenant.models and model not in tenant.models:
+        may = ", ".join(sorted(tenant.models))
+        raise UnknownModelError(f"tenant {tenant.name} may not use the model {model!r}, but {may}")
+    if tenant.pools and pool not in tenant.pools:
+        may = ", ".join(sorted(tenant.pools))
+        raise UnknownModelError(
+            f"tenant {tenant.name} may not use the model {model!r}: it is of pool {pool!r}, and the tenant's are {may}"
+        )
 
 
 def _callers(tenants: Sequence[TenantSettings]) -> Mapping[bytes, Caller]:

@@ -14,6 +14,12 @@ class Tenant:
     limits: tuple[Limit, ...] = ()
     models: frozenset[str] = field(default_factory=frozenset)
     """The models that it may use, by any of their names; empty: all."""
+    pools: frozenset[str] = field(default_factory=frozenset)
+    """The pools that it may use; empty: all."""
+    priority_class: str = ""
+    """The highest class that its requests may have, and the one they have unless they say otherwise; empty: none."""
+    weight: float = 1.0
+    """Its share of the work beside other tenants, relative to theirs; above 0."""
 
 
 @value

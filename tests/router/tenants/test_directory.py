@@ -61,6 +61,14 @@ def test_a_model_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
     caller = asked(TenantDirectory((), [ACME]), b"acme-secret")
 
     assert caller is not None
-    check_model(caller, "chat")
+    check_model(caller, "chat", "default")
     with pytest.raises(UnknownModelError, match="may not use the model 'other'"):
-        check_model(caller, "other")
+        check_model(caller, "other", "default")
+
+
+def test_a_model_of_a_pool_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
+    tenant = ACME.model_copy(update={"models": (), "pools": ("small",)}).tenant()
+
+    check_model(Caller(tenant, "ci"), "chat", "small")
+    with pytest.raises(UnknownModelError, match="of pool 'large', and the tenant's are small"):
+        check_model(Caller(tenant, "ci"), "chat", "large")
