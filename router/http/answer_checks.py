@@ -127,6 +127,15 @@ def ends_whole(path: str, pieces: Sequence[bytes]) -> bool:
     return len(tail) >= TAIL_BYTES and EVENT_END.search(tail.rstrip(_BLANKS)) is None
 
 
+def shows_end(path: str, pieces: Sequence[bytes]) -> bool:
+    """Whether the last ``pieces`` of a stream have the event after which nothing of the answer comes. Clients close the
+    connection there, before the end of the body has come."""
+    tail = b"".join(pieces)
+    if path in COMPLETIONS_PATHS:  # a finish_reason is that of one choice alone, and usage comes behind it
+        return _DONE.search(tail) is not None
+    return any(event.search(tail) is not None for event in _LAST_EVENTS.get(path, ()))
+
+
 def _status_of(body: bytes) -> int:
     """The status that the error of an answer carries; 500 where it has none, or has not come whole."""
     try:

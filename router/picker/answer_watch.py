@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dualmap.router.http.answer_checks import ABORTED, TRUNCATED, ends_whole
+from dualmap.router.http.answer_checks import ABORTED, TRUNCATED, ends_whole, shows_end
 from dualmap.router.http.sse import NO_ENDING, Ending, EventSplitter, event_object, read_ending, starts_output
 from dualmap.scheduling.request.outcome import InstanceFailure
 
@@ -38,8 +38,12 @@ class AnswerWatch:
             tail = b"".join(self._last)[-_TAIL_BYTES:]
             self._last, self._last_bytes = [tail], len(tail)
 
+    def shows_end(self) -> bool:
+        """Whether the last event of a stream has come. Clients leave there, so the end of the body may not follow."""
+        return self._streamed and shows_end(self._path, self._last)
+
     def end(self) -> tuple[Ending, InstanceFailure | None]:
-        """The end of a body that has come whole, and the failure that it shows."""
+        """The end of a body of which all events have come, and the failure that it shows."""
         ending = read_ending(self._last, streamed=self._streamed) if self._last else NO_ENDING
         if self._streamed and ending.error_status is None and not ends_whole(self._path, self._last):
             return ending, TRUNCATED

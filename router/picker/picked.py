@@ -357,7 +357,7 @@ class PickedRequest:
     def _ended(self, answer: _Answer) -> tuple[Outcome, Usage | None]:
         if self._limit is not None and self._limit.expired():
             return Outcome.TIMED_OUT, None
-        if self._picker.cuts_off and not answer.whole:
+        if self._picker.cuts_off and not answer.shows_end:
             return Outcome.CUT_OFF, None
         return answer.ended()
 
@@ -474,6 +474,11 @@ class _Answer:
         found = (await self._picker.addresses.having(members, [address]))[address]
         return members[found[0]] if found else None
 
+    @property
+    def shows_end(self) -> bool:
+        """All of the answer is known to have passed."""
+        return self.whole or (self._watch is not None and self._watch.shows_end())
+
     def ended(self) -> tuple[Outcome, Usage | None]:
         """How the request ended, as far as the stream shows that, and its usage."""
         failure, status = self._failure, self._status
@@ -489,7 +494,7 @@ class _Answer:
         if self._observes:  # nothing of the body has come: its client left before the first token, or it never does
             self._picker.observed(came=False)
             return Outcome.ENDED, None
-        if not self.whole:
+        if not self.shows_end:
             return Outcome.CLIENT_GONE, None
         return self._judge_body(self._watch)
 

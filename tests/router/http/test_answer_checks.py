@@ -12,6 +12,7 @@ from dualmap.router.http.answer_checks import (
     failure_of_object,
     may_be_no_answer,
     retry_after_s,
+    shows_end,
     starts_events,
 )
 from dualmap.scheduling.request.outcome import FailureKind
@@ -134,3 +135,20 @@ def test_the_end_of_a_stream_that_says_it_is_done_is_not_searched() -> None:
     finally:
         sys.setprofile(None)
     assert whole and "search" not in called
+
+
+@pytest.mark.parametrize(
+    ("path", "tail", "ends"),
+    [
+        (CHAT, b'data: {"choices":[]}\n\ndata: [DONE]\n\n', True),
+        (CHAT, b"data: [DONE]", True),
+        (CHAT, b'data: {"choices":[{"finish_reason":"stop"}]}\n\n', False),  # usage, or another choice, may come
+        (MESSAGES, b'event: message_stop\ndata: {"type":"message_stop"}\n\n', True),
+        (MESSAGES, b'data: {"type":"content_block_delta"}\n\n', False),
+        (RESPONSES, b'data: {"type":"response.completed","response":{}}\n\n', True),
+        ("/v1/audio/transcriptions", b"data: [DONE]\n\n", False),
+        (CHAT, b"", False),
+    ],
+)
+def test_the_last_event_of_a_stream_is_known(path: str, tail: bytes, ends: bool) -> None:
+    assert shows_end(path, [tail[:5], tail[5:]]) is ends

@@ -567,6 +567,25 @@ async def test_a_stream_that_ends_before_its_answer_was_left_by_its_client(start
     assert gateway.outcomes == {"client_gone": 1}
 
 
+@pytest.mark.parametrize(
+    ("last", "outcome"), [(_EVENTS[1], "completed"), (_EVENTS[1].partition(b"data: [DONE]")[0], "client_gone")]
+)
+async def test_a_client_that_leaves_at_the_last_event_has_the_whole_answer(
+    start_runtime: StartRuntime, last: bytes, outcome: str
+) -> None:
+    """As OpenAI's client does: it closes the connection at ``[DONE]``, before the end of the body comes."""
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(modes=(DUPLEX, DUPLEX)), prompt(stream=True))
+    await settle()
+    stream.send(answer_head(fields=STREAM), answer_body(_EVENTS[0]), answer_body(last))
+    await settle()
+    live = only_live(gateway)
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {outcome: 1}
+    assert (live.machine.usage is not None) == (outcome == "completed")
+
+
 async def test_a_stream_that_ends_in_its_body_leaves_nothing(start_runtime: StartRuntime) -> None:
     gateway = Gateway(await start_runtime(instances=MEMBERS))
     stream, task = gateway.open(head(), body(b"{", ends=False))
