@@ -84,6 +84,12 @@ class RouterSettings(BaseModel):
         None, description="key that the instances require; replaces the client's authorization"
     )
 
+    tenant_cache_secret: ApiKey | None = Field(
+        None,
+        description="secret from which the cache_salt of each tenant is made, so that tenants share no KV cache; the"
+        " same on all replicas (none: they share it)",
+    )
+
     # TLS -----------------------------------------------------------------------------------------------------
     tls_certificate: Path | None = Field(
         None,

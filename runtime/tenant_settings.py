@@ -98,6 +98,9 @@ class TenantSettings(BaseModel):
     pools: tuple[str, ...] = Field((), description="pools that it may use; empty: all")
     priority_class: Name | None = Field(None, description="the highest priority class of its requests (none: no class)")
     weight: float = Field(1.0, gt=0, description="share of the work, relative to the weights of other tenants")
+    shares_cache: bool = Field(
+        False, description="share the KV caches of those without a tenant, whatever router.tenant_cache_secret says"
+    )
 
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Self:
@@ -114,5 +117,11 @@ class TenantSettings(BaseModel):
         for model, settings in self.model_limits.items():
             limits += settings.limits(f"model:{model}")
         return Tenant(
-            self.name, limits, frozenset(self.models), frozenset(self.pools), self.priority_class or "", self.weight
+            self.name,
+            limits,
+            frozenset(self.models),
+            frozenset(self.pools),
+            self.priority_class or "",
+            self.weight,
+            self.shares_cache,
         )

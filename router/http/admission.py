@@ -75,7 +75,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
                     f"{path} is not passed on, as router.forbidden_paths says; send it to the instance itself"
                 )
             return max_body_bytes
-        if (encoding := _encoding(request)) is not None:
+        if (encoding := content_encoding(request)) is not None:
             raise UnsupportedEncodingError(f"content-encoding {encoding} is not supported; send the body as it is")
         return min(OPS_BODY_BYTES, max_body_bytes)
 
@@ -93,7 +93,7 @@ def refusing_inference(check_head: HeadCheck, why: str) -> HeadCheck:
     return check
 
 
-def _encoding(request: ClientRequest) -> str | None:
+def content_encoding(request: ClientRequest) -> str | None:
     """How the body is compressed; None where it is not."""
     encoding = request.get(b"content-encoding")
     if encoding is None or encoding.strip().lower() in (b"", b"identity"):
@@ -124,7 +124,7 @@ def read_stored_request(request: ClientRequest, request_id: str) -> InferenceReq
 
 def read_inference_request(request: ClientRequest, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
     """The request of a client, read from its complete HTTP request; for bodies that are not long."""
-    if (encoding := _encoding(request)) is not None:
+    if (encoding := content_encoding(request)) is not None:
         return unread_request(request, request_id, f"the body is compressed ({encoding})")
     try:
         body = json_object(request.body)
@@ -205,6 +205,8 @@ def inference_request_of(
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
     )
     if prompt is None:
+        salt = body.get("cache_salt")
+        read.sent_salt = salt if isinstance(salt, str) else None
         return read
     if path in COMPLETIONS_PATHS:
         read.leaves_usage_open = stream and "stream_options" not in body

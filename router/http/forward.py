@@ -12,6 +12,7 @@ import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.cache_salt import salt_edit, salt_field, separate
 from dualmap.router.http.continuation import Continuation, continued
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
@@ -55,6 +56,8 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
         inference_request = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client, inference_request.caller = request.client, request.caller
+        if plane.cache_salts is not None:
+            separate(request, inference_request, plane.cache_salts)
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.intake.place(inference_request)
@@ -137,6 +140,8 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
             edits.append((form_model_span(body), placed.model.encode()))
         else:
             edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
+    if inference_request.cache_salt is not None:
+        edits.append(salt_edit(body, inference_request.cache_salt))
     return edited(body, edits)
 
 
@@ -314,10 +319,12 @@ class _Forwarding:
 
     # what goes to the instance -------------------------------------------------------------------------------
     @property
-    def other_model(self) -> str | None:
-        """The name of the model at the instances, where the client uses another one."""
-        model, asked = self._placed.model, self._inference_request.model
-        return model if asked and model != asked else None
+    def other_fields(self) -> bytes:
+        """The fields whose values at the instances are others than the client's, as JSON with a comma behind each: the
+        name of the model, the salt of the tenant."""
+        model, asked, salt = self._placed.model, self._inference_request.model, self._inference_request.cache_salt
+        fields = b'"model":%b,' % orjson.dumps(model) if asked and model != asked else b""
+        return fields if salt is None else b"%b%b," % (fields, salt_field(salt))
 
     @property
     def _is_decoded(self) -> bool:

@@ -57,7 +57,7 @@ class LayerwiseLegs:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         live, forwarding = self._live, self._forwarding
         params_json = orjson.dumps(params)
-        body = prefill_body(forwarding.request.path, self._body, params_json, forwarding.other_model)
+        body = prefill_body(forwarding.request.path, self._body, params_json, forwarding.other_fields)
         sending = Sending(
             live.target, lambda: body, NO_CLIENT, list[Header], on_sent=live.sent, exchange=PrefillExchange
         )

@@ -20,15 +20,15 @@ _ONE_TOKEN: Final = {
 }
 
 
-def prefill_body(path: str, body: bytes, params: bytes, model: str | None) -> list[BodyPart]:
+def prefill_body(path: str, body: bytes, params: bytes, fields: bytes = b"") -> list[BodyPart]:
     """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV.
-    ``params`` is JSON.
+    ``params`` is JSON, and
+    so are more ``fields``, with a comma behind each.
 
-    The fields are added at the end, where they stand for those of the same name before, as for any reader: a long
+    All of them are added at the end, where they stand for those of the same name before, as for any reader: a long
     prompt is neither parsed nor copied. The body must be a JSON object that has fields.
     """
-    name = b"" if model is None else b'"model":%b,' % orjson.dumps(model)
-    added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], name, params)
+    added = b',%b%b"kv_transfer_params":%b}' % (_ONE_TOKEN[path], fields, params)
     return [memoryview(body)[: body.rindex(b"}")], added]
 
 

@@ -18,6 +18,7 @@ from dualmap.router.http.usage_requests import UsageRequests
 from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContexts
+from dualmap.router.tenants.cache_salts import CacheSalts
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.runtime.trust import InstanceTrust
 
@@ -46,6 +47,8 @@ class DataPlane:
     long_bodies: LongBodies
     tenants: TenantDirectory
     """Who may send requests."""
+    cache_salts: CacheSalts | None
+    """Salts of tenants that share no KV cache; None: all share it."""
     usage_requests: UsageRequests
     observer: Observer
     cors: CorsRule | None
@@ -86,7 +89,7 @@ def build_data_plane(
         settings.total_timeout_s,
     )
     deadlines = DeadlineChecks(min(_LONGEST_SWEEP_S, shortest_s / 4))
-    upstream_key = settings.upstream_api_key
+    upstream_key, cache_secret = settings.upstream_api_key, settings.tenant_cache_secret
     if tenants is None:
         tenants = TenantDirectory(key.get_secret_value() for key in settings.api_keys)
     upstreams = UpstreamPool(
@@ -108,6 +111,7 @@ def build_data_plane(
         long_bodies=LongBodies(bodies),
         usage_requests=UsageRequests(time.monotonic),
         tenants=tenants,
+        cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
         keeps_credentials=upstream_key is None and not tenants,
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,

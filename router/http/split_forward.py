@@ -48,7 +48,7 @@ class Forwarding(Protocol):
     sender: Sender
 
     @property
-    def other_model(self) -> str | None: ...
+    def other_fields(self) -> bytes: ...
 
     @property
     def answer_exchange(self) -> type[Exchange]: ...
@@ -141,7 +141,7 @@ class SplitLegs:
 
     def _prefill_body(self) -> list[BodyPart]:
         request = self._forwarding.request
-        return prefill_body(request.path, request.body, _PREFILL_PARAMS, self._forwarding.other_model)
+        return prefill_body(request.path, request.body, _PREFILL_PARAMS, self._forwarding.other_fields)
 
     def _first_token(self) -> None:
         """The decoder has the KV."""

@@ -37,6 +37,7 @@ from dualmap.router.errors import (
 )
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_checks import retry_after_s
+from dualmap.router.http.cache_salt import separate
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
@@ -188,6 +189,8 @@ class PickedRequest:
             shows = self._observes or self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
             read.hides_first_token = not shows
             read.caller = request.caller
+            if plane.cache_salts is not None:
+                separate(request, read, plane.cache_salts)
             if plane.traces is not None:
                 read.trace = plane.traces.begin(request.get(trace_context.FIELD))
             named = await self._restrict(first, request, read)

@@ -165,6 +165,10 @@ class InferenceRequest:
     """Its answer does not pass here, and so its first token is not seen."""
     caller: Caller | None = None
     """The tenant that sent it, and its key; None: no tenant."""
+    sent_salt: str | None = None
+    """The client's ``cache_salt``, of a request that is passed on; else its prompt has it."""
+    cache_salt: str | None = None
+    """The salt that its instance is sent in place of the client's; None: the client's own is left alone."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
     client: str | None = None

@@ -20,6 +20,8 @@ class Tenant:
     """The highest class that its requests may have, and the one they have unless they say otherwise; empty: none."""
     weight: float = 1.0
     """Its share of the work beside other tenants, relative to theirs; above 0."""
+    shares_cache: bool = False
+    """Its requests may find what others left in KV caches, also where those of tenants are kept apart."""
 
 
 @value

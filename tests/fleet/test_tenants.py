@@ -20,8 +20,12 @@ TENANTS = [
         "keys": [{"name": "web", "key": "slow-secret"}],
         "limits": {"requests_in_flight": 6, "tokens_per_month": 1_000_000},
     },
+    {"name": "next", "keys": [{"name": "web", "key": "next-secret"}]},
 ]
-OPTIONS = (*QUICK, "--replicas", "3", "--workers", "1", "--tenants", json.dumps(TENANTS))
+OPTIONS = (
+    *(*QUICK, "--replicas", "3", "--workers", "1", "--tenants", json.dumps(TENANTS)),
+    *("--router.tenant_cache_secret", "a-secret-of-the-fleet"),
+)
 
 
 async def ask(fleet: Fleet, count: int, *, key: str = "acme-secret", prompt: str = "hello") -> list[httpx.Response]:
@@ -56,8 +60,23 @@ def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path) -> None:
         (too_long,) = asyncio.run(ask(fleet, 1, key="other-secret", prompt="word " * 400))
         assert too_long.status_code == 429
         assert "shorten it" in too_long.json()["error"]["message"]
+        assert asyncio.run(cached_of_a_prompt(fleet)) == ["slow", "next"]
+
         (short,) = asyncio.run(ask(fleet, 1, key="other-secret"))
         assert short.headers["x-ratelimit-limit-tokens"] == "100"
+
+
+async def cached_of_a_prompt(fleet: Fleet) -> list[str]:
+    """Two tenants send one prompt, each twice; the one found it in a cache that sent it the second time."""
+    found = []
+    for tenant in ("slow", "next", "slow", "next"):
+        (answer,) = await ask(fleet, 1, key=f"{tenant}-secret", prompt="one and the same " * 200)
+        usage = answer.json()["usage"]
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+        assert (cached > 0) == (int(answer.headers["x-dualmap-cached-tokens"]) > 0), "the fleet's own books agree"
+        if cached:
+            found.append(tenant)
+    return found
 
 
 async def killed_in_mid_answer(fleet: Fleet) -> int:

@@ -36,21 +36,23 @@ def test_one_prompt_with_one_answer_of_more_than_a_token_may_be_split(
     assert may_split(path, fields) is split
 
 
-@pytest.mark.parametrize("model", [None, "other"])
+@pytest.mark.parametrize("other", [{}, {"model": "other"}, {"model": "other", "cache_salt": "acme's"}])
 @pytest.mark.parametrize(
     "fields",
     [{}, {"stream": True, "stream_options": {"include_usage": True}}, {"max_tokens": 9, "min_tokens": 3}],
 )
 def test_a_prefill_leg_is_the_clients_request_with_one_token_and_no_stream(
-    fields: dict[str, Any], model: str | None
+    fields: dict[str, Any], other: dict[str, str]
 ) -> None:
-    body = orjson.dumps({"model": "m", "messages": [], "temperature": 0.5, **fields})
+    body = orjson.dumps({"model": "m", "cache_salt": "the client's", "messages": [], "temperature": 0.5, **fields})
 
-    made = orjson.loads(b"".join(prefill_body(CHAT, body, orjson.dumps(PREFILL_PARAMS), model)))
+    more = b"".join(b'"%b":%b,' % (name.encode(), orjson.dumps(value)) for name, value in other.items())
+    made = orjson.loads(b"".join(prefill_body(CHAT, body, orjson.dumps(PREFILL_PARAMS), more)))
     assert made.pop("stream_options", None) is None
 
     assert made == {
-        "model": model or "m",
+        "model": "m",
+        "cache_salt": "the client's",
         "messages": [],
         "temperature": 0.5,
         "max_tokens": 1,
@@ -58,11 +60,12 @@ def test_a_prefill_leg_is_the_clients_request_with_one_token_and_no_stream(
         "min_tokens": 1,
         "stream": False,
         "kv_transfer_params": PREFILL_PARAMS,
+        **other,
     }
 
 
 def test_a_completions_prefill_leg_has_the_limits_that_completions_have() -> None:
-    made = orjson.loads(b"".join(prefill_body(COMPLETION, b'{"prompt":"a}b"} ', orjson.dumps(PREFILL_PARAMS), None)))
+    made = orjson.loads(b"".join(prefill_body(COMPLETION, b'{"prompt":"a}b"} ', orjson.dumps(PREFILL_PARAMS))))
 
     assert made["max_tokens"] == made["min_tokens"] == 1
     assert "max_completion_tokens" not in made
