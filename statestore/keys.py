@@ -21,7 +21,7 @@ class _Key:
 
 
 class _KeyOf(_Key):
-    """A key for each instance, request, role or replica, whose id follows."""
+    """A key for each instance, request, role, replica or day, whose name follows."""
 
     def __get__(self, keys: PoolKeys, _: type) -> Callable[[str], bytes]:  # type: ignore[override]
         return lambda name: keys.base + (self.text + name).encode()
@@ -46,6 +46,7 @@ class PoolKeys:
     samples = _Key("samples")
     rebalance_wanted = _Key("rebalance:wanted")
     budgets = _Key("budgets")
+    usage_log = _Key("usage:log")
     scaling = _Key("scaling")
     scaling_log = _Key("scaling:log")
     discovery = _Key("discovery")
@@ -55,6 +56,7 @@ class PoolKeys:
     responses_new = _Key("responses:new")
     responses_old = _Key("responses:old")
     least_loaded = _KeyOf("least_loaded:")
+    usage = _KeyOf("usage:")
     request = _KeyOf("request:")
     queue = _KeyOf("queue:")
     running = _KeyOf("running:")

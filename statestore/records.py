@@ -142,7 +142,7 @@ def _form(name: str) -> str:
 
 INSTANCE_ADDED: Final[Mapping[str, str | int]] = EMPTY
 PLACED_ADDED: Final[Mapping[str, str | int]] = EMPTY
-REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": ""}
+REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": "", "account": ""}
 """Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
 
 INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)
@@ -157,10 +157,14 @@ REQUEST_TEXTS = ("placed", "told")
 
 def reported_of(request: StoredRequest) -> bytes:
     """The text of what the replica reports of a request; it never changes."""
-    model = request.model
-    if model and not (model.isprintable() and '"' not in model and "\\" not in model):
-        request = replace(request, model=orjson.dumps(model).decode()[1:-1])
+    named = request.account or request.model  # an account ends with the name of a model
+    if named and not (named.isprintable() and '"' not in named and "\\" not in named):
+        request = replace(request, model=_escaped(request.model), account=_escaped(request.account))
     return REPORTED.pack(_reported(request))
+
+
+def _escaped(text: str) -> str:
+    return orjson.dumps(text).decode()[1:-1]
 
 
 def placed_of(request: StoredRequest) -> bytes:

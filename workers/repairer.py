@@ -1,4 +1,4 @@
-"""Repairer: recomputes every instance's counts from its requests and counts how many had drifted."""
+"""Repairer: recomputes every instance's counts from its requests and counts how many had drifted; drops old usage."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Repairer:
 
     async def tick(self) -> None:
         """Repair once. Raises StoreUnavailableError, LeaseLostError."""
+        await self._pool.usage.drop_old(fence=self._fence)
         repaired = await self._pool.upkeep.repair(fence=self._fence)
         if repaired:
             self._metrics.drift_repaired.labels(self._pool.name).inc(repaired)

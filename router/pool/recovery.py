@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dualmap.scheduling.request.metering import used_by_lost
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -60,11 +61,19 @@ async def recover_requests(
     moved = [former[request.request_id] for request in wrong if request.request_id in former]
     # Releases come first: ``adopt`` leaves known requests alone, so a wrong record must be gone before it.
     await pool.release(
-        [Release(each.request_id, replica_id=each.replica_id, attempt=each.attempt) for each in (*over, *moved)]
+        [*left_over(over), *(Release(each.request_id, "", each.replica_id, each.attempt) for each in moved)]
     )
     entered = [_as_stored(each, former.get(each.request_id)) for each in wrong]
     adopted = await pool.adopt(entered) if entered else 0
     return Recovered(len(over), adopted)
+
+
+def left_over(requests: Sequence[StoredRequest]) -> list[Release]:
+    """The releases of requests that are over here, and stand in the store."""
+    known = {request.request_id for request in requests}
+    return [
+        Release(each.request_id, "", each.replica_id, each.attempt, used=used_by_lost(each, known)) for each in requests
+    ]
 
 
 def lost_members(found: Membership, known: Membership) -> bool:

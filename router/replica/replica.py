@@ -7,13 +7,12 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 
-from dualmap.router.pool.recovery import recover_requests, restore_members
+from dualmap.router.pool.recovery import left_over, recover_requests, restore_members
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.telemetry.metrics import measured
 from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
@@ -223,8 +222,8 @@ class Replica:
 
     def _release(self, leftover: Sequence[StoredRequest]) -> None:
         context = self._context
-        for record in leftover:
-            self._pool.outbox.post(Release(record.request_id, replica_id=context.replica_id, attempt=record.attempt))
+        for release in left_over(leftover):
+            self._pool.outbox.post(release)
         if leftover:
             context.metrics.reconciled.inc(len(leftover))
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))

@@ -16,6 +16,7 @@ from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.tenants.directory import check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
+from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.tenants.budgets import Draw, draws_of
 from dualmap.scheduling.tenants.tenant import Caller
@@ -123,6 +124,7 @@ def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: Read
         request.hides_first_token,
         "" if caller is None else caller.tenant.name,
         _NO_DRAWS if caller is None else _draws(request, caller, prompt),
+        "" if caller is None else str(Account(caller.tenant.name, caller.key, "", route.model)),
     )
 
 

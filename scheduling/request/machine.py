@@ -41,6 +41,7 @@ from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.evidence import Evidence
+from dualmap.scheduling.request.metering import used_by
 from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
@@ -639,6 +640,8 @@ class RequestSpec:
     """The tenant that it is for; empty: none."""
     draws: tuple[Draw, ...] = ()
     """What it takes of that one's budgets."""
+    account: str = ""
+    """Who it is metered for, see ``scheduling.request.metering``; empty: nobody."""
 
 
 @dataclass(slots=True)
@@ -889,6 +892,7 @@ class RequestMachine:
             model=self.asked_name(),
             tenant=spec.tenant,
             drawn=drawn_text(spec.draws) if spec.draws else "",
+            account=spec.account,
         )
 
     def _pick(self, now_s: float) -> Effects:
@@ -1134,6 +1138,7 @@ class RequestMachine:
             model=self.asked_name(),
             tenant=self.spec.tenant,
             drawn=drawn_text(self.spec.draws) if self.spec.draws else "",
+            account=self.spec.account,
         )
 
     def _source(self) -> frozenset[str]:
@@ -1364,17 +1369,20 @@ class RequestMachine:
         if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
             left = (self._leave(None),)
         if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
-            return (*left, *self._last_releases(answered, self._kept(outcome)), _CLOSE)
+            return (*left, *self._last_releases(answered, self._kept(outcome), self._used(outcome)), _CLOSE)
         return (*left, _CLOSE)
 
-    def _last_releases(self, answered: bool, kept: str) -> Effects:
+    def _last_releases(self, answered: bool, kept: str, used: str) -> Effects:
+        """Only the last one meters it: whichever of them is lost, a record is left by which that is done later."""
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
-            return (Post(self._over(self.request_id, self.attempt, sample, answered, kept), False, True),)
-        over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept)
+            return (Post(self._over(self.request_id, self.attempt, sample, answered, kept, used), False, True),)
         if decode.answered:
+            over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept, used)
             return (Post(over, last=True),)
-        return Post(over), Post(self._over(self.request_id, self.attempt, seen=answered), last=True)
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept)
+        own = self._over(self.request_id, self.attempt, seen=answered, used=used)
+        return Post(over), Post(own, last=True)
 
     def _kept(self, outcome: Outcome) -> str:
         """What it keeps of its budgets. A client that leaves within its answer pays what was expected of it."""
@@ -1385,9 +1393,21 @@ class RequestMachine:
         usage = self.usage or _NO_USAGE
         return kept_text(kept_of(draws, usage.prompt_tokens, usage.output_tokens, answered=answered))
 
-    def _over(self, leg_id: str, attempt: int, note: str = "", seen: bool = False, kept: str = "") -> Release:
+    def _used(self, outcome: Outcome) -> str:
+        """What it is metered by."""
+        spec = self.spec
+        if not spec.account:
+            return ""
+        if outcome not in ANSWERED and self.first_token_s is None:
+            return used_by(outcome, None, None)
+        prompt = 0 if spec.chain is None else spec.stored_tokens + spec.chain.prompt_tokens
+        return used_by(outcome, self.usage, (prompt, spec.expected_output_tokens))
+
+    def _over(
+        self, leg_id: str, attempt: int, note: str = "", seen: bool = False, kept: str = "", used: str = ""
+    ) -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
-        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, kept)
+        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, kept, used)
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:

@@ -26,3 +26,5 @@ class Release:
     kept: str = ""
     """What the request keeps of each budget that it drew from, in the order of the draws, where it is over; the rest is
     given back. Empty: all is."""
+    used: str = ""
+    """What it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not."""

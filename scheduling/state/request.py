@@ -85,6 +85,11 @@ class StoredRequest:
     drawn: str = documented(
         "what it took of its tenant's budgets: each budget and its cost, separated by blanks", default="", reported=True
     )
+    account: str = documented(
+        "who it is metered for: tenant, key, class (or `-`) and model, separated by blanks; empty: nobody",
+        default="",
+        reported=True,
+    )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
 
     @property

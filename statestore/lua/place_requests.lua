@@ -153,6 +153,9 @@ local function place_one(told, head)
   if placement.draws then
     budgets, drawn = weigh_draws(placement.draws, placement.must_draw, now_ms)
     if budgets[1] > 0 then
+      if placement.told.account ~= '' then
+        add_usage(placement.told.account, terms.refused, now_ms)
+      end
       return reply('limited')
     end
   end

@@ -45,6 +45,7 @@ from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
 from dualmap.statestore.pool.stored_responses import StoredResponses
 from dualmap.statestore.pool.upkeep import Upkeep
+from dualmap.statestore.pool.usage import UsageBooks
 from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import InstanceRecord, pack_chain, placed_of, reported_of
 
@@ -74,6 +75,7 @@ class PoolStore(Changes):
         self.queues: Final = Queues(keys, calls, self._views, self.settings)
         self.publications: Final = Publications(keys, calls)
         self.responses: Final = StoredResponses(keys, calls)
+        self.usage: Final = UsageBooks(keys, calls)
         self.kv_events: Final = KvEventCalls(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
@@ -137,7 +139,16 @@ class PoolStore(Changes):
             for each in releases[first : first + MAX_RELEASES]:
                 attempt = "" if each.attempt is None else each.attempt
                 seen = "seen" if each.seen else ""
-                parts += (each.request_id, each.instance_id, each.replica_id, attempt, each.note, seen, each.kept)
+                parts += (
+                    each.request_id,
+                    each.instance_id,
+                    each.replica_id,
+                    attempt,
+                    each.note,
+                    seen,
+                    each.kept,
+                    each.used,
+                )
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)
             ]

@@ -20,6 +20,7 @@ from functools import cache
 from importlib.resources import files
 
 from dualmap.scheduling.queues.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
@@ -30,6 +31,9 @@ LEAST_LOADED = 2
 """Least loaded instances that a placement weighs beyond its candidates."""
 SAMPLE_LOG = 4096
 """Entries of the sample log: some seconds of first tokens, until a new leader reads them."""
+
+USAGE_LOG = 100_000
+"""Requests that are metered one by one: some megabytes. What they add up to stays for days."""
 
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
@@ -83,7 +87,7 @@ def _texts() -> Mapping[str, str]:
     return texts
 
 
-def _terms(scheduling: SchedulingSettings) -> Mapping[str, float]:
+def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
     """Constants of the scripts: they are the same in every call of a process."""
     return {
         "kv_weight_s": scheduling.kv_weight_s,
@@ -97,6 +101,9 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float]:
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
         "confirmed": CONFIRMED_STAMP,
+        "usage_log": USAGE_LOG,
+        "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
+        "refused": str(Counts(refused=1)),
     }
 
 

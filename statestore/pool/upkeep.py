@@ -17,6 +17,7 @@ from typing import Final, Protocol
 import orjson
 
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.request.metering import used_by_lost
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec, Role
@@ -32,6 +33,7 @@ from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
+from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import (
     INSTANCE,
@@ -62,8 +64,9 @@ _TYPES: Final = {
     **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "scaling", "migrations"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
     "discovery": b"hash",
+    "budgets": b"hash",
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
-    **dict.fromkeys(("arrivals", "samples"), b"stream"),
+    **dict.fromkeys(("arrivals", "samples", "usage_log"), b"stream"),
     "rebalance_wanted": b"zset",
 }
 _TYPES_OF_INSTANCES: Final = {
@@ -109,9 +112,9 @@ class Upkeep(Changes):
         lease = codec.lease_of(replica_id, text)
         if lease is None or lease.is_alive(now_ms):
             return 0
-        left = [
-            Release(request.request_id, replica_id=replica_id) for request in await self._views.requests_of(replica_id)
-        ]
+        requests = await self._views.requests_of(replica_id)
+        known = {request.request_id for request in requests}
+        left = [Release(each.request_id, replica_id=replica_id, used=used_by_lost(each, known)) for each in requests]
         # Releases are bound to the lease as it was read: a replica that renews it meanwhile keeps the rest.
         told = await self._release(left, lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
@@ -168,6 +171,7 @@ class Upkeep(Changes):
         keys, mended = self._keys, 0
         wanted: dict[bytes, bytes] = {getattr(keys, name): kind for name, kind in _TYPES.items()}
         wanted |= {keys.least_loaded(role): b"zset" for role in Role}
+        wanted[keys.usage(day_of(await self._calls.now_ms()).isoformat())] = b"hash"
         kinds = await self._calls.together([("TYPE", key) for key in wanted])
         listed = dict(zip(wanted, kinds, strict=True))[keys.instances] == b"hash"
         members = await self._calls.command("HKEYS", keys.instances) if listed else ()

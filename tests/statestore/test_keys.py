@@ -55,9 +55,9 @@ async def live_through_everything(pool: PoolStore) -> None:
         await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
     await pool.heartbeat("one", 60_000, {})
     fence = await lead(pool)
-    await place(pool, "over")
+    await place(pool, "over", account="acme ci - m")
     await first_token(pool, "over", "a", note='{"features": null}')
-    await finish(pool, "over", note='{"text_bytes": 9, "tokens": 2}')
+    await finish(pool, "over", note='{"text_bytes": 9, "tokens": 2}', used="1 9 0 2 0 0 0 completed reported")
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
     await first_token(pool, "sent", "a")
@@ -104,11 +104,11 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
-    of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request"
-    made = {re.sub(rf"^({of_one}):.*", r"\1", name) for name in names}
+    of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request|usage"
+    made = {re.sub(rf"^({of_one}):(?!log).*", r"\1", name) for name in names}
 
     assert made == described
 

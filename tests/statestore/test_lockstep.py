@@ -292,7 +292,13 @@ class Traffic:
             return {}
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
         draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, "2027-01-15")
-        return {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": rng.random() < 0.2}
+        return {
+            "tenant": "acme",
+            "drawn": drawn_text(draws),
+            "draws": draws,
+            "must_draw": rng.random() < 0.2,
+            "account": "acme ci - m",
+        }
 
     async def arrive(self, **changes: Any) -> PlaceReply:
         rng = self.rng
@@ -370,8 +376,9 @@ class Traffic:
                 self.rng.choice(("", '{"text_bytes":900,"tokens":200}')),
                 self.rng.choice(("", "700 0", "9000")),
             )
+            used = "1 200 0 30 0 0 0 completed reported" if kept else ""
             name, about = request.request_id, {"replica_id": request.replica_id, "attempt": request.attempt}
-            await self.twins.both(lambda pool: finish(pool, name, note=note, kept=kept, **about))
+            await self.twins.both(lambda pool: finish(pool, name, note=note, kept=kept, used=used, **about))
 
     async def observe(self) -> None:
         named, request_chain = self.rng.sample(INSTANCES, 3), self.rng.choice(CHAINS)

@@ -38,6 +38,7 @@ from dualmap.scheduling.request.machine import (
     PrefillPresumed,
     Refusal,
     Refuse,
+    ReleaseFirst,
     Rename,
     Renamed,
     ReservationLost,
@@ -811,3 +812,83 @@ def test_every_event_has_a_handler_and_every_effect_a_place_in_both_drivers() ->
     assert set(_HANDLERS) == set(get_args(Event))
     assert live_request._CARRIED_OUT.keys() | live_request._ANSWERED.keys() == set(get_args(Effect))
     assert not live_request._CARRIED_OUT.keys() & live_request._ANSWERED.keys()
+
+
+# metering --------------------------------------------------------------------------------------------------------
+ACCOUNT = "acme ci - m"
+
+
+def used_in(life: Life) -> list[str]:
+    """What the last releases say that the request used."""
+    return [effect.release.used for effect in life.effects if isinstance(effect, Post) and effect.release.used]
+
+
+def test_an_answer_is_metered_by_what_its_instance_counted() -> None:
+    life = Life(account=ACCOUNT)
+    life.dispatch()
+    life.on(Sent())
+    life.on(FirstToken())
+    assert used_in(life) == []
+
+    life.on(Ended(Outcome.COMPLETED, Usage(48, 32, 9)))
+
+    assert used_in(life) == ["1 48 32 9 0 0 0 completed reported"]
+
+
+def test_expected_tokens_are_metered_of_a_client_that_leaves_within_its_answer() -> None:
+    life = Life(account=ACCOUNT, expected_output_tokens=50, stored_tokens=10)
+    life.dispatch()
+    life.on(Sent())
+    life.on(FirstToken())
+
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    assert used_in(life) == ["1 58 0 50 0 0 0 client_gone expected"]
+
+
+def test_no_tokens_are_metered_where_no_instance_answered() -> None:
+    life = Life(account=ACCOUNT)
+    life.dispatch()
+
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    assert used_in(life) == ["1 0 0 0 1 0 0 client_gone reported"]
+
+
+def test_a_try_that_failed_is_not_metered_and_the_request_is_once() -> None:
+    life = Life(account=ACCOUNT)
+    life.dispatch()
+    life.on(Sent())
+    life.on(Failed(CLOSED))
+    released = [each.used for effect in life.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
+    assert released == [""]
+    life.reserve("b")
+    life.on(FirstToken())
+
+    life.on(Ended(Outcome.COMPLETED, Usage(48, None, 9)))
+
+    assert used_in(life) == ["1 48 0 9 0 0 0 completed reported"]
+
+
+@pytest.mark.parametrize("phase", [Phase.STAGED, Phase.DECODING])
+def test_a_split_request_is_metered_by_its_last_release_alone(phase: Phase) -> None:
+    life = Life(split=True, account=ACCOUNT)
+    life.stage()
+    if phase is Phase.DECODING:
+        life.decode()
+        life.on(Sent())
+        life.on(FirstToken())
+
+    life.on(Ended(Outcome.COMPLETED, Usage(48, None, 9)))
+
+    posted = [effect for effect in life.effects if isinstance(effect, Post)]
+    assert [bool(effect.release.used) for effect in posted] == [effect.last for effect in posted]
+
+
+def test_nobody_is_metered_without_an_account() -> None:
+    life = Life()
+    life.dispatch()
+
+    life.on(Ended(Outcome.COMPLETED, Usage(48, 32, 9)))
+
+    assert used_in(life) == []

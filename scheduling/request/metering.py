@@ -1,0 +1,129 @@
+"""Metering: what each request of a tenant used, counted once.
+
+A request is metered by the script that ends it, in the step that removes its record: a repetition finds no record, and
+so counts nothing. What becomes of its tries does not matter, as only its end says what it used. A request whose replica
+died is metered by whoever ends it then, with what its record says, as ``LOST``.
+
+The store adds up; what is counted is said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import fields
+from typing import Final
+
+from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.state.legs import request_id_of
+from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.values import value
+
+LOST: Final = "lost"
+"""The outcome of a request whose replica died, or forgot it: how it ended is not known."""
+NO_CLASS: Final = "-"
+REPORTED: Final = "reported"
+EXPECTED: Final = "expected"
+
+
+@value
+class Account:
+    """Who requests are counted for: in texts its names are separated by blanks, of which only the last has any."""
+
+    tenant: str
+    key: str
+    priority_class: str
+    """Empty: none."""
+    model: str
+    """The name that instances are asked for, so that clients cannot make up accounts."""
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} {self.priority_class or NO_CLASS} {self.model}"
+
+    @classmethod
+    def parse(cls, text: str) -> Account:
+        """Raises ValueError where it is none."""
+        tenant, key, priority_class, model = text.split(" ", 3)
+        return cls(tenant, key, "" if priority_class == NO_CLASS else priority_class, model)
+
+
+@value
+class Counts:
+    """What the requests of an account add up to."""
+
+    requests: int = 0
+    """Those that were admitted, and are over."""
+    prompt_tokens: int = 0
+    """Those of answered requests, cached ones among them."""
+    cached_tokens: int = 0
+    """Prompt tokens that instances reported to have found in their caches."""
+    output_tokens: int = 0
+    unanswered: int = 0
+    """Requests that no instance answered: they count no tokens."""
+    lost: int = 0
+    """Requests whose replica died, or forgot them."""
+    refused: int = 0
+    """Requests that a limit of the tenant kept out; they are in none of the other counts."""
+
+    def __str__(self) -> str:
+        return " ".join([str(getattr(self, name)) for name in COUNTS])
+
+    @classmethod
+    def parse(cls, text: str) -> Counts:
+        """Raises ValueError where it is none."""
+        figures = [int(word) for word in text.split()]
+        if len(figures) != len(COUNTS):
+            raise ValueError(f"no counts: {text!r}")
+        return cls(*figures)
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*[getattr(self, name) + getattr(other, name) for name in COUNTS])
+
+
+COUNTS: Final = tuple(each.name for each in fields(Counts))
+
+
+def used_by(outcome: Outcome, usage: Usage | None, expected: tuple[int, int] | None) -> str:
+    """What a request used, as its release says it: its counts, its outcome, whether an instance reported the tokens.
+
+    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: nobody answered it, so
+    it used nothing.
+    """
+    if expected is None:
+        return f"1 0 0 0 1 0 0 {outcome} {REPORTED}"
+    prompt, output = expected
+    if usage is None or usage.prompt_tokens is None:
+        return f"1 {prompt} 0 {output} 0 0 0 {outcome} {EXPECTED}"
+    return f"1 {usage.prompt_tokens} {usage.cached_tokens or 0} {usage.output_tokens or 0} 0 0 0 {outcome} {REPORTED}"
+
+
+def used_by_lost(request: StoredRequest, known: Collection[str]) -> str:
+    """The same of a request that its replica left behind: its prompt, if it is known to be computed, and nothing of an
+    answer of unknown length. Empty where another record among the ``known`` ids meters it, or nobody is to pay."""
+    whole_id = request_id_of(request.request_id)
+    if not request.account or (whole_id != request.request_id and whole_id in known):
+        return ""
+    prompt = request.prompt_tokens if request.state is RequestState.PREFILLED else 0
+    return f"1 {prompt} 0 0 0 1 0 {LOST} {EXPECTED}"
+
+
+@value
+class UsageRecord:
+    """One request that is over."""
+
+    ended_ms: int
+    """By the store's clock, since 1970."""
+    request_id: str
+    account: Account
+    counts: Counts
+    outcome: str
+    """That of ``Outcome``, or ``LOST``."""
+    reported: bool
+    """Whether an instance reported the tokens; else they are expected ones."""
+
+    @classmethod
+    def parse(cls, text: str) -> UsageRecord:
+        """Raises ValueError where it is none."""
+        words: Sequence[str] = text.split(" ", len(COUNTS) + 4)
+        figures, (outcome, how, request_id, account) = words[1 : len(COUNTS) + 1], words[len(COUNTS) + 1 :]
+        counts = Counts.parse(" ".join(figures))
+        return cls(int(words[0]), request_id, Account.parse(account), counts, outcome, how == REPORTED)

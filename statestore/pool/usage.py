@@ -1,0 +1,60 @@
+"""What tenants used: day by day by account, and request by request as far back as the log goes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Final
+
+from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.readable import UNREADABLE, reads
+
+USAGE_DAYS: Final = 40
+"""Days that are kept, today among them: a month, and time to read it."""
+_FORGOTTEN_DAYS: Final = 60
+"""Days before these that are dropped, whenever some leader comes to it."""
+
+
+def day_of(now_ms: int) -> date:
+    """The day in UTC."""
+    return datetime.fromtimestamp(now_ms / 1000, UTC).date()
+
+
+class UsageBooks(Changes):
+    """Reads what was metered. Only scripts that end requests write it, and the leader drops old days."""
+
+    @reads
+    async def today(self) -> date:
+        """The day in UTC by the store's clock."""
+        return day_of(await self._calls.now_ms())
+
+    @reads
+    async def of_day(self, day: date) -> Mapping[Account, Counts]:
+        """What requests that ended on a day add up to."""
+        found: dict[Account, Counts] = {}
+        for account, counts in pairs_from(await self._calls.command("HGETALL", self._key(day))).items():
+            with contextlib.suppress(*UNREADABLE):  # somebody changed it by hand
+                found[Account.parse(account.decode())] = Counts.parse(counts.decode())
+        return found
+
+    @reads
+    async def records(self, after: str, limit: int) -> Sequence[tuple[str, UsageRecord]]:
+        """The log after entry ``after`` ('0' = from its start), oldest first, each with the name of its entry."""
+        log = ("XRANGE", self._keys.usage_log, f"({after}", "+", "COUNT", limit)
+        found = []
+        for entry_id, flat in await self._calls.command(*log):
+            with contextlib.suppress(*UNREADABLE):
+                found.append((entry_id.decode(), UsageRecord.parse(pairs_from(flat)[b"record"].decode())))
+        return found
+
+    async def drop_old(self, *, fence: int) -> None:
+        """Drop the days that are not kept any more."""
+        today = await self.today()
+        old = [self._key(today - timedelta(USAGE_DAYS + days)) for days in range(_FORGOTTEN_DAYS)]
+        await self._make(Change((("UNLINK", *old),), fence=fence))
+
+    def _key(self, day: date) -> bytes:
+        return self._keys.usage(day.isoformat())

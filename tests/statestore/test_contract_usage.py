@@ -1,0 +1,180 @@
+"""The store contract: what requests of tenants used, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import date
+
+import pytest
+
+from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.request.metering import LOST, Account, Counts, used_by
+from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.state.legs import Leg, decode_leg_id
+from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.usage import USAGE_DAYS
+from tests.statestore.samples import HandClock, finish, first_token, instance, lead, placement
+
+ACME = Account("acme", "ci", "", "qwen 7b")
+OTHER = Account("other", "web", "batch", "qwen 7b")
+DAY_MS = 86_400_000
+
+
+def used(prompt: int = 100, cached: int = 64, output: int = 20) -> str:
+    return used_by(Outcome.COMPLETED, Usage(prompt, cached, output), (90, 50))
+
+
+async def place(pool: PoolStore, request_id: str, account: Account = ACME, **about: object) -> PlaceReply:
+    return await pool.place(placement(request_id, tokens=100, tenant=account.tenant, account=str(account), **about))
+
+
+async def counts_of(pool: PoolStore) -> dict[Account, Counts]:
+    return dict(await pool.usage.of_day(await pool.usage.today()))
+
+
+@pytest.fixture(autouse=True)
+async def members(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=100_000, max_running_requests=1000))
+
+
+async def test_a_request_is_metered_by_its_end_and_once(pool: PoolStore, clock: HandClock) -> None:
+    await place(pool, "r1")
+    await finish(pool, "r1", used=used())
+    await finish(pool, "r1", used=used())
+
+    assert await counts_of(pool) == {ACME: Counts(1, 100, 64, 20)}
+    ((_, record),) = await pool.usage.records("0", 10)
+    assert (record.request_id, record.account, record.ended_ms) == ("r1", ACME, clock())
+    assert (record.counts, record.outcome, record.reported) == (Counts(1, 100, 64, 20), "completed", True)
+
+
+async def test_accounts_add_up_by_themselves_and_day_by_day_in_utc(pool: PoolStore, clock: HandClock) -> None:
+    clock.now_ms = 1_772_323_199_999  # the last millisecond of February 2026
+    for number, account in enumerate((ACME, ACME, OTHER)):
+        await place(pool, f"r{number}", account)
+        await finish(pool, f"r{number}", used=used(output=number))
+    clock.advance(1)
+    await place(pool, "next", ACME)
+    await finish(pool, "next", used=used())
+
+    assert await pool.usage.of_day(date(2026, 2, 28)) == {ACME: Counts(2, 200, 128, 1), OTHER: Counts(1, 100, 64, 2)}
+    assert await pool.usage.of_day(date(2026, 3, 1)) == {ACME: Counts(1, 100, 64, 20)}
+    assert await pool.usage.today() == date(2026, 3, 1)
+
+
+@pytest.mark.parametrize(
+    "day", [date(1999, 12, 31), date(2000, 2, 29), date(2024, 2, 29), date(2027, 1, 1), date(2100, 3, 1)]
+)
+async def test_every_day_of_the_calendar_has_its_own_name(pool: PoolStore, clock: HandClock, day: date) -> None:
+    clock.now_ms = (day - date(1970, 1, 1)).days * DAY_MS + 1
+    await place(pool, "r1")
+    await finish(pool, "r1", used=used())
+
+    assert list(await pool.usage.of_day(day)) == [ACME]
+
+
+async def test_an_end_that_is_not_for_good_meters_nothing(pool: PoolStore) -> None:
+    await place(pool, "r1")
+    await first_token(pool, "r1", "a")
+    await finish(pool, "r1")
+
+    assert await counts_of(pool) == {}
+
+
+async def test_nobody_pays_for_requests_without_a_tenant(pool: PoolStore) -> None:
+    await pool.place(placement("r1", tokens=100))
+    await finish(pool, "r1", used=used())
+
+    assert (await counts_of(pool), await pool.usage.records("0", 10)) == ({}, [])
+
+
+async def test_what_a_limit_refuses_is_counted_beside(pool: PoolStore) -> None:
+    limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 1)
+    draw = Draw("acme/requests/in_flight", 1, 1, 0.0, limit)
+    for request_id in ("r1", "r2", "r3"):
+        reply = await place(pool, request_id, draws=(draw,), drawn=drawn_text((draw,)))
+
+    assert reply.status is PlaceStatus.LIMITED
+    assert await counts_of(pool) == {ACME: Counts(refused=2)}
+
+
+async def test_a_request_that_was_not_answered_used_nothing(pool: PoolStore) -> None:
+    await place(pool, "r1")
+    await finish(pool, "r1", used=used_by(Outcome.UPSTREAM_FAILED, None, None))
+
+    assert await counts_of(pool) == {ACME: Counts(1, unanswered=1)}
+
+
+async def test_requests_of_a_dead_replica_are_metered_with_what_is_known(pool: PoolStore, clock: HandClock) -> None:
+    fence = await lead(pool)
+    await pool.heartbeat("one", 1000, {})
+    for request_id in ("answers", "waits"):
+        await place(pool, request_id)
+    await first_token(pool, "answers", "a")
+    await pool.place(placement("split", tokens=100, account=str(OTHER), leg=Leg.PREFILL))
+    await pool.place(placement(decode_leg_id("split"), tokens=100, account=str(OTHER), leg=Leg.DECODE))
+    clock.advance(1001)
+
+    for _ in range(2):
+        await pool.upkeep.reap("one", fence=fence)
+
+    assert await counts_of(pool) == {ACME: Counts(2, 100, lost=2), OTHER: Counts(1, lost=1)}
+    records = [record for _, record in await pool.usage.records("0", 10)]
+    assert {(each.outcome, each.reported) for each in records} == {(LOST, False)}
+
+
+async def test_a_split_request_is_metered_once_whichever_leg_ends_last(pool: PoolStore) -> None:
+    legs = ("r1", decode_leg_id("r1"))
+    for request_id in legs:
+        await place(pool, request_id)
+    await pool.release([Release(legs[1]), Release(legs[0], used=used())])
+
+    assert await counts_of(pool) == {ACME: Counts(1, 100, 64, 20)}
+
+
+async def test_many_replicas_at_once_lose_no_count(pool: PoolStore) -> None:
+    await asyncio.gather(*[place(pool, f"r{number}") for number in range(100)])
+    await asyncio.gather(*[finish(pool, f"r{number}", used=used()) for number in range(100)] * 2)
+
+    assert await counts_of(pool) == {ACME: Counts(100, 10_000, 6400, 2000)}
+
+
+async def test_the_log_is_read_page_by_page(pool: PoolStore) -> None:
+    for number in range(5):
+        await place(pool, f"r{number}")
+        await finish(pool, f"r{number}", used=used())
+
+    first = await pool.usage.records("0", 3)
+    rest = await pool.usage.records(first[-1][0], 3)
+
+    assert [record.request_id for _, record in (*first, *rest)] == ["r0", "r1", "r2", "r3", "r4"]
+
+
+@pytest.mark.parametrize("text", ["nonsense", "1 2 3", ""])
+async def test_counts_that_somebody_damaged_begin_anew(pool: PoolStore, text: str) -> None:
+    day = await pool.usage.today()
+    await pool._calls.command("HSET", pool._keys.usage(day.isoformat()), str(ACME), text)
+    await pool._calls.command("HSET", pool._keys.usage(day.isoformat()), "no account", "1 1 1 1 1 1 1")
+    await place(pool, "r1")
+    await finish(pool, "r1", used=used())
+
+    assert await counts_of(pool) == {ACME: Counts(1, 100, 64, 20)}
+
+
+async def test_the_leader_drops_days_that_nobody_needs_any_more(pool: PoolStore, clock: HandClock) -> None:
+    first = await pool.usage.today()
+    await place(pool, "r1")
+    await finish(pool, "r1", used=used())
+    fence = await lead(pool)
+
+    clock.advance((USAGE_DAYS - 1) * DAY_MS)
+    fence = await lead(pool)
+    await pool.usage.drop_old(fence=fence)
+    assert await pool.usage.of_day(first) != {}
+
+    clock.advance(DAY_MS)
+    fence = await lead(pool)
+    await pool.usage.drop_old(fence=fence)
+    assert await pool.usage.of_day(first) == {}
