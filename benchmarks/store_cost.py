@@ -1,6 +1,6 @@
 """What the shared store costs: CPU of the server and of the client for a whole request, and memory per KV block.
 
-    python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--policy NAME]
+    python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--tenants 0 1 10000]
 
 Starts a private Valkey, sends requests through ``PoolStore`` from 64 concurrent callers as routers do (the search for
 an instance, the first token and the end through an outbox, and the plans of the queues that these made room in), and
@@ -19,7 +19,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -36,12 +36,23 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.metering import Account, used_by
+from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
+from dualmap.scheduling.tenants.budgets import (
+    Draw,
+    Limit,
+    Measure,
+    Period,
+    drawn_text,
+    draws_of,
+    returned_text,
+)
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
@@ -51,6 +62,12 @@ from dualmap.statestore.settings import StoreSettings
 CONCURRENT = 64
 ROOTS = 200
 BLOCK_TOKENS = 128
+LIMITS = (
+    Limit(Measure.REQUESTS, Period.MINUTE, 10**9),
+    Limit(Measure.TOKENS, Period.MINUTE, 10**12),
+    Limit(Measure.TOKENS, Period.MONTH, 10**15),
+    Limit(Measure.REQUESTS, Period.IN_FLIGHT, 10**9),
+)
 REPLICA = "replica"
 WHOLE = "whole request"
 
@@ -61,9 +78,12 @@ class Scenario:
     blocks: int
     held: int
     """In the queue of each instance."""
+    tenants: int = 0
+    """Tenants whose requests they are in turn, each with four limits, and metered; 0: nobody's."""
 
     def __str__(self) -> str:
-        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each"
+        whose = f", {self.tenants} tenants" if self.tenants else ""
+        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each{whose}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +147,7 @@ class BenchFleet:
 class Bench:
     """Requests through the steps of their life, on one pool."""
 
-    def __init__(self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings) -> None:
+    def __init__(self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings, tenants: int = 0) -> None:
         self.fleet = BenchFleet(pool, view)
         self._pool = pool
         self._policy = build_policy(scheduling)
@@ -136,6 +156,8 @@ class Bench:
         self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
         self._delivering = asyncio.create_task(self._outbox.run())
+        self._tenants = tenants
+        self._drawn: dict[str, tuple[Draw, ...]] = {}
 
     async def close(self) -> None:
         """End the plans under way, and the outbox."""
@@ -147,8 +169,14 @@ class Bench:
         request = StoredRequest(
             request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000
         )
+        draws: tuple[Draw, ...] = ()
+        if self._tenants:
+            tenant = f"tenant-{len(self._drawn) % self._tenants}"
+            draws = self._drawn[request_id] = draws_of(tenant, LIMITS, (), chain.prompt_tokens, 256)
+            account = str(Account(tenant, "key", "", "model"))
+            request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account)
         query = RouteQuery(chain, 3600.0)
-        search = Search(self._policy, self._order, query, request, self.fleet, False, self._stall_s)
+        search = Search(self._policy, self._order, query, request, self.fleet, False, self._stall_s, draws=draws)
         placed: Placed = await drive(search.run(), self.fleet)
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:
@@ -162,7 +190,12 @@ class Bench:
         await self._told(Release(grant.request_id, grant.instance_id, note=note))
 
     async def finish(self, grant: Grant) -> None:
-        await self._told(Release(grant.request_id, "", REPLICA, 1, '{"text_bytes":2048,"tokens":512}'))
+        returned = used = ""
+        if self._tenants:
+            returned = returned_text(self._drawn[grant.request_id], 512, 100, answered=True)
+            used = used_by(Outcome.COMPLETED, Usage(512, 256, 100), (512, 256))
+        note = '{"text_bytes":2048,"tokens":512}'
+        await self._told(Release(grant.request_id, "", REPLICA, 1, note, False, returned, used))
 
     async def _told(self, release: Release) -> None:
         """Once the store knows."""
@@ -219,7 +252,7 @@ async def measure(
     pool: PoolStore = store.pool("default")
     bench: Bench | None = None
     try:
-        bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling)
+        bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling, scenario.tenants)
         waiting = scenario.held * scenario.instances
         filling, *asked = chains(waiting + requests + 1, scenario.blocks, random_source)
         for number, chain in enumerate([filling, *asked[:waiting]]):
@@ -322,6 +355,13 @@ def main() -> None:
     parser.add_argument("--instances", type=int, nargs="+", default=[8, 500])
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 64], help="of a prompt")
     parser.add_argument("--held", type=int, nargs="+", default=[0, 500], help="on each instance; of 8 instances only")
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="whose requests they are, with four limits each (0: none)",
+    )
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--policy", default=SchedulingSettings().policy)
     parser.add_argument("--repeat", type=int, default=3)
@@ -329,10 +369,11 @@ def main() -> None:
     options = parser.parse_args()
     scheduling = SchedulingSettings(policy=options.policy)
     scenarios = [
-        Scenario(instances, blocks, held)
+        Scenario(instances, blocks, held, tenants)
         for held in options.held
         for instances in (options.instances if not held else [8])
         for blocks in options.blocks
+        for tenants in options.tenants
     ]
     report = {str(scenario): medians(scheduling, scenario, options) for scenario in scenarios}
     with EmbeddedValkey() as server:

@@ -80,6 +80,11 @@ COMMANDS = {
     "explain": Command(
         "explain why a request went where it went", "dualmap.cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")
     ),
+    "usage": Command(
+        "what tenants used, by day, tenant, key, class and model",
+        "dualmap.cli.usage",
+        ("", "--days 31 --by tenant,model --format csv", "--records --follow"),
+    ),
     "replay": Command(
         "send a trace through a live endpoint", "dualmap.cli.replay", ("--trace toolagent --requests 500 --rate 8",)
     ),

@@ -55,6 +55,11 @@ _LIMITS = (
 )
 
 
+def limit_name(limit: Limit) -> str:
+    """The name of a limit in the settings."""
+    return next(name for name, *kind in _LIMITS if kind == [limit.measure, limit.period])
+
+
 class TenantKeySettings(BaseModel):
     """One key of a tenant: itself, or its hash."""
 

@@ -24,6 +24,7 @@ from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.stored_responses import StoredResponses
+from dualmap.statestore.pool.usage import UsageBooks
 
 
 class RequestPort(Protocol):
@@ -92,6 +93,9 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
     @property
     def publications(self) -> Publications: ...
+
+    @property
+    def usage(self) -> UsageBooks: ...
 
     @property
     def responses(self) -> StoredResponses: ...

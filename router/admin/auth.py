@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from dualmap.router.tenants.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
 from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.scheduling.tenants.tenant import Caller
 
 
 def key_of(request: Request) -> bytes:
@@ -24,6 +25,11 @@ def require_key(keys: Sequence[SecretStr], refusal: str = API_KEY_REFUSAL) -> Ca
         known.check(_fields_of(request))
 
     return check
+
+
+def caller_of(tenants: TenantDirectory, request: Request) -> Caller | None:
+    """Who sends the request; None where no tenant does. Raises InvalidApiKeyError."""
+    return tenants.caller(_fields_of(request)) if tenants else None
 
 
 def require_caller(tenants: TenantDirectory) -> Callable[[Request], None]:

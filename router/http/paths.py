@@ -69,7 +69,8 @@ _STORED_RESPONSES = RESPONSES_PATH + "/"
 _OWN_PATHS: Final = frozenset(
     {
         "/", "/admin", "/docs", "/favicon.ico", "/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready",
-        "/redoc", "/ui", "/v1/models", "/version", COUNTS_PATH, METASERVER_PATH, ABORT_PATH, *ENGINE_CONTROL_PATHS,
+        "/redoc", "/ui", "/v1/models", "/v1/usage", "/version", COUNTS_PATH, METASERVER_PATH, ABORT_PATH,
+        *ENGINE_CONTROL_PATHS,
     }
 )  # fmt: skip
 _OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/")
@@ -125,8 +126,8 @@ def methods_of(path: str) -> str:
 
 
 def needs_api_key(path: str) -> bool:
-    """True for the paths of models' clients: inference, and the list of models that the ASGI app serves."""
-    return is_inference(path) or path == "/v1/models" or path.startswith("/v1/models/")
+    """True for the paths of models' clients: inference, and models and usage, which the ASGI app serves."""
+    return is_inference(path) or path in ("/v1/models", "/v1/usage") or path.startswith("/v1/models/")
 
 
 def needs_admin(path: str) -> bool:

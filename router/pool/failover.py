@@ -89,6 +89,7 @@ class FailoverPool:
         self.settings = primary.settings
         self.queues = primary.queues
         self.publications = primary.publications
+        self.usage = primary.usage
         self.responses = primary.responses
         self.loads = primary.loads
         self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import replace
 from typing import Final
 
@@ -132,8 +131,7 @@ def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tup
     tenant, names = caller.tenant, (f"key:{caller.key}", f"model:{request.model}")
     if not tenant.limits:
         return _NO_DRAWS
-    today = time.strftime("%Y-%m-%d", time.gmtime())
-    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, today)
+    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens)
 
 
 def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:

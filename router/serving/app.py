@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from dualmap.router.admin import engine_control, explanations, inspection, instances, models
+from dualmap.router.admin import engine_control, explanations, inspection, instances, models, usage
 from dualmap.router.admin import settings as fleet_settings
 from dualmap.router.admin.auth import require_caller, require_key
 from dualmap.router.errors import (
@@ -50,7 +50,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, models, inspection, explanations, fleet_settings, engine_control)
+_ADMIN = (instances, models, inspection, explanations, fleet_settings, engine_control, usage)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
@@ -67,6 +67,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     needs_admin = Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))
     for part in _ADMIN:
         app.include_router(part.routes, dependencies=[needs_admin])
+    app.include_router(usage.own_routes)
     if settings.ui:
         add_ui(app, runtime, needs_admin)
     return app

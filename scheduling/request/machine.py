@@ -51,7 +51,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.scheduling.tenants.budgets import Draw, drawn_text, kept_of, kept_text
+from dualmap.scheduling.tenants.budgets import Draw, drawn_text, returned_text
 from dualmap.scheduling.values import value
 
 
@@ -1369,29 +1369,29 @@ class RequestMachine:
         if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
             left = (self._leave(None),)
         if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
-            return (*left, *self._last_releases(answered, self._kept(outcome), self._used(outcome)), _CLOSE)
+            return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
         return (*left, _CLOSE)
 
-    def _last_releases(self, answered: bool, kept: str, used: str) -> Effects:
+    def _last_releases(self, answered: bool, returned: str, used: str) -> Effects:
         """Only the last one meters it: whichever of them is lost, a record is left by which that is done later."""
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
-            return (Post(self._over(self.request_id, self.attempt, sample, answered, kept, used), False, True),)
+            return (Post(self._over(self.request_id, self.attempt, sample, answered, returned, used), False, True),)
         if decode.answered:
-            over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept, used)
+            over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned, used)
             return (Post(over, last=True),)
-        over = self._over(decode.request_id, self.decode_attempt, sample, answered, kept)
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
         own = self._over(self.request_id, self.attempt, seen=answered, used=used)
         return Post(over), Post(own, last=True)
 
-    def _kept(self, outcome: Outcome) -> str:
-        """What it keeps of its budgets. A client that leaves within its answer pays what was expected of it."""
+    def _returned(self, outcome: Outcome) -> str:
+        """What it gives back to its budgets. A client that leaves within its answer pays what was expected of it."""
         draws = self.spec.draws
         if not draws:
             return ""
         answered = outcome in ANSWERED or self.first_token_s is not None
         usage = self.usage or _NO_USAGE
-        return kept_text(kept_of(draws, usage.prompt_tokens, usage.output_tokens, answered=answered))
+        return returned_text(draws, usage.prompt_tokens, usage.output_tokens, answered=answered)
 
     def _used(self, outcome: Outcome) -> str:
         """What it is metered by."""
@@ -1404,10 +1404,10 @@ class RequestMachine:
         return used_by(outcome, self.usage, (prompt, spec.expected_output_tokens))
 
     def _over(
-        self, leg_id: str, attempt: int, note: str = "", seen: bool = False, kept: str = "", used: str = ""
+        self, leg_id: str, attempt: int, note: str = "", seen: bool = False, returned: str = "", used: str = ""
     ) -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
-        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, kept, used)
+        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, returned, used)
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:

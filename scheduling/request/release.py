@@ -23,8 +23,8 @@ class Release:
     seen: bool = False
     """Whether that first token, or the whole answer, was seen. Only a seen token is a sign of life of the instance and
     stamps its prefill clock. False where the first token is presumed, and where the request ends without its answer."""
-    kept: str = ""
-    """What the request keeps of each budget that it drew from, in the order of the draws, where it is over; the rest is
-    given back. Empty: all is."""
+    returned: str = ""
+    """What the request gives back to the budgets that it drew from, where it is over, see ``budgets.returned_text``.
+    Empty: all that its record says it drew."""
     used: str = ""
     """What it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not."""

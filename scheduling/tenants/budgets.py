@@ -7,8 +7,8 @@ did not use: the rest of an estimate, and everything where no instance answered 
 was longer than expected leaves the budget overdrawn, until that has leaked away. In any time T no more is used than the
 capacity and what leaks in T, whatever was estimated.
 
-A budget that does not leak bounds what is in flight: all of a draw is given back at the end. A quota counts in one
-period, which its draws name; the first draw of the next one starts from zero, so nothing has to tidy up.
+A budget that does not leak bounds what is in flight: all of a draw is given back at the end. A quota counts in one day
+or month of the store's clock; the first draw of the next one starts from zero, so nothing has to tidy up.
 
 The store keeps what is used, not what is left, so a limit that is changed is in force with the next request.
 
@@ -47,6 +47,9 @@ class Period(StrEnum):
     """As many at a time."""
 
 
+_QUOTAS: Final = (Period.DAY, Period.MONTH)
+
+
 @value
 class Limit:
     """One limit of a tenant, of one of its keys, or of a model that it uses."""
@@ -58,17 +61,28 @@ class Limit:
     of: str = ""
     """What it is for beside the tenant: ``key:NAME`` or ``model:NAME``; empty: all that the tenant sends."""
 
+    @property
+    def leak_per_s(self) -> float:
+        """How much of what is used is forgotten a second."""
+        return self.amount / MINUTE_S if self.period is Period.MINUTE else 0.0
+
 
 @value
 class Draw:
     """What a request takes of one budget."""
 
     budget: str
-    """Its name, without blanks; of a quota with the period behind ``#``."""
+    """Its name, without blanks."""
     cost: int
     capacity: int
     leak_per_s: float
     limit: Limit
+
+    @property
+    def leaks(self) -> float | str:
+        """What the store has to know of it: how much leaks a second, or the period of a quota; 0: it is in flight."""
+        period = self.limit.period
+        return period.value if period in _QUOTAS else self.leak_per_s
 
     @property
     def never_fits(self) -> bool:
@@ -94,10 +108,9 @@ def draws_of(
     names: Sequence[str],
     prompt_tokens: int,
     output_tokens: int,
-    today: str,
 ) -> tuple[Draw, ...]:
     """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
-    the expected ones; ``today`` is the day in UTC (``2027-01-15``), which says which quota it is."""
+    the expected ones."""
     costs = {
         Measure.REQUESTS: 1,
         Measure.PROMPT_TOKENS: prompt_tokens,
@@ -108,31 +121,33 @@ def draws_of(
     for limit in limits:
         if limit.of and limit.of not in names:
             continue
-        leak_per_s = limit.amount / MINUTE_S if limit.period is Period.MINUTE else 0.0
-        drawn.append(Draw(_budget(tenant, limit, today), costs[limit.measure], limit.amount, leak_per_s, limit))
+        drawn.append(Draw(budget_of(tenant, limit), costs[limit.measure], limit.amount, limit.leak_per_s, limit))
     return tuple(drawn)
 
 
-def _budget(tenant: str, limit: Limit, today: str) -> str:
-    name = "/".join([tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value])
-    match limit.period:
-        case Period.DAY:
-            return f"{name}#{today}"
-        case Period.MONTH:
-            return f"{name}#{today[:7]}"
-        case _:
-            return name
+def budget_of(tenant: str, limit: Limit) -> str:
+    """The name of the budget of a limit. Its last word is the period: the store knows which day or month it is."""
+    return "/".join([tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value])
 
 
-def kept_of(
+NOTHING_RETURNED: Final = "-"
+
+
+def returned_text(
     draws: Sequence[Draw], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
-) -> tuple[int, ...]:
-    """What stays drawn of each budget when the request is over; the rest is given back.
+) -> str:
+    """What a request gives back when it is over, and more than nothing: each budget and the amount, separated by
+    blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon.
 
-    Nothing stays of a request that no instance answered, and nothing of what bounds what is in flight. Where the
+    Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
-    return tuple([_kept(draw, prompt_tokens, output_tokens) if answered else 0 for draw in draws])
+    words: list[str] = []
+    for draw in draws:
+        amount = draw.cost - (_kept(draw, prompt_tokens, output_tokens) if answered else 0)
+        if amount:
+            words += (draw.budget, str(amount) if amount > 0 else f"{amount}:{draw.leak_per_s}")
+    return " ".join(words) or NOTHING_RETURNED
 
 
 def _kept(draw: Draw, prompt: int | None, output: int | None) -> int:
@@ -158,8 +173,3 @@ def draws_from(text: str) -> list[tuple[str, int]]:
     """The budgets and costs of such a text."""
     words = text.split()
     return [(budget, int(cost)) for budget, cost in zip(words[::2], words[1::2], strict=False)]
-
-
-def kept_text(kept: Sequence[int]) -> str:
-    """What stays of each draw, in their order."""
-    return " ".join(map(str, kept))

@@ -2,7 +2,7 @@
 -- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 8 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
 --       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
---       what it keeps of its draws, where it is over (give_back); what it is metered by, where it is over for good, or ''
+--       what it gives back of its draws, where it is over (give_back), or '' for all of them; what it is metered by, where it is over for good, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -38,7 +38,7 @@ end
 
 -- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
 -- where something was left.
-local function finish(id, note, seen, _, replica_id, attempt, kept, used)
+local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   local request, is_damaged = read_request(id, 'told')
   if is_damaged then
     redis.call('DEL', keys.request .. id) -- what it counted is repaired
@@ -53,7 +53,7 @@ local function finish(id, note, seen, _, replica_id, attempt, kept, used)
     log_sample('noted', note)
   end
   if request.told.drawn and request.told.drawn ~= '' then
-    give_back(request.told.drawn, kept, now_ms)
+    give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms, now_ms)
   end
   if used ~= '' and request.told.account and request.told.account ~= '' then
     meter(request, used, now_ms)
@@ -69,9 +69,9 @@ local function finish(id, note, seen, _, replica_id, attempt, kept, used)
 end
 
 for first = FIRST_REQUEST, #ARGV, 8 do
-  local id, instance_id, replica_id, attempt, note, seen, kept, used = unpack(ARGV, first, first + 7)
+  local id, instance_id, replica_id, attempt, note, seen, returned, used = unpack(ARGV, first, first + 7)
   local release = instance_id == '' and finish or prefill
-  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, kept, used)
+  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, returned, used)
   replies[#replies + 1] = not request and 0
   local instance = request and read_instance(request.instance_id)
   if instance then

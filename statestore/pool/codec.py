@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -165,16 +166,37 @@ _GRANT_FIELDS: Final = len(fields(Grant))
 
 
 # budgets -----------------------------------------------------------------------------------------------------
-def budget_with(text: bytes | None, cost: int, now_ms: int, period: str) -> str:
-    """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). One that was lost
-    leaks nothing until the next request draws from it, and says what it leaks."""
+_MILLION: Final = 1_000_000
+
+
+def budget_with(name: str, text: bytes | None, cost: int, now_ms: int) -> str:
+    """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). Of one that leaks
+    nothing has leaked since it was written: the next draw knows how much does."""
+    words, period = (text or b"").split(), period_of(name, now_ms)
+    if name.endswith("/minute"):
+        known = len(words) == PAIR and words[0].isdigit() and words[1].isdigit()
+        used, since_ms = (int(words[0]), int(words[1])) if known else (0, now_ms)
+        return f"{used + cost * _MILLION} {since_ms}"
+    used = int(words[0]) if words and words[0].isdigit() and words[1:] == ([period.encode()] if period else []) else 0
+    return f"{used + cost} {period}" if period else str(used + cost)
+
+
+def budget_used(name: str, text: bytes | None, now_ms: int, leak_per_s: float) -> float:
+    """What is used of such a budget; 0 where nothing, or nothing that can be read, is written."""
+    words, period = (text or b"").split(), period_of(name, now_ms)
     try:
-        figures, of = (text or b"").split()[:3], (text or b"").split()[3:]
-        used, since_ms, leak_per_s = map(float, figures)
-    except ValueError:
-        return f"{cost} {now_ms} 0 {period}"
-    left = max(0.0, used - max(0.0, now_ms - since_ms) / 1000 * leak_per_s) if of == period.encode().split() else 0.0
-    return f"{left + cost:.17g} {now_ms} {leak_per_s:.17g} {period}"
+        used = int(words[0])
+        if name.endswith("/minute"):
+            return max(0.0, used / _MILLION - max(0, now_ms - int(words[1])) / 1000 * leak_per_s)
+    except (ValueError, IndexError):
+        return 0.0
+    return used if words[1:] == ([period.encode()] if period else []) else 0.0
+
+
+def period_of(budget: str, now_ms: int) -> str | None:
+    """The day or month in UTC in which a quota counts; None of another budget."""
+    form = {"day": "%Y-%m-%d", "month": "%Y-%m"}.get(budget.rpartition("/")[2])
+    return None if form is None else datetime.fromtimestamp(now_ms / 1000, UTC).strftime(form)
 
 
 # samples -----------------------------------------------------------------------------------------------------

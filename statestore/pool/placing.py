@@ -67,7 +67,7 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
     if placement.draws:
-        draws = [(each.budget, each.cost, each.capacity, each.leak_per_s) for each in placement.draws]
+        draws = [word for each in placement.draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
         known += b'"draws":%b,' % orjson.dumps(draws)
         known += b'"must_draw":true,' if placement.must_draw else b""
     option = _number_of(placement, options)

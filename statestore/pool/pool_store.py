@@ -146,7 +146,7 @@ class PoolStore(Changes):
                     attempt,
                     each.note,
                     seen,
-                    each.kept,
+                    each.returned,
                     each.used,
                 )
             transitions += [
@@ -231,8 +231,7 @@ class PoolStore(Changes):
             common.append(("HMGET", replicas, *owners))
             known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
             budgets = sorted({budget for request in requests for budget, _ in draws_from(request.drawn)})
-            names = [budget.partition("#")[0] for budget in budgets]
-            common += (("HGETALL", keys.settings), ("HMGET", keys.budgets, *(names or ("",))))
+            common += (("HGETALL", keys.settings), ("HMGET", keys.budgets, *(budgets or ("",))))
             spec, record, leases, changed, used, *standing = await self._calls.together([*common, *known])
             order = self.settings.order_from(pairs_from(changed))
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
@@ -248,9 +247,8 @@ class PoolStore(Changes):
             for budget, text in zip(budgets, used, strict=False):
                 cost = sum(cost for each in lost for name, cost in draws_from(each.drawn) if name == budget)
                 if cost:
-                    name, _, period = budget.partition("#")
-                    commands.append(("HSET", keys.budgets, name, codec.budget_with(text, cost, now_ms, period)))
-                    read.append((keys.budgets, name, text))
+                    commands.append(("HSET", keys.budgets, budget, codec.budget_with(budget, text, cost, now_ms)))
+                    read.append((keys.budgets, budget, text))
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             counts = Counts.sum(lost)
             stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}

@@ -8,8 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
 from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
+from dualmap.scheduling.tenants.budgets import Limit, budget_of
 from dualmap.statestore.pool.changes import Change, Changes
-from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.codec import budget_used, pairs_from
 from dualmap.statestore.pool.readable import UNREADABLE, reads
 
 USAGE_DAYS: Final = 40
@@ -49,6 +50,19 @@ class UsageBooks(Changes):
             with contextlib.suppress(*UNREADABLE):
                 found.append((entry_id.decode(), UsageRecord.parse(pairs_from(flat)[b"record"].decode())))
         return found
+
+    @reads
+    async def budgets(self, tenant: str, limits: Sequence[Limit]) -> list[float]:
+        """What is used now of the budget of each of a tenant's limits."""
+        if not limits:
+            return []
+        names = [budget_of(tenant, limit) for limit in limits]
+        found = await self._calls.command("HMGET", self._keys.budgets, *names)
+        now_ms = await self._calls.now_ms()
+        return [
+            budget_used(name, text, now_ms, limit.leak_per_s)
+            for name, text, limit in zip(names, found, limits, strict=True)
+        ]
 
     async def drop_old(self, *, fence: int) -> None:
         """Drop the days that are not kept any more."""

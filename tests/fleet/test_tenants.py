@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
+import pytest
 import redis
 
+from dualmap.cli.main import main
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 TENANTS = [
@@ -47,7 +49,13 @@ def budgets(fleet: Fleet) -> Mapping[str, int]:
     return {name: round(float(text.split()[0])) for name, text in found.items()}
 
 
-def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path) -> None:
+def usage_of(fleet: Fleet, tenant: str) -> Mapping[str, int]:
+    """What was metered of a tenant."""
+    rows = httpx.get(f"{fleet.endpoint}/admin/usage", params={"by": "tenant", "tenant": tenant}).json()["rows"]
+    return rows[0] if rows else {}
+
+
+def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with running_fleet(tmp_path, OPTIONS) as fleet:
         answers = asyncio.run(ask(fleet, 60))
 
@@ -55,6 +63,16 @@ def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path) -> None:
         refused = [answer for answer in answers if answer.status_code == 429]
         assert (len(admitted), len(refused)) == (40, 20)
         assert refused[0].json()["error"]["code"] == "insufficient_quota"
+
+        tokens = sum(answer.json()["usage"]["prompt_tokens"] for answer in admitted)
+        until(lambda: usage_of(fleet, "acme")["requests"] == 40, "all that was admitted is metered")
+        metered = usage_of(fleet, "acme")
+        assert (metered["prompt_tokens"], metered["output_tokens"], metered["refused"]) == (tokens, 40, 20)
+        assert main(["usage", "--url", fleet.endpoint, "--by", "tenant,key", "--format", "csv"]) == 0
+        assert capsys.readouterr().out.splitlines()[1].startswith(f"acme,ci,40,{tokens},")
+        assert main(["usage", "--url", fleet.endpoint, "--records"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert len({line["request_id"] for line in lines if line["outcome"] == "completed"}) == len(lines) == 40
 
         assert asyncio.run(ask(fleet, 1, key="wrong-secret"))[0].status_code == 401
         (too_long,) = asyncio.run(ask(fleet, 1, key="other-secret", prompt="word " * 400))
@@ -119,3 +137,8 @@ def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_pat
         until(lambda: "slow/requests/in_flight" not in budgets(fleet), "nothing is in flight any more")
         used = sum(tokens for name, tokens in budgets(fleet).items() if name == "slow/tokens/month")
         assert used == counted > 0
+        until(lambda: usage_of(fleet, "slow")["requests"] == 6, "all that was admitted is metered")
+        metered = usage_of(fleet, "slow")
+        answered = metered["prompt_tokens"] + metered["output_tokens"]
+        assert metered["lost"] > 0, "some went by the replica that was killed"
+        assert answered >= counted, "of these no answer is counted"

@@ -71,14 +71,14 @@ async def test_all_budgets_are_drawn_from_or_none_and_the_longest_wait_is_told(p
 async def test_what_was_not_used_is_given_back_at_the_end(pool: PoolStore) -> None:
     await place(pool, "r1", draw(6000))
 
-    await finish(pool, "r1", kept="1500")
+    await finish(pool, "r1", returned="acme/tokens/minute 4500")
 
     assert (await place(pool, "r2", draw(4500))).drawn == Drawn((0,))
 
 
 async def test_a_longer_answer_than_expected_overdraws_the_budget(pool: PoolStore, clock: HandClock) -> None:
     await place(pool, "r1", draw(1000))
-    await finish(pool, "r1", kept="7000")
+    await finish(pool, "r1", returned="acme/tokens/minute -6000:100.0")
 
     refused = await place(pool, "r2", draw(1))
     clock.advance(10_010)
@@ -102,7 +102,7 @@ async def test_what_is_in_flight_is_bounded_and_freed_by_ends_alone(pool: PoolSt
     await place(pool, "r2", one_in_flight())
     clock.advance(3_600_000)
     refused = await place(pool, "r3", one_in_flight())
-    await finish(pool, "r1", kept="0")
+    await finish(pool, "r1", returned="acme/requests/in_flight 1")
 
     assert refused.drawn == Drawn((-1,), 0, 0.0)
     assert (await place(pool, "r4", one_in_flight())).status is PlaceStatus.DISPATCHED
@@ -113,9 +113,9 @@ async def test_a_lowered_limit_counts_what_is_used_already(pool: PoolStore) -> N
         await place(pool, request_id, one_in_flight())
     lowered = replace(one_in_flight(), capacity=1)
 
-    await finish(pool, "r1", kept="0")
+    await finish(pool, "r1", returned="acme/requests/in_flight 1")
     assert (await place(pool, "r3", lowered)).status is PlaceStatus.LIMITED
-    await finish(pool, "r2", kept="0")
+    await finish(pool, "r2", returned="acme/requests/in_flight 1")
     assert (await place(pool, "r4", lowered)).status is PlaceStatus.DISPATCHED
 
 
@@ -151,31 +151,52 @@ async def test_many_replicas_at_once_admit_the_limit_to_the_token(pool: PoolStor
     assert admitted == 6000 // 70
 
 
-def of_month(cost: int, month: str) -> Draw:
-    return draw(cost, Limit(Measure.TOKENS, Period.MONTH, 5000), f"acme/tokens/month#{month}")
+def quota(cost: int, period: Period = Period.MONTH) -> Draw:
+    return draw(cost, Limit(Measure.TOKENS, period, 5000), f"acme/tokens/{period}")
 
 
-async def test_a_quota_begins_anew_with_its_period(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", of_month(5000, "2027-01"))
-    clock.advance(86_400_000)
-    spent = await place(pool, "r2", of_month(1, "2027-01"))
+TO_NEXT_DAY_MS = 6_400_000
+"""From the first time of the clock, the 14th of a month at 22:13:20."""
+TO_NEXT_MONTH_MS = TO_NEXT_DAY_MS + 16 * 86_400_000
 
-    begun = await place(pool, "r3", of_month(4000, "2027-02"))
+
+@pytest.mark.parametrize(("period", "begins_ms"), [(Period.DAY, TO_NEXT_DAY_MS), (Period.MONTH, TO_NEXT_MONTH_MS)])
+async def test_a_quota_begins_anew_with_its_period(
+    pool: PoolStore, clock: HandClock, period: Period, begins_ms: int
+) -> None:
+    await place(pool, "r1", quota(5000, period))
+    clock.advance(begins_ms - 1)
+    spent = await place(pool, "r2", quota(1, period))
+    clock.advance(1)
+
+    begun = await place(pool, "r3", quota(4000, period))
 
     assert (spent.status, begun.drawn) == (PlaceStatus.LIMITED, Drawn((1000,)))
 
 
-async def test_what_a_request_of_the_former_period_gives_back_is_not_of_the_new_one(pool: PoolStore) -> None:
-    await place(pool, "r1", of_month(5000, "2027-01"), one_in_flight())
-    await place(pool, "r2", of_month(4000, "2027-02"))
+async def test_what_a_request_of_the_former_period_gives_back_is_not_of_the_new_one(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await place(pool, "r1", quota(5000), one_in_flight())
+    clock.advance(TO_NEXT_MONTH_MS)
+    await place(pool, "r2", quota(4000))
 
-    await finish(pool, "r1", kept="100 0")
+    await finish(pool, "r1", returned="acme/tokens/month 4900 acme/requests/in_flight 1")
 
-    assert (await place(pool, "r3", of_month(1, "2027-02"), one_in_flight())).drawn == Drawn((999, 1))
+    assert (await place(pool, "r3", quota(1), one_in_flight())).drawn == Drawn((999, 1))
 
 
-async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore) -> None:
-    await pool._calls.command("HSET", pool._keys.budgets, "acme/tokens/minute", "a lot")
+async def test_what_leaked_away_is_no_credit_for_a_longer_answer(pool: PoolStore, clock: HandClock) -> None:
+    await place(pool, "r1", draw(1000))
+    clock.advance(60_000)
+    await finish(pool, "r1", returned="acme/tokens/minute -2000:100.0")
+
+    assert (await place(pool, "r2", draw(1))).drawn == Drawn((3999,))
+
+
+@pytest.mark.parametrize("text", ["a lot", "", "7", "9 9", "1.2.3 4 5"])
+async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore, text: str) -> None:
+    await pool._calls.command("HSET", pool._keys.budgets, "acme/tokens/minute", text)
 
     assert (await place(pool, "r1", draw(6000))).drawn == Drawn((0,))
 
@@ -184,7 +205,7 @@ async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore) 
 async def test_draws_that_somebody_damaged_do_not_keep_a_request_from_ending(pool: PoolStore, drawn: str) -> None:
     await pool.place(placement("r1", tokens=100, tenant="acme", drawn=drawn))
 
-    assert (await finish(pool, "r1", kept="7")).done
+    assert (await finish(pool, "r1")).done
 
     assert await pool.records(["r1"]) == {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from datetime import date, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -56,6 +57,10 @@ READS = frozenset(
         "kv_events.names",
         "responses.tokens",
         "schema.refuse_newer",
+        "usage.today",
+        "usage.of_day",
+        "usage.records",
+        "usage.budgets",
     ]
 )
 """Calls that change nothing."""
@@ -135,6 +140,7 @@ CHANGES: dict[str, Change] = {
     "kv_events.release": lambda pool, _: pool.kv_events.release("a", 4_000_000_000_000),
     "kv_events.mark": lambda pool, _: pool.kv_events.mark("a", 4_000_000_000_000, KvViewStatus.EXACT),
     "kv_events.apply": lambda pool, _: pool.kv_events.apply("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
+    "usage.drop_old": lambda pool, lease: pool.usage.drop_old(fence=lease.fence),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
 }
 
@@ -175,6 +181,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
     client.zadd("dualmap:{default}:running:c", {"stray": 1})
     client.hset("dualmap:{default}:instances:notes", "a", b"unreadable")
     client.hdel("dualmap:{default}:meta", "oldest_schema")
+    client.hset(f"dualmap:{{default}}:usage:{date.today() - timedelta(50)}", "acme ci - m", "1 2 3 4 5 6 7")
     return lease
 
 

@@ -291,7 +291,7 @@ class Traffic:
         if rng.random() < 0.6:
             return {}
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
-        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, "2027-01-15")
+        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50)
         return {
             "tenant": "acme",
             "drawn": drawn_text(draws),
@@ -372,13 +372,13 @@ class Traffic:
     async def finish(self, request: StoredRequest | None = None) -> None:
         request = request or self.pick()
         if request is not None:
-            note, kept = (
+            note, returned = (
                 self.rng.choice(("", '{"text_bytes":900,"tokens":200}')),
-                self.rng.choice(("", "700 0", "9000")),
+                self.rng.choice(("", "acme/tokens/minute 7 acme/requests/in_flight 1", "acme/tokens/minute -9:150.0")),
             )
-            used = "1 200 0 30 0 0 0 completed reported" if kept else ""
+            used = "1 200 0 30 0 0 0 completed reported" if returned else ""
             name, about = request.request_id, {"replica_id": request.replica_id, "attempt": request.attempt}
-            await self.twins.both(lambda pool: finish(pool, name, note=note, kept=kept, used=used, **about))
+            await self.twins.both(lambda pool: finish(pool, name, note=note, returned=returned, used=used, **about))
 
     async def observe(self) -> None:
         named, request_chain = self.rng.sample(INSTANCES, 3), self.rng.choice(CHAINS)

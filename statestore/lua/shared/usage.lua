@@ -1,18 +1,25 @@
 -- Metering (scheduling/request/metering.py): what each request of a tenant used, in a log, and added up by account in a hash
 -- for each day in UTC.
 
+-- Those that this script has named.
+local days = {}
+
 -- The day of a time in ms, as '2027-01-15': days since 0000-03-01, in eras of 400 years (H. Hinnant, "chrono-compatible low-level
 -- date algorithms").
 local function utc_day(at_ms)
-  local days = math.floor(at_ms / 86400000) + 719468
-  local era = math.floor(days / 146097)
-  local of_era = days - era * 146097
+  local number = math.floor(at_ms / 86400000)
+  if days[number] then
+    return days[number]
+  end
+  local era = math.floor((number + 719468) / 146097)
+  local of_era = number + 719468 - era * 146097
   local year = math.floor((of_era - math.floor(of_era / 1460) + math.floor(of_era / 36524) - math.floor(of_era / 146096)) / 365)
   local of_year = of_era - 365 * year - math.floor(year / 4) + math.floor(year / 100)
   local month = math.floor((5 * of_year + 2) / 153)
   local day = of_year - math.floor((153 * month + 2) / 5) + 1
   month = month < 10 and month + 3 or month - 9
-  return string.format('%04d-%02d-%02d', year + era * 400 + (month < 3 and 1 or 0), month, day)
+  days[number] = string.format('%04d-%02d-%02d', year + era * 400 + (month < 3 and 1 or 0), month, day)
+  return days[number]
 end
 
 -- Adds to the counts of an account today, where 'used' begins with figures for all of them. What cannot be read is lost.

@@ -25,9 +25,9 @@ def test_an_account_is_read_as_it_was_written(account: Account) -> None:
 
 @pytest.mark.parametrize("text", ["", "acme", "acme ci -", "1 2"])
 def test_what_is_no_account_and_what_are_no_counts_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"values|counts"):
+    with pytest.raises(ValueError, match=r"values|counts|literal"):
         Account.parse(text)
-    with pytest.raises(ValueError, match=r"values|counts"):
+    with pytest.raises(ValueError, match=r"values|counts|literal"):
         Counts.parse(text)
 
 

@@ -1,0 +1,89 @@
+"""What tenants used, for operators; and for each tenant's keys what they used themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, timedelta
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from dualmap.router.admin.auth import caller_of
+from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam
+from dualmap.router.errors import InvalidRequestError, NotFoundError
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.tenants.usage import GROUPS, Books, grouped, limits_of_key, limits_used, record_line, usage_rows
+
+routes = APIRouter(prefix="/admin", tags=["usage"])
+own_routes = APIRouter(tags=["usage"])
+
+DAYS = 7
+MOST_DAYS = 400
+
+First = Annotated[date | None, Query(description="first day, in UTC; by default the sixth before the last")]
+Last = Annotated[date | None, Query(description="last day, in UTC; by default today")]
+
+
+@routes.get("/usage")
+async def usage(
+    pools: PoolsParam,
+    first: First = None,
+    last: Last = None,
+    by: Annotated[str, Query(description=f"what to add up by: some of {', '.join(GROUPS)}")] = "day,tenant",
+    tenant: Annotated[str | None, Query(description="only this tenant")] = None,
+) -> dict[str, Any]:
+    """What requests of tenants used, added up."""
+    groups = [name.strip() for name in by.split(",") if name.strip()]
+    if not groups or not set(groups) <= set(GROUPS):
+        raise InvalidRequestError(f"by takes some of {', '.join(GROUPS)}, with commas between them", param="by")
+    began, ended = _days(first, last, await pools[0].store.usage.today())
+    rows = [row for row in await usage_rows(_books(pools), began, ended) if tenant in (None, row.account.tenant)]
+    return {"first": began, "last": ended, "by": groups, "rows": grouped(rows, groups)}
+
+
+@routes.get("/usage/records")
+async def records(
+    pool: PoolParam,
+    after: Annotated[str, Query(pattern=r"^\d+(-\d+)?$", description="the `next` of the page before")] = "0",
+    limit: Annotated[int, Query(ge=1, le=10_000, description="records at most")] = 1000,
+) -> dict[str, Any]:
+    """Metered requests one by one, the oldest first, as far back as the log goes."""
+    found = await pool.store.usage.records(after, limit)
+    return {
+        "records": [{"entry": entry, **record_line(record)} for entry, record in found],
+        "next": found[-1][0] if found else after,
+    }
+
+
+@own_routes.get("/v1/usage")
+async def own_usage(request: Request, runtime: RuntimeParam, first: First = None, last: Last = None) -> dict[str, Any]:
+    """What the key of a tenant used, by day and model, and how far the limits are used that its requests can meet."""
+    caller = caller_of(runtime.tenants, request)
+    if caller is None:
+        raise NotFoundError("usage is kept for the keys of tenants, and this is none; see /admin/usage")
+    books = _books(runtime.pools.pools.values())
+    began, ended = _days(first, last, await next(iter(books.values())).today())
+    own = (caller.tenant.name, caller.key)
+    rows = [row for row in await usage_rows(books, began, ended) if (row.account.tenant, row.account.key) == own]
+    limits = limits_of_key(caller)
+    return {
+        "object": "usage",
+        "tenant": caller.tenant.name,
+        "key": caller.key,
+        "first": began,
+        "last": ended,
+        "usage": grouped(rows, ("day", "model")),
+        "limits": await limits_used(books, caller.tenant.name, limits),
+    }
+
+
+def _books(pools: Iterable[ServedPool]) -> Books:
+    return {pool.settings.name: pool.store.usage for pool in pools}
+
+
+def _days(first: date | None, last: date | None, today: date) -> tuple[date, date]:
+    ended = last or today
+    began = first or ended - timedelta(DAYS - 1)
+    if not 0 <= (ended - began).days < MOST_DAYS:
+        raise InvalidRequestError(f"first must not be behind last, nor {MOST_DAYS} days before it", param="first")
+    return began, ended

@@ -1,0 +1,116 @@
+"""What tenants used, in rows for people, bills and programs; and how far their limits are used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import date, timedelta
+from typing import Any, Final
+
+from dualmap.runtime.tenant_settings import limit_name
+from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
+from dualmap.scheduling.tenants.budgets import Limit
+from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.scheduling.values import value
+from dualmap.statestore.pool.usage import UsageBooks
+
+GROUPS: Final = ("day", "pool", "tenant", "key", "class", "model")
+"""What counts can be added up by."""
+
+
+Books = Mapping[str, UsageBooks]
+"""By pool."""
+
+
+@value
+class UsageRow:
+    """The counts of one account on one day in one pool."""
+
+    day: date
+    pool: str
+    account: Account
+    counts: Counts
+
+    def names(self) -> dict[str, str]:
+        """What it can be grouped by."""
+        account = self.account
+        return {
+            "day": self.day.isoformat(),
+            "pool": self.pool,
+            "tenant": account.tenant,
+            "key": account.key,
+            "class": account.priority_class,
+            "model": account.model,
+        }
+
+
+async def usage_rows(books: Books, first: date, last: date) -> list[UsageRow]:
+    """The rows of these days, both among them.
+
+    Raises:
+        StoreError: the store is out of reach.
+    """
+    days = [first + timedelta(number) for number in range((last - first).days + 1)]
+    read = [(day, pool) for day in days for pool in books]
+    found = await asyncio.gather(*[books[pool].of_day(day) for day, pool in read])
+    return [
+        UsageRow(day, pool, account, counts)
+        for (day, pool), accounts in zip(read, found, strict=True)
+        for account, counts in accounts.items()
+    ]
+
+
+def grouped(rows: Iterable[UsageRow], by: Sequence[str]) -> list[dict[str, Any]]:
+    """The counts added up by these of ``GROUPS``, in their order."""
+    sums: dict[tuple[str, ...], Counts] = {}
+    for row in rows:
+        names = row.names()
+        group = tuple([names[name] for name in by])
+        sums[group] = sums.get(group, Counts()) + row.counts
+    return [dict(zip(by, group, strict=True)) | asdict(counts) for group, counts in sorted(sums.items())]
+
+
+def record_line(record: UsageRecord) -> dict[str, Any]:
+    """One metered request as exports have it."""
+    account, counts = record.account, record.counts
+    return {
+        "ended_ms": record.ended_ms,
+        "request_id": record.request_id,
+        "tenant": account.tenant,
+        "key": account.key,
+        "class": account.priority_class,
+        "model": account.model,
+        "prompt_tokens": counts.prompt_tokens,
+        "cached_tokens": counts.cached_tokens,
+        "output_tokens": counts.output_tokens,
+        "outcome": record.outcome,
+        "reported": record.reported,
+    }
+
+
+async def limits_used(books: Books, tenant: str, limits: Sequence[Limit]) -> list[dict[str, Any]]:
+    """Each limit of a tenant, and what is used of it now in each pool.
+
+    Raises:
+        StoreError: the store is out of reach.
+    """
+    found = await asyncio.gather(*[each.budgets(tenant, limits) for each in books.values()])
+    return [
+        {
+            "pool": pool,
+            "limit": limit_name(limit),
+            "of": limit.of,
+            "amount": limit.amount,
+            "used": round(amount),
+            "remaining": max(0, int(limit.amount - amount)),
+        }
+        for pool, used in zip(books, found, strict=True)
+        for limit, amount in zip(limits, used, strict=True)
+    ]
+
+
+def limits_of_key(caller: Caller) -> list[Limit]:
+    """The limits that requests of a key may meet."""
+    own = f"key:{caller.key}"
+    return [limit for limit in caller.tenant.limits if limit.of in ("", own) or limit.of.startswith("model:")]

@@ -1,0 +1,111 @@
+"""What tenants used, for operators and for themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
+from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.tenants.tenant import Caller
+from tests.router import tools
+
+TENANTS = tuple(
+    TenantSettings(
+        name=name,
+        keys=(
+            TenantKeySettings(
+                name="ci", key=SecretStr(f"{name}-secret"), limits=LimitSettings(requests_in_flight=4)
+            ),
+            TenantKeySettings(name="web", key=SecretStr(f"{name}-web-secret")),
+        ),
+        limits=LimitSettings(tokens_per_month=1000),
+    )
+    for name in ("acme", "other")
+)  # fmt: skip
+
+
+@pytest.fixture
+async def runtime(start_runtime: Any) -> Runtime:
+    found: Runtime = await start_runtime(instances=(tools.spec("a"),), tenants=TENANTS, admin_key="the-admin-key")
+    return found
+
+
+async def use(runtime: Runtime, tenant: str, key: str = "ci", request_id: str = "r", output: int = 5) -> None:
+    """One request that is answered."""
+    request = tools.request("hello", request_id=request_id)
+    settings = next(each for each in TENANTS if each.name == tenant)
+    request.caller = Caller(settings.tenant(), key)
+    live = await runtime.intake.place(request)
+    live.sent()
+    live.first_token()
+    live.finish(Outcome.COMPLETED, Usage(20, 16, output))
+    await runtime.pools.pools["default"].outbox.flush()
+
+
+ADMIN = {"authorization": "Bearer the-admin-key"}
+
+
+async def test_usage_is_added_up_as_it_is_asked_for(runtime: Runtime, client_of: Any) -> None:
+    for number, (tenant, key) in enumerate((("acme", "ci"), ("acme", "web"), ("other", "ci"))):
+        await use(runtime, tenant, key, f"r{number}")
+    client = client_of(runtime, headers=ADMIN)
+
+    by_tenant = (await client.get("/admin/usage?by=tenant")).json()
+    by_key = (await client.get("/admin/usage?by=tenant,key,model&tenant=acme")).json()["rows"]
+
+    assert [(row["tenant"], row["requests"], row["prompt_tokens"]) for row in by_tenant["rows"]] == [
+        ("acme", 2, 40),
+        ("other", 1, 20),
+    ]
+    assert [(row["key"], row["output_tokens"], row["cached_tokens"]) for row in by_key] == [
+        ("ci", 5, 16),
+        ("web", 5, 16),
+    ]
+    assert (await client.get(f"/admin/usage?last={by_tenant['first']}")).json()["rows"] == []
+    for wrong in ("by=colour", "by=", "first=2027-01-01&last=2026-01-01", "first=yesterday"):
+        assert (await client.get(f"/admin/usage?{wrong}")).status_code in (400, 422), wrong
+
+
+async def test_single_requests_are_read_page_by_page(runtime: Runtime, client_of: Any) -> None:
+    for number in range(3):
+        await use(runtime, "acme", request_id=f"r{number}")
+    client = client_of(runtime, headers=ADMIN)
+
+    first = (await client.get("/admin/usage/records?limit=2")).json()
+    rest = (await client.get(f"/admin/usage/records?after={first['next']}")).json()
+    none = (await client.get(f"/admin/usage/records?after={rest['next']}")).json()
+
+    assert [each["request_id"] for each in (*first["records"], *rest["records"])] == ["r0", "r1", "r2"]
+    assert first["records"][0] | {"entry": "", "ended_ms": 0} == {
+        "entry": "", "ended_ms": 0, "request_id": "r0", "tenant": "acme", "key": "ci", "class": "", "model": "default",
+        "prompt_tokens": 20, "cached_tokens": 16, "output_tokens": 5, "outcome": "completed", "reported": True,
+    }  # fmt: skip
+    assert (none["records"], none["next"]) == ([], rest["next"])
+
+
+async def test_a_key_reads_its_own_usage_and_limits_and_nothing_else(runtime: Runtime, client_of: Any) -> None:
+    for number, (tenant, key) in enumerate((("acme", "ci"), ("acme", "web"), ("other", "ci"))):
+        await use(runtime, tenant, key, f"r{number}")
+    client = client_of(runtime, headers={"x-api-key": "acme-secret"})
+
+    own = (await client.get("/v1/usage")).json()
+
+    assert (own["tenant"], own["key"]) == ("acme", "ci")
+    assert [(row["model"], row["requests"], row["output_tokens"]) for row in own["usage"]] == [("default", 1, 5)]
+    limits = {(each["limit"], each["of"]): each for each in own["limits"]}
+    assert limits["tokens_per_month", ""] | {"used": 50, "remaining": 950} == limits["tokens_per_month", ""]
+    assert limits["requests_in_flight", "key:ci"]["used"] == 0
+    assert "other" not in str(own) and "web" not in str(own) and "secret" not in str(own)
+    for path in ("/admin/usage", "/admin/usage/records", "/admin/requests"):
+        assert (await client.get(path)).status_code == 401
+
+
+async def test_usage_needs_the_key_of_a_tenant(runtime: Runtime, start_runtime: Any, client_of: Any) -> None:
+    assert (await client_of(runtime).get("/v1/usage")).status_code == 401
+    assert (await client_of(runtime, headers={"x-api-key": "wrong"}).get("/v1/usage")).status_code == 401
+    open_to_all = await start_runtime()
+    assert (await client_of(open_to_all).get("/v1/usage")).status_code == 404
