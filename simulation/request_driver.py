@@ -32,6 +32,7 @@ from dualmap.scheduling.request.machine import (
     PrefillPresumed,
     Refusal,
     Refuse,
+    Register,
     ReleaseFirst,
     Rename,
     Renamed,
@@ -127,8 +128,8 @@ class RequestDriver:
                 self._await_trial(machine, effect)
             case Rename():
                 return self._rename(machine)
-            case Refuse() | Enter():
-                pass  # no client waits for the error, and no gateway moves a request
+            case Refuse() | Enter() | Register():
+                pass  # no client waits for the error, no gateway moves a request, and none is passed on
             case _:
                 assert_never(effect)
         return None

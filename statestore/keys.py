@@ -47,6 +47,7 @@ class PoolKeys:
     rebalance_wanted = _Key("rebalance:wanted")
     budgets = _Key("budgets")
     usage_log = _Key("usage:log")
+    passed_on = _Key("passed_on")
     scaling = _Key("scaling")
     scaling_log = _Key("scaling:log")
     discovery = _Key("discovery")

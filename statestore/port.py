@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from dualmap.runtime.certificates import FollowedFiles
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members
@@ -33,6 +34,8 @@ class RequestPort(Protocol):
     def membership(self) -> Awaitable[Membership]: ...
 
     def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
+
+    def register(self, request: StoredRequest, draws: Sequence[Draw], /) -> Awaitable[tuple[PlaceStatus, Drawn]]: ...
 
     def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
 

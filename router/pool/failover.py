@@ -22,7 +22,7 @@ from dualmap.router.pool.recovery import lost_members, recover_requests, restore
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
@@ -32,6 +32,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
+from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
@@ -131,6 +132,9 @@ class FailoverPool:
 
     def place(self, placement: Placement) -> Awaitable[PlaceReply]:
         return self._either(lambda pool: pool.place(placement), self._trusts_reply)
+
+    def register(self, request: StoredRequest, draws: Sequence[Draw]) -> Awaitable[tuple[PlaceStatus, Drawn]]:
+        return self._either(lambda pool: pool.register(request, draws))
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
         return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts_reply)

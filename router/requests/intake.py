@@ -17,7 +17,7 @@ from dualmap.router.tenants.directory import check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
-from dualmap.scheduling.tenants.budgets import Draw, draws_of
+from dualmap.scheduling.tenants.budgets import Draw, Measure, draws_of
 from dualmap.scheduling.tenants.tenant import Caller
 
 _NO_DRAWS: Final[tuple[Draw, ...]] = ()
@@ -128,17 +128,24 @@ def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: Read
 
 
 def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
-    tenant, names = caller.tenant, (f"key:{caller.key}", f"model:{request.model}")
-    if not tenant.limits:
+    limits = caller.tenant.limits
+    if not limits:
         return _NO_DRAWS
-    return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens)
+    names = (f"key:{caller.key}", f"model:{request.model}")
+    return draws_of(caller.tenant.name, limits, names, prompt.tokens, prompt.expected_output_tokens)
 
 
 def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
     """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
-    matter but for how long its first byte may take."""
-    slo_ttft_s = route.pool.scheduling.slo_ttft_s
+    matter but for how long its first byte may take. Its tokens are not known either: it draws as a request."""
+    slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
+    draws, tenant, account = _NO_DRAWS, "", ""
+    if caller is not None:
+        tenant, names = caller.tenant.name, (f"key:{caller.key}", f"model:{request.model}")
+        counted = [limit for limit in caller.tenant.limits if limit.measure is Measure.REQUESTS]
+        draws = draws_of(tenant, counted, names, 0, 0)
+        account = str(Account(tenant, caller.key, "", route.model))
     return RequestSpec(
         request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
-        only=request.only,
+        only=request.only, tenant=tenant, draws=draws, account=account,
     )  # fmt: skip

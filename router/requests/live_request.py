@@ -53,6 +53,8 @@ from dualmap.scheduling.request.machine import (
     PrefillPresumed,
     Refusal,
     Refuse,
+    Register,
+    Registered,
     ReleaseFirst,
     Rename,
     Renamed,
@@ -222,10 +224,10 @@ class LiveRequest:
 
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
-        draws, estimate = self.machine.spec.draws, self.machine.estimate
-        if not draws or estimate is None or estimate.reply.drawn is None:
+        draws, drawn = self.machine.spec.draws, self.machine.drawn
+        if not draws or drawn is None or not drawn.left:
             return ()
-        return limit_fields(self.inference_request.path, draws, estimate.reply.drawn, datetime.now(UTC))
+        return limit_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
 
     # what happens to it ------------------------------------------------------------------------------------------
     def place(self) -> Awaitable[None]:
@@ -401,6 +403,13 @@ class LiveRequest:
             grant, self.pool.view.view.instances.get(grant.instance_id) or await self._new_member(grant.instance_id)
         )
 
+    async def _register(self, effect: Register) -> Event:
+        status, drawn = await self.pool.store.register(effect.request, effect.draws)
+        if status is PlaceStatus.DISPATCHED:
+            return Registered(drawn)
+        is_taken = status is PlaceStatus.DUPLICATE
+        return NotPlaced(SearchFailed(duplicate=is_taken, limited=None if is_taken else drawn))
+
     async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
         try:
             placed = await drive(effect.search.run(), self.pool.fleet)
@@ -515,6 +524,7 @@ _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] =
 
 _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Event | None]]]] = {
     Reserve: LiveRequest._reserve,
+    Register: LiveRequest._register,
     AwaitInstance: LiveRequest._await_instance,
     AwaitGrant: LiveRequest._await_grant,
     ReserveDecoder: LiveRequest._reserve_decoder,

@@ -13,7 +13,8 @@ Rules for this file:
   to the request between an effect and its answer but that it is cancelled (``Ended``).
 - Every end goes through ``_end``, which releases what may be reserved. A reservation may exist from the moment its
   search begins, as the answer of the store can be lost.
-- A request that is passed on without being scheduled is the same machine. It reserves nothing, so nothing is released.
+- A request that is passed on without being scheduled is the same machine. It reserves nothing. One of a tenant is
+  registered, so that it draws from its budgets, is released, and is metered.
 - Nothing here knows HTTP, or what carries the bytes. The data plane says what failed (``InstanceFailure``), and whether
   the client has a part of the answer.
 
@@ -23,7 +24,7 @@ Times are seconds of the driver's monotonic clock. What is recorded of the reque
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -51,7 +52,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.scheduling.tenants.budgets import Draw, drawn_text, returned_text
+from dualmap.scheduling.tenants.budgets import Draw, Drawn, drawn_text, returned_text
 from dualmap.scheduling.values import value
 
 
@@ -229,6 +230,13 @@ class Reserved:
 
 
 @value
+class Registered:
+    """The store admits it, which is passed on: its tenant's budgets are drawn from."""
+
+    drawn: Drawn
+
+
+@value
 class NotPlaced:
     """No instance took it."""
 
@@ -338,6 +346,7 @@ Event = (
     Arrived
     | TrialOver
     | Reserved
+    | Registered
     | NotPlaced
     | Renamed
     | InstanceReady
@@ -399,6 +408,15 @@ class Reserve:
     """Run the search. Answer: ``Reserved`` or ``NotPlaced``."""
 
     search: Search
+
+
+@value
+class Register:
+    """Draw from the budgets of a request that is passed on, and enter it without an instance. Answer: ``Registered`` or
+    ``NotPlaced``."""
+
+    request: StoredRequest
+    draws: tuple[Draw, ...]
 
 
 @value
@@ -500,6 +518,7 @@ class Close:
 Effect = (
     AwaitTrial
     | Reserve
+    | Register
     | Rename
     | AwaitInstance
     | AwaitGrant
@@ -708,6 +727,10 @@ class RequestMachine:
     """It is the one copy of its prompt that may be sent."""
     failure: InstanceFailure | None = None
     """The last one that it was, or is to be, tried again after."""
+    drawn: Drawn | None = None
+    """What the store replied to its draws."""
+    registered: bool = False
+    """It is passed on, and the store has its record."""
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
     """Answers that its instances are to blame for if another one answers it."""
 
@@ -848,6 +871,8 @@ class RequestMachine:
 
     def _search(self, now_s: float) -> Effects:
         if self.spec.chain is None:
+            if self.spec.account and not self.registered:
+                return (Register(self.register_record(), self.spec.draws),)
             return self._pick(now_s)
         search = self._new_search(self.spec.chain)
         self.searches.append((search, self.attempt))
@@ -895,6 +920,17 @@ class RequestMachine:
             account=spec.account,
         )
 
+    def register_record(self) -> StoredRequest:
+        """The record of a request that is passed on: it counts on no instance."""
+        nothing = Chain((), 1, 0)
+        return replace(self._unplaced(self.request_id, nothing, self.spec.slo_s, 1), state=RequestState.DISPATCHED)
+
+    def _was_registered(self, event: Registered, now_s: float) -> Effects:
+        if self.phase is not _PLACING or self.spec.chain is not None:
+            raise self._illegal(event)
+        self.registered, self.drawn = True, event.drawn
+        return self._pick(now_s)
+
     def _pick(self, now_s: float) -> Effects:
         """Send a request that is not scheduled to the less busy of two suitable instances."""
         rules = self.rules
@@ -917,6 +953,7 @@ class RequestMachine:
         if self.phase is not _PLACING:
             raise self._illegal(event)
         self.placed = self.estimate = placed
+        self.drawn = reply.drawn
         self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
         if breakers.troubled:
             breakers.sending(placed.instance_id, now_s)
@@ -1370,6 +1407,9 @@ class RequestMachine:
             left = (self._leave(None),)
         if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
             return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
+        if self.registered or (reserved and before is _PLACING and self.spec.account):
+            over = self._over(self.request_id, 1, returned=self._returned(outcome), used=self._used(outcome))
+            return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
 
     def _last_releases(self, answered: bool, returned: str, used: str) -> Effects:
@@ -1438,6 +1478,7 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effec
     Arrived: RequestMachine._arrived,
     TrialOver: RequestMachine._trial_over,
     Reserved: RequestMachine._reserved,
+    Registered: RequestMachine._was_registered,
     NotPlaced: RequestMachine._not_placed,
     Renamed: RequestMachine._renamed,
     InstanceReady: RequestMachine._instance_ready,

@@ -49,6 +49,9 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     return nil
   end
   redis.call('DEL', keys.request .. id)
+  if request.instance_id == '' then
+    redis.call('ZREM', keys.passed_on, id)
+  end
   if note ~= '' then
     log_sample('noted', note)
   end

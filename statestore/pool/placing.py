@@ -16,7 +16,7 @@ from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceSta
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.tenants.budgets import Drawn
+from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
@@ -67,8 +67,7 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
     if placement.draws:
-        draws = [word for each in placement.draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
-        known += b'"draws":%b,' % orjson.dumps(draws)
+        known += b'"draws":%b,' % orjson.dumps(draw_words(placement.draws))
         known += b'"must_draw":true,' if placement.must_draw else b""
     option = _number_of(placement, options)
     if (other := placement.other) is not None:
@@ -90,6 +89,11 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
             placement.rebalances,
         ),
     )
+
+
+def draw_words(draws: Sequence[Draw]) -> list[str | float]:
+    """Draws as the scripts take them: four words for each."""
+    return [word for each in draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
 
 
 def _number_of(option: Placement | SecondOption, options: dict[bytes, int]) -> int:
@@ -141,11 +145,12 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
-        drawn and _drawn_from(drawn),
+        drawn and drawn_from(drawn),
     )
 
 
-def _drawn_from(found: Sequence[int]) -> Drawn:
+def drawn_from(found: Sequence[int]) -> Drawn:
+    """What the scripts reply to draws."""
     unmet, wait_ms, *left = found
     return Drawn(tuple(left), unmet - 1 if unmet else None, wait_ms / 1000)
 

@@ -17,7 +17,9 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-from dualmap.scheduling.placing.placement import Observation
+import orjson
+
+from dualmap.scheduling.placing.placement import Observation, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, QueueHead, QueuePlan
@@ -25,11 +27,11 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import Counts, StoredRequest
-from dualmap.scheduling.tenants.budgets import draws_from
+from dualmap.scheduling.tenants.budgets import Draw, Drawn, draws_from
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
-from dualmap.statestore.pool import codec
+from dualmap.statestore.pool import codec, placing
 from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
@@ -103,6 +105,16 @@ class PoolStore(Changes):
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
         return Observation(count_from(epoch), count_from(tree_version), sequence, loads)
+
+    @reads
+    async def register(self, request: StoredRequest, draws: Sequence[Draw]) -> tuple[PlaceStatus, Drawn]:
+        """Admit a request that is passed on without being placed: draw from its budgets, from all or none, and keep its
+        record, on no instance, until it is released. Returns DISPATCHED, LIMITED or DUPLICATE, and the budgets."""
+        words = placing.draw_words(draws)
+        status, found = await self._run(
+            "register_request", request.request_id, orjson.dumps(words), reported_of(request)
+        )
+        return PlaceStatus(status.decode()), placing.drawn_from(found or (0, 0))
 
     @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:

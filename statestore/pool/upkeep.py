@@ -68,6 +68,7 @@ _TYPES: Final = {
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
     **dict.fromkeys(("arrivals", "samples", "usage_log"), b"stream"),
     "rebalance_wanted": b"zset",
+    "passed_on": b"zset",
 }
 _TYPES_OF_INSTANCES: Final = {
     **dict.fromkeys(("queue", "running", "kv"), b"zset"),

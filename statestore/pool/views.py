@@ -145,4 +145,7 @@ class Views(Changes):
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
         # The lists are of one moment: a request that moves meanwhile is in one of them.
-        return (await self.snapshot()).requests_of(replica_id)
+        placed = (await self.snapshot()).requests_of(replica_id)
+        names = readable_texts(await self._calls.command("ZRANGE", self._keys.passed_on, 0, -1))
+        passed_on = (await self.records(names)).values() if names else ()
+        return [*placed, *(each for each in passed_on if each.replica_id == replica_id and not each.instance_id)]

@@ -178,3 +178,47 @@ async def test_the_leader_drops_days_that_nobody_needs_any_more(pool: PoolStore,
     fence = await lead(pool)
     await pool.usage.drop_old(fence=fence)
     assert await pool.usage.of_day(first) == {}
+
+
+# requests that are passed on -------------------------------------------------------------------------------------
+IN_FLIGHT = Draw("acme/requests/in_flight", 1, 2, 0.0, Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2))
+
+
+async def register(pool: PoolStore, request_id: str, replica_id: str = "one") -> PlaceStatus:
+    about = {"account": str(ACME), "tenant": "acme", "drawn": drawn_text((IN_FLIGHT,)), "replica_id": replica_id}
+    status, _ = await pool.register(placement(request_id, **about).request, (IN_FLIGHT,))
+    return status
+
+
+async def test_a_request_that_is_passed_on_draws_gives_back_and_is_metered(pool: PoolStore) -> None:
+    statuses = [await register(pool, f"r{number}") for number in range(3)]
+    assert statuses == [PlaceStatus.DISPATCHED, PlaceStatus.DISPATCHED, PlaceStatus.LIMITED]
+    assert [each.request_id for each in await pool.requests_of("one")] == ["r0", "r1"]
+
+    assert (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, None, (0, 0)))).done
+    assert not (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, None, (0, 0)))).done
+
+    assert await register(pool, "r3") is PlaceStatus.DISPATCHED
+    assert await counts_of(pool) == {ACME: Counts(1, refused=1)}
+
+
+async def test_a_repetition_is_admitted_once_and_the_id_of_another_is_taken(pool: PoolStore) -> None:
+    for _ in range(3):
+        assert await register(pool, "r1") is PlaceStatus.DISPATCHED
+
+    assert await register(pool, "r1", "two") is PlaceStatus.DUPLICATE
+    assert (await pool.place(placement("r1", replica_id="two"))).status is PlaceStatus.DUPLICATE
+    assert await register(pool, "r2") is PlaceStatus.DISPATCHED, "one was drawn"
+
+
+async def test_what_a_dead_replica_passed_on_is_reaped(pool: PoolStore, clock: HandClock) -> None:
+    fence = await lead(pool)
+    await pool.heartbeat("one", 1000, {})
+    await register(pool, "r1")
+    clock.advance(1001)
+
+    assert await pool.upkeep.reap("one", fence=fence) == 1
+
+    assert await counts_of(pool) == {ACME: Counts(1, lost=1)}
+    assert await pool.requests_of("one") == []
+    assert [await register(pool, f"new-{number}") for number in range(2)] == [PlaceStatus.DISPATCHED] * 2

@@ -25,7 +25,7 @@ from dualmap.statestore.pool import PoolStore, stored_responses
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, record
+from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, placement, record
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
@@ -63,6 +63,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     await first_token(pool, "sent", "a")
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
     draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit)
+    await pool.register(placement("passed on", account="acme ci - m").request, ())
     await place(pool, "drawing", "a", draws=(draw,), tenant="acme", drawn=drawn_text((draw,)))
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):

@@ -38,6 +38,7 @@ from dualmap.scheduling.request.machine import (
     PrefillPresumed,
     Refusal,
     Refuse,
+    Registered,
     ReleaseFirst,
     Rename,
     Renamed,
@@ -58,6 +59,7 @@ from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
+from dualmap.scheduling.tenants.budgets import Drawn
 from tests.scheduling.request.lives import CHAIN, CLOSED, Life, in_phase, member
 
 REFUSED = InstanceFailure(FailureKind.CONNECT)
@@ -892,3 +894,54 @@ def test_nobody_is_metered_without_an_account() -> None:
     life.on(Ended(Outcome.COMPLETED, Usage(48, 32, 9)))
 
     assert used_in(life) == []
+
+
+def passed_on() -> Life:
+    return Life(chain=None, account=ACCOUNT)
+
+
+def test_a_request_of_a_tenant_that_is_passed_on_is_registered_and_released() -> None:
+    life = passed_on()
+    life.on(Arrived())
+    assert life.names == ["Register"]
+    assert stored_requests(life.machine, 0, life.now_s) == ()
+    life.on(Registered(Drawn((3,))))
+    assert life.names == ["Send"]
+    assert [each.instance_id for each in stored_requests(life.machine, 0, life.now_s)] == [""]
+    life.on(Sent())
+    life.on(FirstToken())
+
+    life.on(Ended(Outcome.COMPLETED))
+
+    assert used_in(life) == ["1 0 0 0 0 0 0 completed expected"]
+
+
+def test_a_retry_of_what_is_passed_on_registers_nothing() -> None:
+    life = passed_on()
+    life.on(Arrived())
+    life.on(Registered(Drawn()))
+    life.on(Failed(CLOSED))
+
+    assert life.names == ["LeaveInstance", "CountRetry", "Send"]
+
+
+def test_what_may_have_been_registered_is_released_and_what_was_refused_is_not() -> None:
+    cancelled, refused = passed_on(), passed_on()
+    for life in (cancelled, refused):
+        life.on(Arrived())
+
+    cancelled.on(Ended(Outcome.CLIENT_GONE))
+    refused.on(NotPlaced(SearchFailed(limited=Drawn((0,), 0))))
+
+    assert cancelled.released == [("x", 1)]
+    assert refused.released == []
+    why = refused.one(Refuse)
+    assert isinstance(why, Refuse) and why.why is Refusal.LIMITED
+
+
+def test_nobodys_request_is_passed_on_without_the_store() -> None:
+    life = Life(chain=None)
+
+    life.on(Arrived())
+
+    assert life.names == ["Send"]
