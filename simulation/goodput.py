@@ -94,7 +94,7 @@ def run_goodput(search: GoodputJob, tried: Callable[[float, float], None] = lamb
     job = search.job
 
     def on_time_share(rate_per_s: float) -> float:
-        share = RunJob(job.source, job.scenario, rate_per_s).run().effective_capacity
+        share = RunJob(job.source, job.scenario, rate_per_s).run().share_on_time
         tried(rate_per_s, share)
         return share
 

@@ -41,21 +41,21 @@ class OnTimeShares:
     by_length: Quartiles
     """Share by quartile of prompt length, the shortest quarter of the requests first."""
     both_slos: float
-    """Share of requests on time whose answer is no slower than ``TPOT_SLO_S`` a token."""
+    """Share of requests on time whose answer is no slower a token than the second SLO (none given: ``TPOT_SLO_S``)."""
     refused: float
     refused_by_length: Quartiles
     both_tight: float = 0.0
     """Share of requests on time whose answer is no slower than ``TIGHT_TPOT_SLO_S`` a token."""
 
     @classmethod
-    def of(cls, served: Sequence[Served]) -> OnTimeShares:
+    def of(cls, served: Sequence[Served], slo_tpot_s: float = TPOT_SLO_S) -> OnTimeShares:
         tokens = sum(one.input_tokens for one in served)
         quarters = _quarters(served)
         return cls(
             by_requests=_share(served, lambda one: one.on_time),
             by_prompt_tokens=sum(one.input_tokens for one in served if one.on_time) / max(1, tokens),
             by_length=_each(quarters, lambda one: one.on_time),
-            both_slos=_share(served, meets_both),
+            both_slos=_share(served, lambda one: meets_both(one, slo_tpot_s)),
             refused=_share(served, lambda one: not one.answered),
             refused_by_length=_each(quarters, lambda one: not one.answered),
             both_tight=_share(served, lambda one: meets_both(one, TIGHT_TPOT_SLO_S)),

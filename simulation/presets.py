@@ -1,15 +1,15 @@
-"""Calibrated engine models: the capability of a device, the demand of a model, and the step costs that follow.
+"""Engine models by name: ``MODEL-CARD``, on as few cards as it fits on, or ``MODEL-CARD-tp4``, on so many.
 
-Everything is derived from published figures and three efficiencies; nothing is fitted to a result.
+Models: ``dualmap.simulation.models``; cards: ``dualmap.simulation.cards``; what follows from both:
+``dualmap.simulation.derived_costs``. As few cards as it fits on means that a prompt of 131,072 tokens fits beside the
+weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. Prefix caches in
+host memory are left out.
 
-Devices (vendor figures): Ascend 910B4, 280 TFLOPS fp16, 32 GB HBM at 0.8 TB/s; Ascend 910B3, 313 TFLOPS fp16,
-64 GB HBM at 1.6 TB/s; both with a network port of 200 Gbit/s. Models (their published configuration): Qwen2.5-7B, 28
-layers of width 3584, 4 KV heads of 128; Qwen2.5-14B, 48 layers of width 5120, 8 KV heads of 128; bfloat16 weights and
-KV cache.
-
-Efficiencies: dense matrix products reach 45 % of the peak and attention in prefill 40 %, reading weights or KV
-cache 75 % of the HBM bandwidth: the range that serving stacks report on this class of device. A step costs 5 ms
-and a sequence 50 µs on the host. With steps of 2,048 tokens this gives
+Two presets are those of the DualMap paper's evaluation: ``qwen2.5-7b-910b4`` and ``qwen2.5-14b-910b3`` have the 1M and
+0.5M tokens of context cache per instance that it states. At 57 kB and 197 kB a token that is more than the memory of
+one card holds beside the weights, so it means card and host memory together; moving blocks between the two is
+assumed to be hidden behind compute. ``-tp1`` names the same with the KV memory of the card alone. With steps of 2,048
+tokens the two give
 
 | preset | prefill rate, prompts of 1k / 8k / 20k tokens | decode step, 1 × 1k / 16 × 4k / 64 × 12k context |
 | --- | --- | --- |
@@ -18,92 +18,32 @@ and a sequence 50 µs on the host. With steps of 2,048 tokens this gives
 
 Moves of KV reach 80 % of the network port and take 5 ms besides: 8k tokens take 28 and 86 ms.
 
-KV memory is the DualMap paper's: 1M and 0.5M tokens of context cache per instance. At 57 kB and 197 kB a token that
-is more than the HBM of one device holds beside the weights, so it means HBM and host memory together; moving blocks
-between the two is assumed to be hidden behind compute. Prompts of up to 131,072 tokens are accepted, as by the models
-with YaRN.
+One preset is measured, ``qwen2.5-1.5b-h200-eighth``: see ``MEASURED_EIGHTH``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from dualmap.simulation.cards import CARDS
+from dualmap.simulation.derived_costs import (
+    CARDS_OF_ONE_NODE,
+    derive_costs,
+    derive_transfer,
+    fewest_cards,
+    kv_capacity_tokens,
+)
 from dualmap.simulation.engine_types import EngineConfig
-from dualmap.simulation.kv_transfer import KvTransfer
+from dualmap.simulation.models import MODELS
 from dualmap.simulation.step_time import StepCosts
 
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """An accelerator, by its data sheet."""
-
-    flops: float
-    """Peak fp16 operations per second."""
-    memory_bytes_per_s: float
-    link_bytes_per_s: float = 25e9
-    """Rate of its network port."""
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A dense decoder-only transformer with grouped-query attention, by its configuration."""
-
-    linear_parameters: float
-    """Parameters that every token is multiplied with: all but the input embedding and the output head."""
-    head_parameters: float
-    """The output head: read in every step, computed once per sequence only."""
-    layers: int
-    width: int
-    kv_width: int
-    """KV heads times head dimension."""
-    bytes_per_value: int = 2
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_width * self.bytes_per_value
-
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of the peaks that a serving stack reaches, and its cost on the host."""
-
-    matmul: float = 0.45
-    attention: float = 0.40
-    memory: float = 0.75
-    link: float = 0.8
-    step_overhead_s: float = 0.005
-    sequence_s: float = 50e-6
-    transfer_s: float = 0.005
-
-
-def derive_costs(model: Model, device: Device, efficiency: Efficiency) -> StepCosts:
-    """Step costs from first principles: two operations per parameter and token, four per layer, width and
-    attention pair; weights read once per step, KV cache once per decoding sequence."""
-    matmul_flops = device.flops * efficiency.matmul
-    bytes_per_s = device.memory_bytes_per_s * efficiency.memory
-    return StepCosts(
-        overhead_s=efficiency.step_overhead_s,
-        weights_s=(model.linear_parameters + model.head_parameters) * model.bytes_per_value / bytes_per_s,
-        token_s=2 * model.linear_parameters / matmul_flops,
-        attention_pair_s=4 * model.layers * model.width / (device.flops * efficiency.attention),
-        sequence_s=efficiency.sequence_s + 2 * model.head_parameters / matmul_flops,
-        context_token_s=model.kv_bytes_per_token / bytes_per_s,
-    )
-
-
-def derive_transfer(model: Model, device: Device, efficiency: Efficiency) -> KvTransfer:
-    """Moves of KV over the device's network port."""
-    bytes_per_s = device.link_bytes_per_s * efficiency.link
-    return KvTransfer(model.kv_bytes_per_token, bytes_per_s, efficiency.transfer_s)
-
-
-ASCEND_910B4 = Device(flops=280e12, memory_bytes_per_s=0.8e12)
-ASCEND_910B3 = Device(flops=313e12, memory_bytes_per_s=1.6e12)
-QWEN25_7B = Model(linear_parameters=6.53e9, head_parameters=0.545e9, layers=28, width=3584, kv_width=512)
-QWEN25_14B = Model(linear_parameters=13.21e9, head_parameters=0.779e9, layers=48, width=5120, kv_width=1024)
+LONGEST_PROMPT_TOKENS = 131_072
+LEAST_KV_TOKENS = 4_096
+"""KV memory of an instance that is worth being simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +53,69 @@ class Preset:
     name: str
     model: str
     engine: EngineConfig
+    card: str
+    cards: int = 1
+    """Cards of one instance."""
 
 
 class UnknownPresetError(ValueError):
-    """No preset has this name; the message lists those there are."""
+    """No preset has this name; the message says which there are."""
 
 
-def _preset(name: str, served: str, model: Model, device: Device, kv_capacity_tokens: int) -> Preset:
-    efficiency = Efficiency()
-    costs, transfer = derive_costs(model, device, efficiency), derive_transfer(model, device, efficiency)
-    return Preset(name, served, EngineConfig(costs=costs, kv_capacity_tokens=kv_capacity_tokens, transfer=transfer))
-
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        preset.name: preset
-        for preset in (
-            _preset("qwen2.5-7b-910b4", "qwen2.5-7b", QWEN25_7B, ASCEND_910B4, 1_000_000),
-            _preset("qwen2.5-14b-910b3", "qwen2.5-14b", QWEN25_14B, ASCEND_910B3, 500_000),
-        )
-    }
+MEASURED_EIGHTH = Preset(
+    "qwen2.5-1.5b-h200-eighth",
+    "qwen2.5-1.5b",
+    EngineConfig(
+        StepCosts(
+            overhead_s=0.31e-3,
+            weights_s=2.81e-3,
+            token_s=25.8e-6,
+            attention_pair_s=2.49e-9,
+            sequence_s=13.1e-6,
+            context_token_s=30.4e-9,
+            prompt_s=16.8e-3,
+        ),
+        kv_capacity_tokens=383_648,
+        block_tokens=16,
+        max_num_seqs=128,
+        max_model_len=32_768,
+    ),
+    "h200",
 )
+"""One of eight vLLM 0.24 instances that share an H200 by MPS, while the others idle: by ``dualmap calibrate``, off by 6
+and 3 %. Random weights, a vocabulary of 4,096. It is slower while the others work: they share the bandwidth."""
+
+_PAPER_KV_TOKENS = {"qwen2.5-7b-910b4": 1_000_000, "qwen2.5-14b-910b3": 500_000}
+
+
+def _derived(name: str, model: str, card: str, cards: int, kv_tokens: int) -> Preset:
+    costs, transfer = (
+        derive_costs(MODELS[model], CARDS[card], cards),
+        derive_transfer(MODELS[model], CARDS[card], cards),
+    )
+    engine = EngineConfig(costs=costs, kv_capacity_tokens=kv_tokens, transfer=transfer)
+    return Preset(name, model, engine, card, cards)
+
+
+def _all_presets() -> dict[str, Preset]:
+    presets = {MEASURED_EIGHTH.name: MEASURED_EIGHTH}
+    for model in MODELS:
+        for card in CARDS:
+            name = f"{model}-{card}"
+            if name in _PAPER_KV_TOKENS:
+                presets[name] = _derived(name, model, card, 1, _PAPER_KV_TOKENS[name])
+            elif cards := fewest_cards(MODELS[model], CARDS[card], LONGEST_PROMPT_TOKENS):
+                kv_tokens = kv_capacity_tokens(MODELS[model], CARDS[card], cards)
+                presets[name] = _derived(name, model, card, cards, kv_tokens)
+    return presets
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(_all_presets())
+PRESETS_IN_WORDS = (
+    f"MODEL-CARD or MODEL-CARD-tpN, of {', '.join(MODELS)} and {', '.join(CARDS)}; {MEASURED_EIGHTH.name}"
+)
+_PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
+_ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
 CHANGES = ("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed")
@@ -147,13 +129,28 @@ def find_preset(name: str) -> Preset:
         UnknownPresetError: there is none, or no such change.
     """
     base, _, changes = name.partition(":")
-    if base not in PRESETS:
-        raise UnknownPresetError(f"unknown preset {base!r}; known are {', '.join(sorted(PRESETS))}")
-    preset = PRESETS[base]
+    preset = PRESETS.get(base) or _on_cards(base)
     engine = preset.engine
     for change in filter(None, changes.split("+")):
         engine = _changed(engine, change, name)
     return replace(preset, name=name, engine=engine)
+
+
+def _on_cards(name: str) -> Preset:
+    """The preset on a given number of cards. Raises UnknownPresetError."""
+    parallel = _PARALLEL.fullmatch(name)
+    model, _, card = (parallel["base"] if parallel else name).rpartition("-")
+    if parallel is None or model not in MODELS or card not in CARDS:
+        raise UnknownPresetError(f"unknown preset {name!r}; known are {PRESETS_IN_WORDS}")
+    cards = int(parallel["cards"])
+    if cards not in CARDS_OF_ONE_NODE:
+        raise UnknownPresetError(f"preset {name!r}: an instance has {_ALL_NUMBERS} cards")
+    kv_tokens = kv_capacity_tokens(MODELS[model], CARDS[card], cards)
+    if kv_tokens < LEAST_KV_TOKENS:
+        fewest = fewest_cards(MODELS[model], CARDS[card], LONGEST_PROMPT_TOKENS)
+        enough = f"{fewest} do" if fewest else "no node of 8 holds it"
+        raise UnknownPresetError(f"preset {name!r}: so many cards do not hold the model; {enough}")
+    return _derived(name, model, card, cards, kv_tokens)
 
 
 def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:

@@ -11,7 +11,7 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.autoscale import SizeChange
 from dualmap.simulation.generators.calibration import quantile
-from dualmap.simulation.on_time import OnTimeShares
+from dualmap.simulation.on_time import TPOT_SLO_S, OnTimeShares
 
 
 @dataclass(slots=True)
@@ -186,6 +186,14 @@ class RunResult:
     """Tokens whose KV was moved between instances, in the whole run."""
     leaks: int = 0
     """Staged KV that was not pulled in time, in the whole run."""
+    slo_tpot_s: float | None = None
+    """SLO of the time per output token, where the run has one."""
+
+    @property
+    def share_on_time(self) -> float:
+        """Share of requests that kept every SLO of the run: that of the first token, and that per token if there is
+        one."""
+        return self.effective_capacity if self.slo_tpot_s is None else self.on_time.both_slos
 
     @property
     def span_of_arrivals_s(self) -> float:
@@ -217,6 +225,7 @@ class RunRecord:
     role_changes: tuple[tuple[float, RoleChange], ...] = ()
     moved_tokens: int = 0
     leaks: int = 0
+    slo_tpot_s: float | None = None
 
 
 def summarize(record: RunRecord) -> RunResult:
@@ -230,7 +239,7 @@ def summarize(record: RunRecord) -> RunResult:
     alone = [outcome for outcome, is_alone in zip(counted, are_alone, strict=True) if is_alone]
     errors, alone_errors = _relative_errors(answered), _relative_errors(alone)
     samples = tuple(_while_requests_arrived(record.samples, counted))
-    on_time = OnTimeShares.of(counted)
+    on_time = OnTimeShares.of(counted, record.slo_tpot_s or TPOT_SLO_S)
     return RunResult(
         policy=record.policy,
         trace=record.trace,
@@ -267,6 +276,7 @@ def summarize(record: RunRecord) -> RunResult:
         split_share=sum(bool(outcome.decode_id) for outcome in answered) / max(1, len(answered)),
         moved_tokens=record.moved_tokens,
         leaks=record.leaks,
+        slo_tpot_s=record.slo_tpot_s,
     )
 
 

@@ -87,6 +87,8 @@ class Scenario:
     """The fleet changes its size itself, from ``instances`` on."""
     speed_changes: tuple[SpeedChange, ...] = ()
     faults: tuple[EngineFault, ...] = ()
+    slo_tpot_s: float | None = None
+    """SLO of the time per output token. It counts in the results alone: scheduling knows that of the first token."""
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
     idle_work: bool = True

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.kv_transfer import KvTransfer
-from dualmap.simulation.presets import PRESETS, find_preset
+from dualmap.simulation.presets import PRESETS_IN_WORDS, find_preset
 from dualmap.simulation.step_time import StepCosts
 
 
@@ -65,7 +65,7 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    preset: str = Field("qwen2.5-7b-910b4", description="calibrated engine model: " + ", ".join(sorted(PRESETS)))
+    preset: str = Field("qwen2.5-7b-910b4", description=f"engine model: {PRESETS_IN_WORDS}")
     kv_capacity_tokens: int | None = Field(None, gt=0, description="KV memory in tokens (none: the preset's)")
     block_tokens: int | None = Field(None, gt=0, description="tokens in a KV block (none: the preset's)")
     max_num_batched_tokens: int | None = Field(None, gt=0, description="token budget of a step (none: the preset's)")

@@ -475,4 +475,5 @@ class Simulation:
             role_changes=tuple(self._leader.role_changes),
             moved_tokens=self._cluster.moved_tokens,
             leaks=self._watch.leaks,
+            slo_tpot_s=self._scenario.slo_tpot_s,
         )

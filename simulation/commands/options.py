@@ -15,10 +15,11 @@ from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.calibrated import ENDINGS, find_engine
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS
-from dualmap.simulation.presets import PRESETS, UnknownPresetError, find_preset
+from dualmap.simulation.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError
 from dualmap.simulation.roles import roles_for, roles_of
 from dualmap.simulation.runs import default_workers
 from dualmap.simulation.scalers import SCALERS
@@ -63,8 +64,14 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         help="prefill, decode and mixed instances, as 4P4D or 2P2D4M; the same shares of --instances",
     )  # fmt: skip
     fleet.add_argument("--move-roles", action="store_true", help="the leader gives instances to the side that starves")
-    fleet.add_argument("--preset", help="engine model: " + ", ".join(sorted(PRESETS)) + " (none: emulator.preset)")
+    fleet.add_argument(
+        "--preset", help=f"engine model: {PRESETS_IN_WORDS}; or a file of dualmap calibrate (none: emulator.preset)"
+    )
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
+    fleet.add_argument(
+        "--slo-tpot-ms", type=float, metavar="MS",
+        help="SLO of the time per output token: requests count that keep both (none: that of the TTFT alone)",
+    )  # fmt: skip
     fleet.add_argument(
         "--dispatch",
         choices=[dispatch.value for dispatch in Dispatch],
@@ -111,6 +118,7 @@ class FleetOptions:
     skip_requests: int
     instances: int
     autoscale: Autoscale | None = None
+    slo_tpot_s: float | None = None
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
@@ -123,6 +131,7 @@ class FleetOptions:
             move_roles=self.move_roles,
             skip_requests=self.skip_requests,
             autoscale=self.autoscale,
+            slo_tpot_s=self.slo_tpot_s,
         )
 
 
@@ -172,7 +181,14 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         skip_requests=arguments.skip,
         instances=instances,
         autoscale=autoscale,
+        slo_tpot_s=_slo_tpot_s(arguments.slo_tpot_ms),
     )
+
+
+def _slo_tpot_s(slo_tpot_ms: float | None) -> float | None:
+    if slo_tpot_ms is not None and not 0 < slo_tpot_ms < float("inf"):
+        raise OptionError(f"--slo-tpot-ms must be more than 0, found {slo_tpot_ms}")
+    return None if slo_tpot_ms is None else slo_tpot_ms / 1000
 
 
 def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
@@ -248,14 +264,27 @@ def rates_of(text: str | None) -> tuple[float | None, ...]:
     return tuple(rates)
 
 
+def presets_of(text: str | None) -> tuple[Preset, ...]:
+    """The engines of a list by commas. Raises OptionError."""
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if not names:
+        raise OptionError("--preset names no engine")
+    try:
+        return tuple(find_engine(name) for name in names)
+    except UnknownPresetError as error:
+        raise OptionError(str(error)) from error
+
+
 def _engine(preset: str | None, engine: EngineSettings) -> EngineConfig:
+    """The named preset's engine with the settings' own figures, or a measured engine as it is. Raises OptionError."""
     if preset is None:
         return engine.engine_config()
     try:
-        find_preset(preset)
+        if preset.endswith(ENDINGS):
+            return find_engine(preset).engine
+        return engine.model_copy(update={"preset": find_engine(preset).name}).engine_config()
     except UnknownPresetError as error:
         raise OptionError(str(error)) from error
-    return engine.model_copy(update={"preset": preset}).engine_config()
 
 
 def _at_least(option: str, value: int | None, least: int) -> None:

@@ -1,10 +1,11 @@
-"""``dualmap simulate``: policies over rates, in virtual time; ``dualmap simulate goodput``: how far each can go."""
+"""``dualmap simulate``: policies over rates, in virtual time; ``dualmap simulate goodput``: how far each can go;
+``dualmap simulate size``: how many instances of which engine a trace needs."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
@@ -20,12 +21,14 @@ from dualmap.simulation.commands.options import (
     add_trace_arguments,
     exit_code,
     fleet_options,
+    presets_of,
     rates_of,
     trace_source,
     write_whole,
 )
 from dualmap.simulation.commands.progress import progress_bars
-from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table
+from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table, size_table
+from dualmap.simulation.fleet_size import FleetSizeJob, run_fleet_size
 from dualmap.simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.runs import RunJob, map_jobs, run_job
@@ -36,13 +39,16 @@ from dualmap.simulation.terminal import terminal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "mode", nargs="?", choices=("run", "goodput"), default="run",
-        help="run the trace at each rate, or search the highest rate with enough requests on time",
+        "mode", nargs="?", choices=("run", "goodput", "size"), default="run",
+        help="run the trace at each rate; or search the highest rate with enough requests on time; or the smallest "
+        "fleet, of each engine that --preset lists",
     )  # fmt: skip
     add_trace_arguments(parser)
     add_fleet_arguments(parser)
     parser.add_argument("--rate", metavar="R[,R…]", help="requests per second (none: the trace's own; goodput: start)")
-    parser.add_argument("--on-time", type=float, default=ON_TIME_SHARE, help="goodput: share that must be on time")
+    parser.add_argument(
+        "--on-time", type=float, default=ON_TIME_SHARE, help="goodput, size: share that must be on time"
+    )
     parser.add_argument("--tolerance", type=float, default=0.01, help="goodput: relative width at which to stop")
     add_output_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
@@ -54,6 +60,8 @@ def run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
 
 
 def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
+    if arguments.mode == "size":
+        return _size(arguments, configured)
     options = fleet_options(arguments, configured)
     rates = rates_of(arguments.rate)
     source = trace_source(arguments)
@@ -140,6 +148,39 @@ def _goodput(
     if arguments.json is not None:
         rows = [{"policy": policy, **asdict(goodput)} for policy, goodput in found]
         document = {"on_time": arguments.on_time, **asdict(bounds), "goodput": rows}
+        write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
+    return 0
+
+
+def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
+    if not 0 < arguments.on_time <= 1:
+        raise OptionError("--on-time must be in (0, 1]")
+    for option in ("instances", "roles", "autoscale"):
+        if getattr(arguments, option) is not None:
+            raise OptionError(f"--{option} has no meaning here: the size is what is looked for")
+    presets = presets_of(arguments.preset or configured.engine.preset)
+    alone = argparse.Namespace(**{**vars(arguments), "preset": None, "instances": 1})
+    options, source, rate_per_s = fleet_options(alone, configured), trace_source(arguments), rates_of(arguments.rate)[0]
+    searches = [
+        FleetSizeJob(
+            preset.name, preset.cards,
+            RunJob(source, replace(options.scenario(policy), engine=preset.engine), rate_per_s), arguments.on_time,
+        )
+        for preset in presets for policy in options.policies
+    ]  # fmt: skip
+    with progress_bars(arguments.quiet) as progress:
+        task = progress.add_task("searches", total=len(searches))
+        found = []
+        for size in map_jobs(run_fleet_size, searches, arguments.workers):
+            found.append(size)
+            progress.advance(task)
+    terminal().print(size_table(searches, found))
+    if arguments.json is not None:
+        rows = [
+            {"preset": search.name, "policy": search.policy, "cards": search.cards, **asdict(size)}
+            for search, size in zip(searches, found, strict=True)
+        ]
+        document = {"on_time": arguments.on_time, "sizes": rows}
         write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
     return 0
 

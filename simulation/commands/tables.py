@@ -11,6 +11,7 @@ from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.autoscale import SizeChange
 from dualmap.simulation.bounds import Bounds
 from dualmap.simulation.fitting_table import fitting_table
+from dualmap.simulation.fleet_size import FleetSize, FleetSizeJob
 from dualmap.simulation.goodput import Goodput
 from dualmap.simulation.results import RunResult
 
@@ -50,7 +51,10 @@ SPLIT_COLUMNS: dict[str, Show] = {
 def results_table(results: Sequence[RunResult], width: int) -> Table:
     """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
     shown = COLUMNS
-    if any(result.split_share for result in results):
+    if any(result.slo_tpot_s is not None for result in results):
+        first, rest = dict(islice(COLUMNS.items(), 3)), dict(islice(COLUMNS.items(), 3, None))
+        shown = first | {"both SLOs": lambda r: f"{r.share_on_time:.1%}"} | rest
+    elif any(result.split_share for result in results):
         first, rest = dict(islice(COLUMNS.items(), 3)), dict(islice(COLUMNS.items(), 3, None))
         shown = first | SPLIT_COLUMNS | rest
     return fitting_table(tuple(shown), [[show(result) for show in shown.values()] for result in results], width)
@@ -86,4 +90,27 @@ def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table
         table.add_row(policy, *(f"{rate:.2f}" for rate in rates), str(len(goodput.tried)))
     table.add_row("(ideal goodput)", f"{bounds.ideal_goodput_per_s:.2f}", "", "")
     table.add_row("(sustainable rate)", f"{bounds.sustainable_per_s:.2f}", "", "")
+    return table
+
+
+def _numbers(search: FleetSizeJob, size: FleetSize) -> tuple[str, str]:
+    if not size.instances:
+        return f"none; {size.result.instances}:", str(size.result.instances * search.cards)
+    return str(size.instances), str(size.instances * search.cards)
+
+
+def size_table(searches: Sequence[FleetSizeJob], found: Sequence[FleetSize]) -> Table:
+    """One row for each engine and policy: the smallest fleet and how it did, or that none does and the last tried."""
+    table = Table(box=None, header_style="bold")
+    columns = ("engine", "policy", "instances", "cards", "on time", "one less", "TTFT P50 s", "P99", "TPOT ms", "hit")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index > 1 else "left")
+    for search, size in zip(searches, found, strict=True):
+        policy, result = search.policy, size.result
+        less = "" if size.share_with_one_less is None else f"{size.share_with_one_less:.1%}"
+        table.add_row(
+            search.name, policy, *_numbers(search, size), f"{result.share_on_time:.1%}",
+            less, f"{result.ttft_s.p50:.2f}", f"{result.ttft_s.p99:.2f}", f"{result.tpot_s.mean * 1000:.0f}",
+            f"{result.hit_rate:.1%}",
+        )  # fmt: skip
     return table

@@ -199,3 +199,37 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
 
     assert code == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_size_lists_how_many_instances_and_cards_each_engine_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--trace", "uniform:requests=120", "--rate", "6", "--preset", "qwen2.5-7b-910b4,qwen2.5-32b-h100"]
+
+    assert run("size", *words, "--on-time", "0.95", "--workers", "1", "--json", str(tmp_path / "s.json")) == 0
+
+    rows = {row["preset"]: row for row in json.loads((tmp_path / "s.json").read_text())["sizes"]}
+    assert {name: row["cards"] for name, row in rows.items()} == {"qwen2.5-7b-910b4": 1, "qwen2.5-32b-h100": 2}
+    assert rows["qwen2.5-7b-910b4"]["instances"] > rows["qwen2.5-32b-h100"]["instances"] >= 1
+    assert "one less" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["size", "--instances", "4"], "--instances has no meaning here"),
+        (["size", "--preset", "none"], "unknown preset 'none'"),
+        (["size", "--on-time", "2"], "--on-time must be"),
+        (["--slo-tpot-ms", "0"], "--slo-tpot-ms must be more than 0"),
+    ],
+)
+def test_what_size_cannot_do_is_said(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--trace", "uniform:requests=20", *words) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_both_slos_are_a_column_where_there_are_two(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trace", "uniform:requests=40", "--rate", "2", "--instances", "2"]
+
+    assert run(*words, "--slo-tpot-ms", "1") == 0
+    assert "both SLOs" in capsys.readouterr().out

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.simulation.presets import PRESETS, QWEN25_7B, QWEN25_14B, UnknownPresetError, find_preset
+from dualmap.simulation.models import MODELS
+from dualmap.simulation.presets import LONGEST_PROMPT_TOKENS, PRESETS, UnknownPresetError, find_preset
 
 
 @pytest.mark.parametrize(
@@ -42,11 +43,43 @@ def test_decode_steps(name: str, sequences: int, context_tokens: int, step_ms: f
 def test_kv_memory_is_the_paper_s_and_bytes_per_token_the_models_own() -> None:
     assert PRESETS["qwen2.5-7b-910b4"].engine.kv_capacity_tokens == 1_000_000
     assert PRESETS["qwen2.5-14b-910b3"].engine.kv_capacity_tokens == 500_000
-    assert (QWEN25_7B.kv_bytes_per_token, QWEN25_14B.kv_bytes_per_token) == (57_344, 196_608)
+    assert [MODELS[name].kv_bytes_per_token for name in ("qwen2.5-7b", "qwen2.5-14b")] == [57_344, 196_608]
+
+
+def test_a_model_gets_as_few_cards_as_hold_its_longest_prompt() -> None:
+    cards = {name: PRESETS[f"llama-3.1-70b-{name}"].cards for name in ("a100", "h200", "b200", "l40s", "910b4")}
+
+    assert cards == {"a100": 4, "h200": 2, "b200": 2, "l40s": 8, "910b4": 8}
+    derived = [preset for name, preset in PRESETS.items() if "eighth" not in name]
+    assert min(preset.engine.kv_capacity_tokens for preset in derived) >= LONGEST_PROMPT_TOKENS
+
+
+def test_a_number_of_cards_can_be_asked_for() -> None:
+    four, eight = find_preset("llama-3.1-70b-h100").engine, find_preset("llama-3.1-70b-h100-tp8").engine
+
+    assert find_preset("llama-3.1-70b-h100-tp8").cards == 8
+    assert 1.5 < eight.prefill_tokens_per_s() / four.prefill_tokens_per_s() < 2, "sums over all cards cost a part"
+    assert eight.kv_capacity_tokens > 2 * four.kv_capacity_tokens, "the weights are there once"
+    assert find_preset("qwen2.5-7b-910b4-tp1").engine.kv_capacity_tokens < 1_000_000, "the card's own memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("llama-3.1-70b-h100-tp1", "so many cards do not hold the model; 4 do"),
+        ("llama-3.1-70b-h100-tp3", "an instance has 1, 2, 4 or 8 cards"),
+        ("llama-3.1-70b-tpu-tp4", "unknown preset"),
+    ],
+)
+def test_cards_that_cannot_be_are_refused(name: str, reason: str) -> None:
+    with pytest.raises(UnknownPresetError, match=reason):
+        find_preset(name)
 
 
 def test_an_unknown_preset_names_those_there_are() -> None:
-    with pytest.raises(UnknownPresetError, match=r"'h100'; known are qwen2.5-14b-910b3, qwen2.5-7b-910b4"):
+    with pytest.raises(
+        UnknownPresetError, match=r"'h100'; known are MODEL-CARD or MODEL-CARD-tpN, of .*qwen2.5-7b.* and a100"
+    ):
         find_preset("h100")
 
 

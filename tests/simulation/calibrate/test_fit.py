@@ -25,7 +25,9 @@ def measured(costs: StepCosts, noise: float = 0.0) -> tuple[list[PrefillTime], l
     return prefills, decodes
 
 
-@pytest.mark.parametrize("name", ["cpu", *PRESETS])
+@pytest.mark.parametrize(
+    "name", ["cpu", "qwen2.5-7b-910b4", "qwen2.5-14b-910b3", "qwen2.5-1.5b-h200-eighth", "llama-3.1-70b-h100"]
+)
 def test_an_engine_is_found_again_from_its_times(name: str) -> None:
     costs = CPU if name == "cpu" else PRESETS[name].engine.costs
     fitted = fit_costs(*measured(costs), 2048)
