@@ -3,7 +3,9 @@
 The router process is pinned to the last core; mock instance, load and store share the others. CPU is that of the router
 process (all threads), read from the kernel around each load.
 
-full    the product: scheduling on an embedded Valkey
+full    the product: scheduling on an embedded Valkey; streams may go on elsewhere, by their tokens
+text    the same, by their text (router.continue_streams)
+cut     the same, not at all: each ends with its instance
 logged  the same with a request log
 traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
 traced10  the same with 10 %: what a sampled request costs
@@ -73,10 +75,13 @@ PACED_STREAMS = 20
 PACED_CHUNKS = 100
 PACE_S = 0.01
 TRACED_SHARE = {"traced": 0.01, "traced10": 0.1}
+CONTINUED = {"text": "text", "cut": "off"}
 TOKEN = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[{"index":0,"delta":{"content":" token"},"logprobs":null,"finish_reason":null}]}\n\n'
 )
+TOKEN_WITH_ID = TOKEN.replace(b'"finish_reason":null', b'"finish_reason":null,"token_ids":[12345]')
+TOKEN = TOKEN.replace(b'"finish_reason":null', b'"finish_reason":null,"token_ids":null')
 ANSWER = orjson.dumps(
     {
         "id": "chatcmpl-0",
@@ -86,6 +91,7 @@ ANSWER = orjson.dumps(
         "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [*range(5)], "remote_engine_id": "e"},
     }
 )
+ASKS_IDS = b'"return_token_ids":true'
 PREFILL_LEG = b'"do_remote_decode":true'
 SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
 
@@ -106,9 +112,10 @@ class MockInstance(asyncio.Protocol):
             if len(self._buffer) < total:
                 return
             body, self._buffer = self._buffer[end:total], self._buffer[total:]
-            self._answer(None if PREFILL_LEG in body else _field(head, b"x-mock"))
+            token = TOKEN_WITH_ID if ASKS_IDS in body else TOKEN
+            self._answer(None if PREFILL_LEG in body else _field(head, b"x-mock"), token)
 
-    def _answer(self, mock: bytes | None) -> None:
+    def _answer(self, mock: bytes | None, token: bytes) -> None:
         if mock is None:
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
             self._transport.write(head + ANSWER)
@@ -116,15 +123,15 @@ class MockInstance(asyncio.Protocol):
         chunks, pace_ms = map(int, mock.split(b","))
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         self._transport.write(head)
-        self._tick(chunks, pace_ms / 1000)
+        self._tick(_chunk(token), chunks, pace_ms / 1000)
 
-    def _tick(self, left: int, pace_s: float) -> None:
+    def _tick(self, chunk: bytes, left: int, pace_s: float) -> None:
         if left == 0:
             self._end()
             return
-        self._transport.write(_chunk(TOKEN))
+        self._transport.write(chunk)
         # A stream without a pace takes an iteration of the event loop, and so a packet, per chunk.
-        asyncio.get_running_loop().call_later(pace_s, self._tick, left - 1, pace_s)
+        asyncio.get_running_loop().call_later(pace_s, self._tick, chunk, left - 1, pace_s)
 
     def _end(self) -> None:
         self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
@@ -241,7 +248,13 @@ class BlindRequest:
     async def prefill_ended(self) -> None: ...
 
     async def failed(
-        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+        self,
+        failure: InstanceFailure,
+        *,
+        overdue: bool = False,
+        leg: Leg | None = None,
+        keeps_kv: bool = False,
+        sent_tokens: int | None = None,
     ) -> None:
         raise UpstreamError(str(failure))
 
@@ -353,6 +366,8 @@ def run_router(
     extra: dict[str, Any] = {}
     if mode == "logged":
         extra = {"request_log": str(Path(tempfile.gettempdir()) / f"router-overhead-{os.getpid()}.jsonl")}
+    elif mode in CONTINUED:
+        extra = {"continue_streams": CONTINUED[mode]}
     elif mode in TRACED_SHARE:
         extra = {"tracing_url": collector_url, "tracing_share": TRACED_SHARE[mode]}
 

@@ -108,6 +108,7 @@ ONE_INSTANCE: Final = Drawing(
         {
             Input.ADMITTED, Input.SUSPECTED, Input.PUT_OFF, Input.INSTANCE_CAME, Input.QUEUED, Input.TAKEN,
             Input.RESERVATION_LOST, Input.SENT, Input.PREFILL_PRESUMED, Input.FIRST_TOKEN, Input.MOVED,
+            Input.CONTINUES,
         }
     ),
     frozenset({(Phase.DISPATCHED, Input.MOVED)}),  # beside the arrow that sends it

@@ -159,7 +159,26 @@ class RouterSettings(BaseModel):
     )
 
     # retries -------------------------------------------------------------------------------------------------
-    max_attempts: int = Field(3, ge=1, le=16, description="instances tried for a request at most")
+    max_attempts: int = Field(
+        3, ge=1, le=16, description="instances tried at most until an answer begins, or goes on after it broke off"
+    )
+
+    # answers that go on elsewhere ------------------------------------------------------------------------------
+    continue_streams: Literal["tokens", "text", "off"] = Field(
+        "tokens",
+        description="how a stream goes on whose instance fails in the middle: by the ids of its tokens, which engines"
+        " are asked for and clients do not see; by its text; or not at all",
+    )
+    max_continuations: int = Field(8, ge=1, le=64, description="times that one stream goes on elsewhere at most")
+    max_kept_bytes: int = Field(
+        256 << 20,
+        ge=0,
+        description="memory for what is kept of streams that may have to go on elsewhere, bytes, of all together; a"
+        " stream that finds none left is not continued",
+    )
+    tell_continuations: bool = Field(
+        False, description="a comment in the stream, which clients skip, says when it goes on elsewhere"
+    )
 
     # shared state --------------------------------------------------------------------------------------------
     replica_lease_s: float = Field(

@@ -25,6 +25,7 @@ from dualmap.router.http.paths import (
     stored_response_id,
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
+from dualmap.router.http.rest_of_answer import why_not_continued
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
@@ -211,13 +212,24 @@ def inference_request_of(
     if path in COMPLETIONS_PATHS:
         read.leaves_usage_open = stream and "stream_options" not in body
         read.may_split = may_split(path, body)
+        read.leaves_ids_open = "return_token_ids" not in body
     elif path == RESPONSES_PATH:
         read.leaves_id_open = "request_id" not in body
         read.stores = body.get("store") is not False
         previous = body.get("previous_response_id")
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
+    if stream:
+        read.not_continued = why_not_continued(path, body, one_answer=_is_one_answer(path, body))
     return read
+
+
+def _is_one_answer(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether the request asks for one answer to one prompt."""
+    if any(body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS):
+        return False
+    prompt = body.get("prompt") if path in COMPLETIONS_PATHS else None
+    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 
 
 def may_split(path: str, body: Mapping[str, Any]) -> bool:

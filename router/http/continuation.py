@@ -1,13 +1,8 @@
 """A stream whose instance could not finish it goes on with the answer of another one.
 
-One that failed when the client had only comments of it goes on from its begin. One that its decoder gave back in the
-middle goes on from where it stopped.
-
-vLLM-Ascend's decoders end such a stream with ``stop_reason: "recomputed"``. The request is then sent again with the
-text so far behind its prompt, that much less to answer, and all its other fields as they are. The client sees one
-stream: no second role, and the usage of the whole. Answers of which the text so far is not everything (tool calls,
-reasoning, a grammar, log probabilities, a prompt of token ids) is not continued. Of an answer that is continued, what
-looks back at its tokens alone begins again: penalties for presence and frequency, and the draws from a seed.
+One that failed when the client had only comments of it goes on from its begin. One that failed in the middle goes on
+from where it stopped, see ``rest_of_answer``: what comes then is another answer, of which each event is made one of the
+first. The client sees one stream: the same id and time, no second role, nothing twice, and the usage of the whole.
 """
 
 from __future__ import annotations
@@ -18,111 +13,218 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.api_bodies.json_body import read_json, write_json
-from dualmap.api_bodies.lax_values import lax_int
-from dualmap.router.errors import RouterError, error_body
-from dualmap.router.http.admission import may_split
+from dualmap.router.errors import RouterError, UpstreamError, error_body
+from dualmap.router.http.answer_so_far import CHAT_PATH, AnswerSoFar
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header, as_chunk
-from dualmap.router.http.sse import EVENT_END, EventEditor, error_event, event_object
+from dualmap.router.http.rest_of_answer import Rest
+from dualmap.router.http.sse import EventEditor, error_event, event_object, is_error
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATH, MESSAGES_PATH
 from dualmap.scheduling.request.outcome import Usage
-from dualmap.scheduling.values import value
 
-_CHAT: Final = "/v1/chat/completions"
-_NOT_CONTINUED: Final = frozenset(
-    {
-        *("tools", "tool_choice", "functions", "structured_outputs", "logprobs", "top_logprobs", "return_token_ids"),
-        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"),
-        "truncate_prompt_tokens",  # the text so far would take the place of the prompt's begin
-    }
-)
-_LEFT: Final = {"max_tokens": 1, "max_completion_tokens": 1, "min_tokens": 0}
-"""Least remainder of the fields that count an answer's tokens."""
-_COMPLETION_TOKENS: Final = 16
-"""``max_tokens`` of a completion that does not say."""
 _HEAD_END: Final = b"\r\n\r\n"
-_MAX_HELD_BYTES: Final = 1 << 20
+_MAX_HELD_BYTES: Final = 8 << 20
 """Most bytes that are held of an incomplete event; a longer one passes as it is."""
+_ENVELOPE: Final = ("id", "object", "created", "model")
+_DONE: Final = b"data: [DONE]\n\n"
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
 
 
-@value
-class Continued:
-    """The request that continues a stream."""
+class ContinuedAnswer:
+    """Makes events of the client's answer from those of another answer, which has the rest.
 
-    body: bytes
-    tokens: int
-    """Tokens of the answer, with which the new prompt ends."""
+    Args:
+        path: of the client's request.
+        so_far: what the client has.
+        shows_usage: the client is to get the usage.
+        shows_ids: the client is to get the ids of tokens.
+    """
 
+    def __init__(
+        self, path: str, so_far: AnswerSoFar, rest: Rest, *, overlap: str, shows_usage: bool, shows_ids: bool
+    ) -> None:
+        self._path = path
+        self._from_path = rest.path
+        self._envelope = so_far.envelope
+        self.tokens = rest.tokens
+        self._overlap = overlap
+        """Text that the client has, with which the other answer begins."""
+        self._chars = rest.chars
+        self._shows_usage = shows_usage
+        self._shows_ids = shows_ids
+        self._block = so_far.block
+        self._stop: tuple[str | None, str | None] | None = None
+        self._usage: Mapping[str, Any] = {}
 
-def continued(path: str, body: bytes, events: bytes, unsent: bytes = b"") -> Continued | None:
-    """The next request for an answer that stopped after these ``events``; None where it cannot be continued.
-    ``unsent``: the events that gave it back."""
-    request = read_json(body)
-    found, end = _text_of(path, events), _text_of(path, unsent)
-    if found is None or not _may_continue(path, request):
-        return None
-    text, tokens = found
-    if end is not None and not end[0]:  # so its usage counts what the client has
-        tokens = end[1] or tokens
-    if text and path == _CHAT:
-        _continue_message(request, text)
-    elif text:
-        request["prompt"] += text
-    if path != _CHAT:
-        request.setdefault("max_tokens", _COMPLETION_TOKENS)
-    for name, least in _LEFT.items():
-        if limit := lax_int(request.get(name)):
-            request[name] = max(least, limit - tokens)
-    return Continued(write_json(request), tokens)
+    def event(self, event: bytes) -> bytes:
+        """The client's event or events for one of the other answer; may be empty.
 
-
-def _may_continue(path: str, request: Mapping[str, Any]) -> bool:
-    """Whether its text is all that an answer to it depends on, and it is one answer to one prompt."""
-    chosen = [request.get(name) for name in _NOT_CONTINUED]
-    if not all(each is None or each is False or each == [] for each in chosen) or not may_split(path, request):
-        return False
-    if request.get("include_reasoning") is False:  # so no event shows whether there was any
-        return False
-    if request.get("stop") and request.get("include_stop_str_in_output"):  # a part of one may have been sent
-        return False
-    wanted = request.get("response_format") or {"type": "text"}
-    if not isinstance(wanted, dict) or wanted.get("type") != "text":
-        return False
-    if path != _CHAT:
-        return isinstance(request.get("prompt"), str)
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
-        return False
-    return not request.get("continue_final_message") or isinstance(messages[-1].get("content"), str)
-
-
-def _continue_message(request: dict[str, Any], text: str) -> None:
-    messages = request["messages"]
-    last = messages[-1]
-    if request.get("continue_final_message"):
-        request["messages"] = [*messages[:-1], {**last, "content": last["content"] + text}]
-        return
-    request["messages"] = [*messages, {"role": "assistant", "content": text}]
-    request |= {"add_generation_prompt": False, "continue_final_message": True}
-
-
-def _text_of(path: str, events: bytes) -> tuple[str, int] | None:
-    """The text of a stream's events, and how many tokens it has: those it counts itself, else one an event. None where
-    an answer is not of text alone."""
-    texts, tokens = [], 0
-    for event in EVENT_END.split(events):
+        Raises:
+            UpstreamError: it does not go on where the client's text ends.
+        """
         found = event_object(event)
-        for choice in (found or {}).get("choices") or ():
-            delta = choice.get("delta") or {} if path == _CHAT else {"content": choice.get("text")}
-            if any(filled for name, filled in delta.items() if name not in ("role", "content")):
+        if found is None:
+            return b"" if self._path == MESSAGES_PATH else event
+        if is_error(found):
+            return _error_of(self._path, event, found)
+        choices, usage = found.get("choices"), self._counted(found.get("usage"))
+        if self._path == MESSAGES_PATH:
+            return self._message_events(choices or (), usage)
+        if not choices:
+            return b"" if not usage or not self._shows_usage else self._framed({**found, "choices": [], "usage": usage})
+        choice = self._choice(choices[0])
+        if choice is None:
+            return b""
+        made = {**found, "choices": [choice]}
+        if usage and self._shows_usage:
+            made["usage"] = usage
+        else:
+            made.pop("usage", None)
+        return self._framed(made)
+
+    def _framed(self, found: dict[str, Any]) -> bytes:
+        """An event of the client's answer: its id, its time and its kind are those that it began with."""
+        envelope = self._envelope
+        if envelope is not None:
+            found |= {name: envelope[name] for name in _ENVELOPE if name in envelope}
+        return b"data: %b\n\n" % orjson.dumps(found)
+
+    def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The choice as the client is to see it; None where it has nothing for the client."""
+        if self._from_path == CHAT_PATH:
+            return self._chat_choice(choice)
+        text = self._unseen(choice.get("text") or "")
+        if not text and choice.get("finish_reason") is None and not choice.get("logprobs") and not self._shows_ids:
+            return None
+        ids = choice.get("token_ids") if self._shows_ids else None
+        if self._path == CHAT_PATH:
+            made: dict[str, Any] = {
+                "index": 0,
+                "delta": {"content": text} if text else {},
+                "logprobs": None,
+                "finish_reason": choice.get("finish_reason"),
+            }
+            if made["finish_reason"] is not None:
+                made["stop_reason"] = choice.get("stop_reason")
+            return made | {"token_ids": ids}
+        made = {**choice, "text": text, "token_ids": ids, "prompt_token_ids": None}
+        logprobs = choice.get("logprobs")
+        if isinstance(logprobs, dict) and isinstance(logprobs.get("text_offset"), list):
+            offsets = [self._chars + offset for offset in logprobs["text_offset"]]
+            made["logprobs"] = {**logprobs, "text_offset": offsets}
+        return made
+
+    def _chat_choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
+        delta = dict(choice.get("delta") or {})
+        if "role" in delta:
+            del delta["role"]
+            if not any(delta.values()) and choice.get("finish_reason") is None:
                 return None
-            if delta.get("content"):
-                texts.append(delta["content"])
-                tokens += 1
-        usage = (found or {}).get("usage")
-        if usage:
-            tokens = usage.get("completion_tokens") or tokens
-    return "".join(texts), tokens
+        made = {**choice, "delta": delta}
+        if not self._shows_ids and "token_ids" in made:
+            made["token_ids"] = None
+        return made
+
+    def _unseen(self, text: str) -> str:
+        """The text without what the client has."""
+        overlap = self._overlap
+        if not overlap or not text:
+            return text
+        common = min(len(overlap), len(text))
+        if text[:common] != overlap[:common]:
+            raise UpstreamError(
+                "the stream broke off: another instance does not go on within a token as the first one did"
+            )
+        self._overlap = overlap[common:]
+        return text[common:]
+
+    def _counted(self, usage: object) -> dict[str, Any]:
+        """A usage of the whole answer."""
+        if not isinstance(usage, dict):
+            return {}
+        counted = {**usage}
+        for name, tokens in (("prompt_tokens", -self.tokens), ("completion_tokens", self.tokens)):
+            if isinstance(counted.get(name), int):
+                counted[name] += tokens
+        return counted
+
+    # messages --------------------------------------------------------------------------------------------------
+    def _message_events(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> bytes:
+        made = b""
+        for choice in choices:
+            if text := (choice.get("delta") or {}).get("content"):
+                if self._block is None:
+                    self._block = 0
+                    block = {"type": "text", "text": ""}
+                    made += _named({"type": "content_block_start", "content_block": block, "index": 0})
+                delta = {"type": "text_delta", "text": text}
+                made += _named({"type": "content_block_delta", "delta": delta, "index": self._block})
+            if (reason := choice.get("finish_reason")) is not None:
+                stopped_by = choice.get("stop_reason")
+                if reason == "stop" and isinstance(stopped_by, str):
+                    self._stop = "stop_sequence", stopped_by
+                else:
+                    self._stop = _STOP_REASONS.get(reason), None
+        self._usage = usage or self._usage
+        return made
+
+    def end(self) -> bytes:
+        """The last events, which the other answer has in another form."""
+        if self._path != MESSAGES_PATH or self._stop is None:
+            return b""
+        reason, sequence = self._stop
+        details = self._usage.get("prompt_tokens_details")
+        cached = (details.get("cached_tokens") or 0) if isinstance(details, dict) else 0
+        cached = min(cached, self._usage.get("prompt_tokens") or 0)
+        usage = {
+            "input_tokens": (self._usage.get("prompt_tokens") or 0) - cached,
+            "output_tokens": self._usage.get("completion_tokens") or 0,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+        }
+        stopped = b"" if self._block is None else _named({"type": "content_block_stop", "index": self._block})
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        return b"".join(
+            (
+                stopped,
+                _named({"type": "message_delta", "delta": delta, "usage": usage}),
+                _named({"type": "message_stop"}),
+            )
+        )
+
+
+def _error_of(path: str, event: bytes, found: Mapping[str, Any]) -> bytes:
+    """An error event in the form of the client's API."""
+    error = found.get("error")
+    if path != MESSAGES_PATH or found.get("type") == "error" or not isinstance(error, dict):
+        return event
+    kind = error.get("type") or "api_error"
+    return error_event({"type": "error", "error": {"type": kind, "message": str(error.get("message"))}})
+
+
+def _named(payload: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), orjson.dumps(payload))
+
+
+def ending_events(path: str, so_far: AnswerSoFar, finish_reason: str | None, *, shows_usage: bool) -> bytes:
+    """The last events of an answer of which nothing else is missing. ``finish_reason``: the one to tell, if any."""
+    if path == MESSAGES_PATH:
+        return _named({"type": "message_stop"})
+    envelope = {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
+    made = b""
+    if finish_reason is not None:
+        content: dict[str, Any] = {"text": ""} if path == COMPLETIONS_PATH else {"delta": {}}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+        made = b"data: %b\n\n" % orjson.dumps({**envelope, "choices": [choice]})
+    prompt_tokens, tokens = so_far.prompt_tokens, so_far.tokens
+    if shows_usage and not so_far.has_usage and prompt_tokens is not None:
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + tokens,
+            "completion_tokens": tokens,
+        }
+        made += b"data: %b\n\n" % orjson.dumps({**envelope, "choices": [], "usage": usage})
+    return made + _DONE
 
 
 class Continuation:
@@ -132,25 +234,38 @@ class Continuation:
     """HTTP/1.0 is claimed, so that bodies come without chunks."""
     bodiless = False
 
-    def __init__(self, client: Downstream, tokens: int, *, begun: bool = True) -> None:
-        """``tokens``: of the answer so far. ``begun``: the client has a part of the answer."""
-        before = client if isinstance(client, Continuation) else None
-        self._client: Downstream = client if before is None else before._client
-        self._tokens: int = tokens if before is None else tokens + before._tokens
-        self._editor = EventEditor(self._seen_as_one, _MAX_HELD_BYTES)
-        self._begun: bool = begun or (before is not None and before._begun)
+    def __init__(self, client: Downstream, answer: ContinuedAnswer | None = None) -> None:
+        """``answer`` is None while the client has no part of the answer: then the other answer passes as it is."""
+        self._client: Downstream = client._client if isinstance(client, Continuation) else client
+        self._answer = answer
+        self._editor = EventEditor(bytes if answer is None else answer.event, _MAX_HELD_BYTES)
+        self.failed: UpstreamError | None = None
+        """Why the other answer is none that goes on with the client's."""
+        self._source: ByteSource | None = None
+        self._broken_off = False
         self.committed = False
-        self.path = client.path
+        self.path = client.path if answer is None else answer._from_path
+        """Path of the API that answers."""
         self.page_fields: Sequence[Header] = ()
         self.received_s = client.received_s
+
+    @classmethod
+    def again(cls, client: Downstream) -> Continuation:
+        """The same, for the next instance: the client has got comments alone of this one."""
+        return cls(client, client._answer if isinstance(client, Continuation) else None)
+
+    def comment(self, data: bytes) -> None:
+        """Send a comment."""
+        self._send(data)
 
     def count(self, usage: Usage) -> Usage:
         """The usage of the whole answer, from that of its last part."""
         prompt_tokens, output_tokens = usage.prompt_tokens, usage.output_tokens
+        tokens = 0 if self._answer is None else self._answer.tokens
         return replace(
             usage,
-            prompt_tokens=None if prompt_tokens is None else prompt_tokens - self._tokens,
-            output_tokens=None if output_tokens is None else output_tokens + self._tokens,
+            prompt_tokens=None if prompt_tokens is None else prompt_tokens - tokens,
+            output_tokens=None if output_tokens is None else output_tokens + tokens,
         )
 
     @property
@@ -175,43 +290,49 @@ class Continuation:
 
     def write(self, data: bytes) -> None:
         """Pass complete events on."""
-        self._send(self._editor.feed(data) if self._begun else data)
-
-    def _seen_as_one(self, event: bytes) -> bytes:
-        """An event as it would be had the stream not stopped; empty where it would not be."""
-        found = event_object(event)
-        if found is None:
-            return event
-        choices, usage = found.get("choices"), found.get("usage")
-        if choices and not usage:
-            delta, finish = choices[0].get("delta"), choices[0].get("finish_reason")
-            if delta and "role" in delta and not delta.get("content") and finish is None:
-                return b""
-        if not usage:
-            return event
-        counted = {**usage}
-        for name, tokens in (("prompt_tokens", -self._tokens), ("completion_tokens", self._tokens)):
-            if isinstance(counted.get(name), int):
-                counted[name] += tokens
-        return b"data: %b\n\n" % orjson.dumps({**found, "usage": counted})
+        if self._answer is None:
+            self._send(data)
+        elif self.failed is None:
+            try:
+                self._send(self._editor.feed(data))
+            except UpstreamError as error:
+                self.failed = error
+                if self._source is not None:
+                    self._source.give_up(error)
 
     def end(self) -> None:
         """The answer is whole."""
+        if self.failed is not None:
+            if not self._broken_off:
+                self.refuse(self.failed)
+            return
         self._send(self._editor.end())
+        if self._answer is not None:
+            self._send(self._answer.end())
+        self.close_stream()
+
+    def close_stream(self, last_events: bytes = b"") -> None:
+        """End the stream behind its last events."""
+        self._send(last_events)
         if not self._client.http_10:
             self._client.write(b"0\r\n\r\n")
 
     def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
         """The stream cannot go on."""
-        self._client.break_off(self._framed(error_event(error_body(error, self.path))))
+        self._broken_off = True
+        self._client.break_off(self._framed(error_event(error_body(error, self._client.path))))
 
     def break_off(self, last_words: bytes) -> None:
-        self._client.break_off(self._framed(last_words))
+        self._broken_off = True
+        found = event_object(last_words)
+        words = last_words if found is None else _error_of(self._client.path, last_words, found)
+        self._client.break_off(self._framed(words))
 
     def abort(self) -> None:
         self._client.abort()
 
     def set_source(self, source: ByteSource | None) -> None:
+        self._source = source
         self._client.set_source(source)
 
     def close_after(self) -> None:

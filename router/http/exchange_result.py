@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dualmap.router.http.answer_checks import ABORTED
 from dualmap.router.http.heads import Header
+from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
 from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
@@ -41,10 +42,8 @@ class ExchangeResult:
     """Failure of the instance. Before the downstream is committed, the next instance may try; after that, the answer
     was broken off."""
     error_answer: ErrorAnswer | None = None
-    sent_events: bytes | None = None
-    """Events that the client has of a stream that was given back and may go on; None: there is no such stream."""
-    unsent_events: bytes = b""
-    """The rest of such a stream."""
+    kept: KeptStream | None = None
+    """What is kept of a stream that failed after it had begun, and may go on; None: there is no such stream."""
     sends_usage_unrequested: bool = False
     """Whether the stream, whose usage was requested, shows that it would have had it anyway."""
     stream_goes_on: bool = False

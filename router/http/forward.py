@@ -10,23 +10,28 @@ from typing import Any, Final, Protocol
 
 import orjson
 
+from dualmap.api_bodies.json_body import read_json, write_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import salt_edit, salt_field, separate
-from dualmap.router.http.continuation import Continuation, continued
+from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult
+from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.http.rest_of_answer import CannotContinueError, Over, Rest, needs_context, needs_count, rest_of
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.split_forward import SplitLegs
-from dualmap.router.http.stream_usage import id_edit, usage_edit
+from dualmap.router.http.sse import Ending
+from dualmap.router.http.stream_usage import id_edit, ids_edit, usage_edit
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
 from dualmap.router.requests.live_request import LiveRequest
@@ -40,6 +45,9 @@ from dualmap.scheduling.state.legs import Leg
 _WHOLE: Final = Leg.WHOLE
 _INTERNAL_ERROR: Final = Outcome.INTERNAL_ERROR
 _COMPLETED: Final = Outcome.COMPLETED
+
+MEASURED_WITHIN_S: Final = 1.0
+"""Time for an instance to count the tokens of a text."""
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +129,13 @@ class PlacedRequest(Protocol):
     async def prefill_ended(self) -> None: ...
 
     async def failed(
-        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+        self,
+        failure: InstanceFailure,
+        *,
+        overdue: bool = False,
+        leg: Leg | None = None,
+        keeps_kv: bool = False,
+        sent_tokens: int | None = None,
     ) -> None: ...
 
     def broke_off(self, failure: InstanceFailure) -> None: ...
@@ -182,6 +196,18 @@ class _Forwarding:
         self._split: SplitLegs | None = None
         """Legs of the split request, once a prefill leg of it was sent."""
         self._deadline_s = downstream.received_s + plane.settings.total_timeout_s
+        how = plane.settings.continue_streams
+        self._not_continued = inference_request.not_continued
+        """Why a stream that breaks off does not go on elsewhere; empty where it may."""
+        if how == "off" and not self._may_be_given_back:
+            self._not_continued = "router.continue_streams is off"
+        self._asks_ids = how == "tokens" and not self._not_continued and inference_request.leaves_ids_open
+        self._hides_ids = self._asks_ids
+        self._kept: KeptStream | None = None
+        """What is kept of the stream, once it is one."""
+        self._original = b""
+        """The client's body, once a request for the rest of its answer has taken its place."""
+        self._so_far: AnswerSoFar | None = None
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
         )
@@ -191,7 +217,7 @@ class _Forwarding:
         outcome, usage = _INTERNAL_ERROR, None
         try:
             result = await self._try_until_sent()
-            if result.sent_events is not None:
+            if result.kept is not None:
                 result = await self._go_on(result)
             elif result.failure is None and isinstance(self.downstream, Continuation):
                 self.downstream.end()
@@ -203,39 +229,103 @@ class _Forwarding:
             outcome = outcome_of(error)
             raise
         finally:
+            if self._kept is not None:
+                self._kept.release()
             self._placed.finish(outcome, usage)
 
     async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
-        """The result that the client saw of a stream that was given back: it goes on as another answer's."""
-        while result.sent_events is not None and await self._continue(result.sent_events, result.unsent_events):
-            assert isinstance(self.downstream, Continuation)
+        """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""
+        while result.kept is not None and result.failure is not None:
+            so_far, failure, former = result.kept.so_far(), result.failure, self.downstream
             try:
+                rest = await self._rest(so_far, failure)
+                if isinstance(rest, Over):
+                    return self._end_whole(so_far, rest)
+                self._ask_for(rest, so_far)
                 result = await self._try_until_sent()
+            except CannotContinueError as why:
+                self._placed.broke_off(failure)
+                detail = f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
+                Continuation(former).refuse(UpstreamError(detail))
+                return ExchangeResult(200, failure=failure)
             except RouterError as error:
-                self.downstream.refuse(error)
-                return ExchangeResult(200, failure=GIVEN_BACK)
-            if result.failure is None:
+                Continuation(self.downstream).refuse(error)
+                return ExchangeResult(200, failure=failure)
+            if result.failure is None and isinstance(self.downstream, Continuation):
                 self.downstream.end()
         return result
 
-    async def _continue(self, events: bytes, unsent: bytes) -> bool:
-        """Ask for the rest of an answer, of which the client has these events, as another request; False where there is
-        none, and the client got an error. ``unsent``: the events that gave it back."""
-        request, former = self.request, self.downstream
-        self.downstream = Continuation(former, 0)
-        made = continued(request.path, request.body, events, unsent)
+    async def _rest(self, so_far: AnswerSoFar, failure: InstanceFailure) -> Rest | Over:
+        """What is missing of an answer, and the instance for it.
+
+        Raises:
+            CannotContinueError: it does not go on elsewhere.
+            RouterError: no instance takes it. ``finish`` has been called.
+        """
+        if self._not_continued:
+            raise CannotContinueError(self._not_continued)
+        path, request = self._inference_request.path, read_json(self._original or self.request.body)
+        sized = needs_count(path, so_far), needs_context(path, request, so_far)
+        rest = rest_of(path, request, so_far, context_tokens=1 if sized[1] else None, text_tokens=None)
+        if isinstance(rest, Over):
+            self._placed.broke_off(failure)
+            return rest
+        await self._placed.failed(failure, sent_tokens=so_far.tokens)
+        if not any(sized):
+            return rest
+        tokens, context_tokens = await self._measure(so_far.text if sized[0] else "")
+        return rest_of(path, request, so_far, context_tokens=context_tokens, text_tokens=tokens if sized[0] else None)
+
+    async def _measure(self, text: str) -> tuple[int | None, int | None]:
+        """How many tokens a text has, and the model's context, as the instance says that goes on with it."""
+        body = write_json({"model": self._placed.model, "prompt": text, "add_special_tokens": False})
+        answer = await self.sender.ask(self._placed.target, "/tokenize", body, MEASURED_WITHIN_S)
         try:
-            if made is None:
-                raise UpstreamError(f"the stream broke off: {GIVEN_BACK.detail}, and this answer cannot be continued")
-            await self._placed.failed(GIVEN_BACK)
-        except RouterError as error:
-            self.downstream.refuse(error)
-            return False
-        if request.bodies is not None:
-            request.bodies.count(len(made.body) - len(request.body))
-        request.body, self._inference_request.model_span = made.body, None
-        self.downstream = Continuation(former, made.tokens)
-        return True
+            found = orjson.loads(answer or b"{}")
+        except orjson.JSONDecodeError:
+            found = {}
+        tokens, context_tokens = found.get("count"), found.get("max_model_len")
+        return (
+            tokens if isinstance(tokens, int) else None,
+            context_tokens if isinstance(context_tokens, int) else None,
+        )
+
+    def _ask_for(self, rest: Rest, so_far: AnswerSoFar) -> None:
+        """Make the request that is sent the one for the rest of the answer."""
+        request, inference_request, former = self.request, self._inference_request, self.downstream
+        self._original = self._original or request.body
+        options = read_json(self._original)
+        request.path, request.body = rest.path, rest.body
+        inference_request.model_span = None
+        inference_request.leaves_usage_open = self._asks_ids = False
+        shows_ids = options.get("return_token_ids") is True
+        self._hides_ids = rest.by_tokens and not shows_ids
+        usage = options.get("stream_options")
+        answer = ContinuedAnswer(
+            inference_request.path,
+            so_far,
+            rest,
+            overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
+            shows_usage=isinstance(usage, dict) and usage.get("include_usage") is True,
+            shows_ids=shows_ids,
+        )
+        if not rest.by_tokens:
+            so_far.by_text(rest.tokens)
+        self._so_far = so_far
+        self.downstream = Continuation(former, answer)
+        if self.plane.settings.tell_continuations:
+            told = f": dualmap: goes on at {self._placed.answering_id} after {so_far.tokens} tokens\n\n"
+            Continuation(former).comment(told.encode())
+
+    def _end_whole(self, so_far: AnswerSoFar, over: Over) -> ExchangeResult:
+        """End a stream of which nothing else is missing."""
+        options = read_json(self._original or self.request.body).get("stream_options")
+        shows_usage = isinstance(options, dict) and options.get("include_usage") is True
+        path = self._inference_request.path
+        ended = ending_events(path, so_far, over.finish_reason, shows_usage=shows_usage)
+        self.downstream = Continuation(self.downstream)
+        self.downstream.close_stream(ended)
+        return ExchangeResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens))
 
     async def _try_until_sent(self) -> ExchangeResult:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
@@ -247,9 +337,9 @@ class _Forwarding:
                 result, leg = await self._try_legs()
             failure = result.failure
             if result.stream_goes_on:
-                self.downstream = Continuation(self.downstream, 0, begun=False)
+                self.downstream = Continuation.again(self.downstream)
             if failure is None or self.downstream.committed:
-                if result.fault is not None and result.sent_events is None:
+                if result.fault is not None and result.kept is None:
                     self._placed.broke_off(result.fault)
                 return result
             if failure.verdict is Verdict.DISPUTED:
@@ -268,9 +358,8 @@ class _Forwarding:
     def _to_placed(self) -> Sending:
         """The whole request, to the instance that it was placed on."""
         placed = self._placed
-        if not self._is_decoded:
-            return self.to_client(placed.target, on_sent=placed.sent)
-        return self.to_client(placed.target, on_sent=placed.sent, exchange=self.answer_exchange, awaits_output=True)
+        exchange, awaits_output = self.answer_exchange, self._is_decoded
+        return self.to_client(placed.target, on_sent=placed.sent, exchange=exchange, awaits_output=awaits_output)
 
     async def _try_legs(self) -> tuple[ExchangeResult, Leg | None]:
         """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""
@@ -334,15 +423,25 @@ class _Forwarding:
         return resumable and placed.is_decoded
 
     @property
-    def _keeps(self) -> bool:
-        """Whether the stream may go on that its decoder gives back: those of vLLM-Ascend's connectors do that."""
+    def _may_be_given_back(self) -> bool:
+        """Whether its decoder may give it back in the middle: those of vLLM-Ascend's connectors do that."""
         placed = self._placed
         return self.streams and self._is_decoded and placed.connector != "nixl"
 
     @property
-    def answer_exchange(self) -> type[Exchange]:
-        """The exchange for a decoder's answer."""
-        return KeepingExchange if self._keeps else Exchange
+    def answer_exchange(self) -> Callable[..., Exchange]:
+        """Makes the exchange for the client's answer."""
+        return Exchange if self._not_continued else partial(KeepingExchange, keep=self._keep)
+
+    def _keep(self) -> KeptStream:
+        """Keep the stream of a new try."""
+        if self._kept is not None:
+            self._kept.release()
+        body_bytes = len(self.request.body) + len(self._original)
+        self._kept = KeptStream(
+            self.request.path, self.plane.kept, body_bytes, hides_ids=self._hides_ids, so_far=self._so_far
+        )
+        return self._kept
 
     @property
     def streams(self) -> bool:
@@ -352,13 +451,19 @@ class _Forwarding:
         """The client's own bytes, unless it uses another name of the model than the instance, or the router requests
         usage or for the response's id."""
         body, placed = self.request.body, self._placed
+        if self._asks_ids:
+            more = (ids_edit(body), *more)
         return body_for(self._inference_request, body, placed, *more, *((usage_edit(body),) if requests_usage else ()))
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:
-        """Drop the body: there is no other try from here on."""
-        if not self._keeps:
-            self.request.drop_body()
+        """Drop the body: there is no other try from here on. That of a stream that is kept counts as a part of it."""
+        kept, request = self._kept, self.request
+        if kept is None or kept.lost:
+            request.drop_body()
+        elif request.bodies is not None:
+            request.bodies.give_back(len(request.body))
+            request.bodies = None
 
     def _fleet_fields(self) -> list[Header]:
         return [*fleet_fields(self._placed), *self.downstream.page_fields]
@@ -372,6 +477,8 @@ class _Forwarding:
 
     # what is counted -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
+        if isinstance(self.downstream, Continuation) and self.downstream.failed is not None:
+            return Outcome.UPSTREAM_FAILED
         if result.cut_off:
             return Outcome.CUT_OFF
         failure: InstanceFailure | None = result.failure

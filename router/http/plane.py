@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
+from dualmap.router.http.kept_stream import KeptBudget
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.observer import NullObserver, Observer
 from dualmap.router.http.port_checks import PortChecks
@@ -50,6 +51,8 @@ class DataPlane:
     cache_salts: CacheSalts | None
     """Salts of tenants that share no KV cache; None: all share it."""
     usage_requests: UsageRequests
+    kept: KeptBudget
+    """Memory for streams that may have to go on elsewhere."""
     observer: Observer
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
@@ -110,6 +113,7 @@ def build_data_plane(
         bodies=bodies,
         long_bodies=LongBodies(bodies),
         usage_requests=UsageRequests(time.monotonic),
+        kept=KeptBudget(settings.max_kept_bytes),
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
         keeps_credentials=upstream_key is None and not tenants,

@@ -12,6 +12,7 @@ from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ExchangeResult, ExchangeTimes
 from dualmap.router.http.heads import Header, fields_for_instance
+from dualmap.router.http.leg_answer import LateAnswer
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
@@ -19,7 +20,7 @@ from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
-from dualmap.scheduling.request.outcome import FailureKind
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
@@ -27,6 +28,8 @@ _CLOSED: Final = FailureKind.CLOSED
 
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
+
+UNANSWERED: Final = InstanceFailure(FailureKind.TIMEOUT, "no answer")
 
 ACCEPTS_S: Final = 0.5
 """Time for a port to take a connection, once it has broken one."""
@@ -56,7 +59,7 @@ class Sending:
     awaits_output: bool = False
     kv_within_s: float | None = None
     """Time within which the KV of a decode leg must come, see ``ExchangeTimes``."""
-    exchange: type[Exchange] = Exchange
+    exchange: Callable[..., Exchange] = Exchange
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
@@ -110,7 +113,7 @@ class Sender:
             except ConnectError:
                 return result  # the instance itself has died, perhaps while it held the request
             result = await self._exchange(sending, connection)
-        if not _broke(result) or sending.downstream.committed:
+        if not _broke(result) or (sending.downstream.committed and result.kept is None):
             return result
         return _still_accepting(result) if await self._accepts(url) else result
 
@@ -177,11 +180,32 @@ class Sender:
         connection.answer_to(exchange)
         return exchange
 
-    def parts(self, url: str, rank: int | None, body: list[BodyPart]) -> list[BodyPart]:
-        """The request as bytes, its head first, for an instance or for one rank of it."""
-        return [self._head(url, rank, sum(map(len, body))), *body]
+    async def ask(self, target: InstanceSpec, path: str, body: bytes, within_s: float) -> bytes | None:
+        """What an instance answers to something else than the request; None where it does not."""
+        upstreams, url = self._plane.upstreams, target.url
+        connection: UpstreamConnection | None = None
+        try:
+            async with asyncio.timeout(within_s):
+                connection = upstreams.take_idle(url) or await upstreams.connect(url)
+                answer = LateAnswer(whole=True)
+                connection.start(self.parts(url, target.data_parallel_rank, [body], path))
+                connection.answer_to(answer)
+                failure = await answer.done
+        except (ConnectError, OutOfFilesError, TimeoutError):
+            failure = UNANSWERED
+        finally:
+            if connection is not None and not connection.complete:
+                connection.abort()
+        if failure is not None or connection is None:
+            return None
+        upstreams.release(connection)
+        return answer.body if answer.status == 200 else None
 
-    def _head(self, url: str, rank: int | None, body_bytes: int) -> bytes:
+    def parts(self, url: str, rank: int | None, body: list[BodyPart], path: str | None = None) -> list[BodyPart]:
+        """The request as bytes, its head first, for an instance or for one rank of it. ``path``: another one."""
+        return [self._head(url, rank, sum(map(len, body)), path or self._request.path), *body]
+
+    def _head(self, url: str, rank: int | None, body_bytes: int, path: str) -> bytes:
         request, fields = self._request, self._fields
         origin = parse_origin(url)
         query = b"?" + request.query if request.query else b""
@@ -190,7 +214,7 @@ class Sender:
         return b"%b %b%b%b HTTP/1.1\r\nhost: %b\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
             request.method.encode(),
             origin.base_path,
-            request.path.encode("latin-1"),
+            path.encode("latin-1"),
             query,
             origin.authority,
             fields,

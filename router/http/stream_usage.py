@@ -14,6 +14,7 @@ from dualmap.router.http.model_field import Edit
 from dualmap.router.http.sse import EventEditor, comments_of, event_object
 
 _OPTION: Final = b'"stream_options":{"include_usage":true},'
+_IDS: Final = b'"return_token_ids":true,'
 _USAGE: Final = b'"usage"'
 _STOPPED: Final = b'"finish_reason":"'
 _SPACED_STOP: Final = b'"finish_reason": "'
@@ -29,6 +30,12 @@ def usage_edit(body: bytes) -> Edit:
     """Asks for usage. The body must be a JSON object that has fields, none of them ``stream_options``."""
     start = body.index(b"{") + 1
     return (start, start), _OPTION
+
+
+def ids_edit(body: bytes) -> Edit:
+    """Asks for the ids of tokens. The same holds for the body, which must not have ``return_token_ids``."""
+    start = body.index(b"{") + 1
+    return (start, start), _IDS
 
 
 def id_edit(body: bytes, answer_id: str) -> Edit:

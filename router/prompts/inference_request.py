@@ -18,7 +18,8 @@ from dualmap.scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"
-COMPLETIONS_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+COMPLETIONS_PATH = "/v1/completions"
+COMPLETIONS_PATHS = frozenset({"/v1/chat/completions", COMPLETIONS_PATH})
 POOLED_PATHS = frozenset(
     {
         "/v1/embeddings",
@@ -145,10 +146,14 @@ class InferenceRequest:
     """
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
+    leaves_ids_open: bool = False
+    """It does not say whether its answer is to have the ids of its tokens."""
     leaves_id_open: bool = False
     """Its response is to be found again by an id that the fleet may give it."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""
+    not_continued: str = "it does not stream"
+    """Why its answer is not continued by another instance should its own fail; empty where it may be."""
     stores: bool = False
     """Its instance may store the response."""
     pinned_to: str | None = None

@@ -8,6 +8,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -54,7 +55,12 @@ from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.quarantine import Quarantine
-from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+from dualmap.scheduling.request.retry_budget import (
+    CONTINUATION_SHARE,
+    RETRIES_PER_S,
+    RETRY_SHARE,
+    RetryBudget,
+)
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.port import ReplicaStore
 
@@ -91,9 +97,13 @@ class Runtime:
             call_later=call_later or asyncio.get_running_loop().call_later,
         )
         live = self.context.live
-        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, self.context.clock.monotonic_s(), lambda: live.accepted)
+        now_s, accepted = self.context.clock.monotonic_s(), lambda: live.accepted
+        budgets = _Budgets(
+            RetryBudget(RETRY_SHARE, RETRIES_PER_S, now_s, accepted),
+            RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, now_s, accepted, hoard=settings.max_requests),
+        )
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
-            [_served_pool(pool, store, scheduling, self.context, retries, self.trust, pairs_legs) for pool in pools]
+            [_served_pool(pool, store, scheduling, self.context, budgets, self.trust, pairs_legs) for pool in pools]
         )
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
@@ -255,17 +265,25 @@ def _context(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Budgets:
+    """The budgets of a replica, over all its pools."""
+
+    retries: RetryBudget
+    continuations: RetryBudget
+
+
 def _served_pool(
     pool: PoolSettings,
     store: ReplicaStore,
     scheduling: SchedulingSettings,
     context: ReplicaContext,
-    retries: RetryBudget,
+    budgets: _Budgets,
     trust: InstanceTrust,
     pairs_legs: bool,
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(retries, clock)
+    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(budgets.retries, clock)
     view = ViewKeeper(
         shared,
         clock=clock,
@@ -311,7 +329,7 @@ def _served_pool(
         fleet=fleet,
         outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),
-        evidence=Evidence(breakers, Quarantine(warn), retries),
+        evidence=Evidence(breakers, Quarantine(warn), budgets.retries, budgets.continuations),
         metrics=context.metrics.pools[pool.name],
         blocks=BlockRule.of(scheduling),
         recent_answers=RecentAnswers(clock),
@@ -319,6 +337,7 @@ def _served_pool(
         model_lists=ModelLists(shared, view, InstanceQueries(settings.upstream_api_key, trust), clock),
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,
+        max_continuations=settings.max_continuations,
         refuses_late=settings.late_requests == "refuse",
         pairs_legs=pairs_legs,
         tokenizer=build_tokenizer(

@@ -140,6 +140,9 @@ class Explanation:
     """Its age when the prefill leg had answered."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
+    continued: tuple[tuple[str, int, float], ...] = ()
+    """Every time that its answer went on elsewhere: the instance that had answered until then, the tokens of the answer
+    that the client had, and the age."""
     decode_instance_id: str | None = None
     decode_placed_s: float | None = None
     decode_rounds: tuple[PlacementRound, ...] = ()
@@ -197,6 +200,7 @@ def explanation(
         machine.leg,
         machine.prefilled_s,
         request.client,
+        machine.continuations,
         *((None, None, (), None) if decode is None else _decoded(decode, chain)),
     )
 
@@ -290,6 +294,7 @@ def _unpacked(packed: bytes) -> Explanation:
     for name in ("rounds", "decode_rounds"):
         told[name] = tuple([_round(*each) for each in told[name]])
     texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s")}
+    texts["continued"] = tuple(map(tuple, told["continued"]))
     return Explanation(**told | texts | {"leg": Leg(told["leg"])})
 
 

@@ -98,6 +98,8 @@ class LiveRequest:
     """The last placement, until it is counted."""
     _expected_cached: int | None = None
     """Prompt tokens that its instance was expected to find when it was sent there; None: not sent yet."""
+    _continued_at_s: float | None = None
+    """Since when its client waits for the rest of its answer; None: it does not."""
     on_leave: Callable[[InstanceFailure | None], None] | None = None
     """Called when it leaves its instances, with what failed it there, if anything did."""
 
@@ -260,6 +262,9 @@ class LiveRequest:
         machine = self.machine
         is_first = machine.first_token_s is None
         self._report(_FIRST_TOKEN)
+        if self._continued_at_s is not None:
+            self.pool.metrics.continuation_gap_s.observe(self._now_s() - self._continued_at_s)
+            self._continued_at_s = None
         if is_first and machine.first_token_s is not None and machine.spec.chain is not None:
             count_first_token(machine, self.pool.metrics)
 
@@ -272,7 +277,13 @@ class LiveRequest:
         await self._run(PrefillEnded())
 
     async def failed(
-        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+        self,
+        failure: InstanceFailure,
+        *,
+        overdue: bool = False,
+        leg: Leg | None = None,
+        keeps_kv: bool = False,
+        sent_tokens: int | None = None,
     ) -> None:
         """An instance failed it, and its client has nothing of the answer, or can have the rest from another one.
 
@@ -282,12 +293,16 @@ class LiveRequest:
             RouterError: no try, budget or instance is left. ``finish`` has been called.
         """
         self._count_placed()
+        if sent_tokens is not None:
+            self._continued_at_s = self._now_s()
         if failure.status == HTTPStatus.NOT_FOUND:
             self.pool.model_lists.doubt(self.answering_id)
-        await self._run(Failed(failure, False, overdue, leg, keeps_kv))
+        await self._run(Failed(failure, False, overdue, leg, keeps_kv, sent_tokens))
 
     def broke_off(self, failure: InstanceFailure) -> None:
         """Report that an instance failed it for good, in an answer that has begun. Never waits."""
+        if self.inference_request.stream:
+            self.pool.metrics.cut_streams.inc()
         self._report(Failed(failure, begun=True))
 
     async def moved(self, failure: InstanceFailure, target: InstanceSpec) -> None:
@@ -346,7 +361,10 @@ class LiveRequest:
 
     def _count_retry(self, effect: CountRetry) -> None:
         metrics = self.pool.metrics
-        (metrics.decode_retries if effect.decodes else metrics.retries[effect.kind]).inc()
+        if effect.continues:
+            metrics.continuations[effect.kind].inc()
+        else:
+            (metrics.decode_retries if effect.decodes else metrics.retries[effect.kind]).inc()
 
     def _post(self, post: Post) -> None:
         release, settled = post.release, None

@@ -89,6 +89,8 @@ def _why_no_other_try(why: Refusal, tries: int) -> str:
             return "the retry budget is spent"
         case Refusal.TRIES_SPENT:
             return f"{tries} instances failed"
+        case Refusal.CONTINUED_TOO_OFTEN:
+            return "the answer was continued as often as router.max_continuations allows"
         case _:
             return "no other instance is ready" if tries == 1 else "every ready instance failed"
 

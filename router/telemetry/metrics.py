@@ -82,6 +82,9 @@ class PoolMetrics:
         self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
         self._pool, self._faults, self._ejections = pool, metrics.faults, metrics.ejections
         self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
+        self.continuations = {kind: metrics.continuations.labels(pool, kind.value) for kind in FailureKind}
+        self.cut_streams = metrics.cut_streams.labels(pool)
+        self.continuation_gap_s = metrics.continuation_gap_s.labels(pool)
         self.split = metrics.legs.labels(pool, Leg.PREFILL.value)
         self.whole = metrics.legs.labels(pool, Leg.WHOLE.value)
         self.transfer_s = metrics.transfer_s.labels(pool)
@@ -165,6 +168,17 @@ class RouterMetrics:
         self.refusals = make.counter("dualmap_refusals", "Requests answered with an error of the router", "code")
         self.decisions = make.counter("dualmap_decisions", "Placements by the policy's reason", "pool", "reason")
         self.retries = make.counter("dualmap_retries", "Tries on another instance", "pool", "failure")
+        self.continuations = make.counter(
+            "dualmap_continuations", "Streams that were to go on elsewhere, by why", "pool", "failure"
+        )
+        self.cut_streams = make.counter(
+            "dualmap_cut_streams", "Streams that an instance failed, and that did not go on", "pool"
+        )
+        self.continuation_gap_s = make.histogram(
+            "dualmap_continuation_gap_seconds",
+            "Failure of an instance until the first token of the next one, streams that went on elsewhere",
+            "pool", bounds=WAIT_BOUNDS_S,
+        )  # fmt: skip
         self.faults = make.counter(
             "dualmap_instance_faults", "Faults of instances, by what they did", "pool", "instance", "reason"
         )

@@ -11,9 +11,16 @@ from dualmap.scheduling.request.breaker import BreakerRule
 from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.quarantine import Quarantine
-from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
+from dualmap.scheduling.request.retry_budget import (
+    CONTINUATION_SHARE,
+    RETRIES_PER_S,
+    RETRY_SHARE,
+    RetryBudget,
+)
 
 _COMPLETED: Final = Outcome.COMPLETED
+MOST_CONTINUATIONS: Final = 16_384.0
+"""Continuations at once at most, where a replica has no limit of requests to take it from."""
 
 
 @dataclass(slots=True)
@@ -24,11 +31,19 @@ class Evidence:
     quarantine: Quarantine = field(default_factory=Quarantine)
     retries: RetryBudget = field(default_factory=lambda: RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0))
     """The budget of the whole replica, over all its pools."""
+    continuations: RetryBudget = field(
+        default_factory=lambda: RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, 0.0, hoard=MOST_CONTINUATIONS)
+    )
+    """The budget for the rest of answers that have begun, of the whole replica as well."""
 
     def take_retry(self, failure: InstanceFailure, now_s: float) -> bool:
         """Take a retry from the budget, which keeps a failing fleet from doing all work several times. It is not
         charged where no work was done: a dead instance may refuse its whole queue within a moment."""
         return not failure.wasted_work or self.retries.withdraw(now_s)
+
+    def take_continuation(self, now_s: float) -> bool:
+        """Take the rest of an answer from the budget: an instance that dies may leave hundreds at once."""
+        return self.continuations.withdraw(now_s)
 
     def began(self, instance_id: str, now_s: float) -> None:
         """The instance gave the first token of an answer, which may still break off."""
@@ -64,9 +79,16 @@ class Evidence:
                 self.breakers.ended_without_evidence(instance_id, now_s)
 
     def note_loss(
-        self, instance_id: str, failure: InstanceFailure, prompt_hash: int, request_id: str, sent_s: float, now_s: float
+        self,
+        instance_id: str,
+        failure: InstanceFailure,
+        prompt_hash: int | None,
+        request_id: str,
+        sent_s: float,
+        now_s: float,
     ) -> None:
-        """Report to the quarantine an instance that seems to have died, or cannot be reached."""
+        """Report to the quarantine an instance that seems to have died, or cannot be reached. ``prompt_hash`` is None
+        where the prompt cannot be to blame."""
         if failure.engine_died:
             self.quarantine.died(prompt_hash, instance_id, request_id, sent_s, now_s)
         elif failure.kind in (FailureKind.CONNECT, FailureKind.CLOSED):

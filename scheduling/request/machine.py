@@ -45,7 +45,7 @@ from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.metering import used_by
 from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
-from dualmap.scheduling.request.quarantine import OtherTrial, Quarantined, Trial
+from dualmap.scheduling.request.quarantine import SURVIVED_S, OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.settings import SchedulingSettings
@@ -121,7 +121,9 @@ class Input(StrEnum):
     MOVED = "moved"
     """Its instance failed, and who carries its bytes has sent it to another one."""
     FAILED = "failed"
-    """Its instance failed, and another one may try: the client has nothing of the answer, or can get the rest of it."""
+    """Its instance failed, and another one may try: the client has nothing of the answer."""
+    CONTINUES = "continues"
+    """Its instance failed, or gives it up, and another one may give the rest of the answer."""
     BROKE_OFF = "broke_off"
     """Its instance failed, and the client has a part of the answer that cannot be continued."""
     REFUSED = "refused"
@@ -179,6 +181,7 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
         (p.DECODING, i.DECODES_AGAIN): p.STAGED,
         (p.DECODING, i.FIRST_TOKEN): p.ANSWERING,
         (p.ANSWERING, i.FIRST_TOKEN): p.ANSWERING,
+        (p.ANSWERING, i.CONTINUES): p.ADMITTING,
     }
     for phase in ON_AN_INSTANCE:
         table |= {(phase, i.FAILED): p.ADMITTING, (phase, i.BROKE_OFF): p.BROKEN_OFF}
@@ -316,14 +319,16 @@ class Failed:
 
     failure: InstanceFailure
     begun: bool = False
-    """The client has a part of the answer, which cannot be continued. Without it another instance may try, also where
-    the client has a part that can be: a stream that goes on elsewhere."""
+    """The client has a part of the answer, which cannot be continued."""
     overdue: bool = False
     """The time for the whole request is over."""
     leg: Leg | None = None
     """The leg that failed, where two run at once; None: the one that its phase says."""
     keeps_kv: bool = False
     """The KV of its decode leg is still staged, so that another decoder could take it."""
+    sent_tokens: int | None = None
+    """The client has so many tokens of the answer, and another instance can give the rest. None: nothing is continued,
+    and without ``begun`` the client has nothing. Before the first token there is nothing to continue either way."""
 
 
 @value
@@ -388,6 +393,7 @@ class Refusal(StrEnum):
     NOBODY_LEFT = "nobody_left"
     """No instance is ready beside those that failed it."""
     TRIES_SPENT = "tries_spent"
+    CONTINUED_TOO_OFTEN = "continued_too_often"
     BUDGET_SPENT = "budget_spent"
     OVERDUE = "overdue"
     """The time for the whole request is over."""
@@ -499,6 +505,8 @@ class CountRetry:
     kind: FailureKind
     decodes: bool = False
     """The retry is of its decode leg alone."""
+    continues: bool = False
+    """Another instance is to give the rest of its answer."""
 
 
 @value
@@ -600,6 +608,9 @@ class RequestRules:
     """No request waits in the fleet for the dispatch window of its instance, see ``placing.decision.holds``."""
     refuses_late: bool = False
     max_tries: int = 3
+    """Instances tried at most until the answer begins, or goes on."""
+    max_continuations: int = 8
+    """Times that an answer goes on from another instance at most."""
     decode_first: bool = False
     """Decode legs are sent first, and ask for their prefill legs: layerwise connectors."""
     staged_timeout_s: float = 60.0
@@ -720,6 +731,8 @@ class RequestMachine:
     """Prompt tokens that that instance has to prefill, by its KV metadata."""
     grant: Grant | None = None
     """The grant that dispatched it last; None where it was not held."""
+    sent_tokens: int = 0
+    """Tokens of the answer that the client had when it was continued last: its prompt has grown by them."""
     decode: DecodeLeg | None = None
     decode_attempt: int = 0
     """Counts reservations of decode legs."""
@@ -737,6 +750,9 @@ class RequestMachine:
     # The figures for people. ``…_s`` is its age at that time, unless it says otherwise.
     failures: tuple[tuple[str, InstanceFailure, float], ...] = ()
     """Each with its instance and the age at which it came."""
+    continuations: tuple[tuple[str, int, float], ...] = ()
+    """Every time that its answer was to go on elsewhere: the instance that had answered until then, the tokens that the
+    client had of the whole answer, and the age."""
     placed_s: float | None = None
     held_s: float = 0.0
     """Time that it was held, until the last grant."""
@@ -744,12 +760,19 @@ class RequestMachine:
     """The start of its present hold, on the driver's clock."""
     dispatched_s: float = 0.0
     """The start of its present try, on the driver's clock."""
+    answers_since_s: float | None = None
+    """The first token of its present try, on the driver's clock."""
+    former_tries: int = 0
+    """Tries before it was continued last."""
     first_token_s: float | None = None
     prefilled_s: float | None = None
     """Its age when its prefill leg had answered."""
     ended_s: float | None = None
     outcome: Outcome | None = None
     usage: Usage | None = None
+
+    _continues: bool = False
+    """It is admitted once more for the rest of its answer."""
 
     def __init__(self, request_id: str, spec: RequestSpec, rules: RequestRules, now_s: float) -> None:
         self.request_id = request_id
@@ -817,6 +840,23 @@ class RequestMachine:
     def age_s(self, now_s: float) -> float:
         return now_s - self.started_s
 
+    def queued_for_s(self, now_s: float) -> float:
+        """The time since it asked for an instance: its age, or the time since it was continued last."""
+        return self.age_s(now_s) - (self.continuations[-1][2] if self.continuations else 0.0)
+
+    def chain(self) -> Chain | None:
+        """The chain of its prompt, with the tokens of the answer that its client has behind it."""
+        chain, sent_tokens = self.spec.chain, self.sent_tokens
+        if chain is None or not sent_tokens:
+            return chain
+        return replace(chain, prompt_tokens=chain.prompt_tokens + sent_tokens)
+
+    @property
+    def expected_output_tokens(self) -> int:
+        """Tokens that its answer, or the rest of it, is expected to have."""
+        expected = self.spec.expected_output_tokens
+        return max(1, expected - self.sent_tokens) if self.sent_tokens else expected
+
     def held_so_far_s(self, now_s: float) -> float:
         """Time that it was held so far."""
         return self.held_s if self.held_since_s is None else self.held_s + now_s - self.held_since_s
@@ -857,24 +897,28 @@ class RequestMachine:
         if failure is None:
             self._move(_ADMITTED)
             return self._search(now_s)
-        if not self.rules.evidence.take_retry(failure, now_s):
+        evidence, continues = self.rules.evidence, self._continues
+        if not (evidence.take_continuation(now_s) if continues else evidence.take_retry(failure, now_s)):
             return self._refuse(Refusal.BUDGET_SPENT, now_s)
         self._move(_ADMITTED)
+        self._continues = False
+        counted = CountRetry(failure.kind, continues=continues)
         if self.spec.chain is None:
-            return (CountRetry(failure.kind), *self._search(now_s))
+            return (counted, *self._search(now_s))
         released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
         if self.decode is not None:
             released = (self._over(self.decode.request_id, self.decode_attempt), *released)
             self.decode, self.answering_id = None, self.instance_id
         self.attempt += 1
-        return (CountRetry(failure.kind), ReleaseFirst(released), *self._search(now_s))
+        return (counted, ReleaseFirst(released), *self._search(now_s))
 
     def _search(self, now_s: float) -> Effects:
-        if self.spec.chain is None:
+        chain = self.chain()
+        if chain is None:
             if self.spec.account and not self.registered:
                 return (Register(self.register_record(), self.spec.draws),)
             return self._pick(now_s)
-        search = self._new_search(self.spec.chain)
+        search = self._new_search(chain)
         self.searches.append((search, self.attempt))
         return (Reserve(search),)
 
@@ -886,7 +930,7 @@ class RequestMachine:
         return Search(
             rules.policy if spec.pinned_to is None else Pinned(rules.policy, spec.pinned_to),
             rules.order,
-            RouteQuery(chain, slo_s, 0, spec.expected_output_tokens, self.excluded),
+            RouteQuery(chain, slo_s, 0, self.expected_output_tokens, self.excluded),
             self._unplaced(self.request_id, chain, slo_s, self.attempt),
             rules.fleet,
             rules.refuses_late and self.attempt == 1,
@@ -909,7 +953,7 @@ class RequestMachine:
             attempt,
             0,
             chain.prompt_tokens,
-            spec.expected_output_tokens,
+            self.expected_output_tokens,
             round(slo_s * 1000),
             self.enqueued_ms,
             pinned=spec.pinned_to is not None or spec.only is not None,
@@ -986,7 +1030,7 @@ class RequestMachine:
         self.target = target
         self.instance_id = self.answering_id = target.instance_id
         self.tries += 1
-        self.dispatched_s = now_s
+        self.dispatched_s, self.answers_since_s = now_s, None
         return self._search_decoder() if pairs else _SEND
 
     def _removed(self, now_s: float) -> Effects:
@@ -1085,6 +1129,8 @@ class RequestMachine:
         self._move(_FIRST_TOKEN)
         if self.trial is not None:
             self.trial.passes()
+        if before is not _ANSWERING:
+            self.answers_since_s = now_s
         if self.first_token_s is None:
             self.first_token_s = self.age_s(now_s)
         self.rules.evidence.began(self.answering_id, now_s)
@@ -1138,13 +1184,13 @@ class RequestMachine:
         return effects
 
     def _search_decoder(self) -> Effects:
-        chain, rules = self.spec.chain, self.rules
+        chain, rules = self.chain(), self.rules
         assert chain is not None
         if self.decode is None:
             self.decode = DecodeLeg(decode_leg_id(self.request_id), self.excluded, self._source())
         leg = self.decode
         self.decode_attempt += 1
-        query = RouteQuery(chain, self.spec.slo_s, 0, self.spec.expected_output_tokens, leg.failed | leg.avoided)
+        query = RouteQuery(chain, self.spec.slo_s, 0, self.expected_output_tokens, leg.failed | leg.avoided)
         record = self.decode_record(chain)
         search = Search(
             rules.decode_policy,
@@ -1170,7 +1216,7 @@ class RequestMachine:
             self.decode_attempt,
             0,
             chain.prompt_tokens,
-            self.spec.expected_output_tokens,
+            self.expected_output_tokens,
             round(self.spec.slo_s * 1000),
             model=self.asked_name(),
             tenant=self.spec.tenant,
@@ -1188,12 +1234,13 @@ class RequestMachine:
             detail = f"instance {placed.instance_id!r} was just removed"
             return self._failed(Failed(InstanceFailure(FailureKind.NO_DECODER, detail)), now_s)
         self._move(Input.DECODER_TAKEN)
+        chain = self.chain()
         assert leg is not None
-        assert self.spec.chain is not None
+        assert chain is not None
         leg.placed, leg.target = placed, target
         leg.last_id = self.answering_id = target.instance_id
         leg.rounds.append((placed, self.decode_attempt))
-        leg.cached_tokens = max(0, self.spec.chain.prompt_tokens - placed.reply.uncached_tokens)
+        leg.cached_tokens = max(0, chain.prompt_tokens - placed.reply.uncached_tokens)
         leg.placed_s = self.age_s(now_s)
         return _SEND
 
@@ -1226,7 +1273,10 @@ class RequestMachine:
         self.failures += ((failed_id, failure, self.age_s(now_s)),)
         if before is _DECODING and event.keeps_kv and self._admit_decode_again(failure, now_s):
             return self._decode_again(failure)
-        self._move(Input.FAILED)
+        if event.sent_tokens is not None and before is _ANSWERING:
+            self._continue(failed_id, event.sent_tokens, now_s)
+        else:
+            self._move(Input.FAILED)
         self._exclude(decode, failure)
         self.failure = failure
         left: Effects = (self._leave(failure),)
@@ -1237,9 +1287,19 @@ class RequestMachine:
         if failure.kind is FailureKind.TIMEOUT and not self.spec.streams:
             # A complete answer was due: most likely it was being computed, and another instance would take as long.
             return left + self._refuse(Refusal.TOO_SLOW, now_s)
-        if self.tries >= self.rules.max_tries:
+        if len(self.continuations) > self.rules.max_continuations:
+            return left + self._refuse(Refusal.CONTINUED_TOO_OFTEN, now_s)
+        if self.tries - self.former_tries >= self.rules.max_tries:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)
         return left + self._admit(now_s)
+
+    def _continue(self, failed_id: str, sent_tokens: int, now_s: float) -> None:
+        """Begin anew with what its client has of the answer as a part of its prompt. Instances that failed it before it
+        began to answer may have recovered since, and its wait for the rest begins now."""
+        self._move(Input.CONTINUES)
+        self.continuations += ((failed_id, sent_tokens, self.age_s(now_s)),)
+        self.sent_tokens, self.former_tries, self._continues = sent_tokens, self.tries, True
+        self.excluded, self.enqueued_ms, self.held_s = frozenset(), 0, 0.0
 
     def _moved(self, event: Moved, now_s: float) -> Effects:
         """Book what has happened: it was not asked for, so no budget and no limit is asked either."""
@@ -1345,9 +1405,10 @@ class RequestMachine:
             self.rules.evidence.failed(instance_id, failure, now_s)
 
     def _note_loss(self, instance_id: str, failure: InstanceFailure, now_s: float) -> None:
-        self.rules.evidence.note_loss(
-            instance_id, failure, self.spec.prompt_hash, self.request_id, self.dispatched_s, now_s
-        )
+        """Report a death. A request whose answer had gone on there for a while is no suspect."""
+        began_s = self.answers_since_s
+        prompt_hash = None if began_s is not None and now_s - began_s >= SURVIVED_S else self.spec.prompt_hash
+        self.rules.evidence.note_loss(instance_id, failure, prompt_hash, self.request_id, self.dispatched_s, now_s)
 
     def _end_trial(self, *, completed: bool) -> None:
         trial, self.trial = self.trial, None

@@ -26,6 +26,8 @@ MEMORY_S: Final = 3600.0
 """A suspect is forgotten this long after the last death."""
 TRIAL_S: Final = 10.0
 """Copies wait this long for a trial at most: a prompt that kills does so when the engine starts it."""
+SURVIVED_S: Final = 2.0
+"""An engine that has answered a prompt for this long has survived it: what kills it later is something else."""
 ONE_DEATH_S: Final = 5.0
 """An engine's requests break one after the other: within this time it died once."""
 COMMON_CAUSE_S: Final = 5.0
@@ -155,10 +157,11 @@ class Quarantine:
         if seen_s is None or self._answered_s.get(instance_id, seen_s) > seen_s:
             self._lost_s[instance_id] = now_s
 
-    def died(self, prompt_hash: int, instance_id: str, request_id: str, sent_s: float, now_s: float) -> None:
-        """The instance's engine seems to have died while it held a request of this prompt, sent there at ``sent_s``."""
+    def died(self, prompt_hash: int | None, instance_id: str, request_id: str, sent_s: float, now_s: float) -> None:
+        """The instance's engine seems to have died while it held a request of this prompt, sent there at ``sent_s``.
+        None: of a prompt that it had survived."""
         self._lose(instance_id, now_s)
-        if not self._lived(instance_id, sent_s, now_s):
+        if not self._lived(instance_id, sent_s, now_s) or prompt_hash is None:
             return
         suspect = self.suspects.pop(prompt_hash, None) or Suspect()
         self.suspects[prompt_hash] = suspect  # behind those that were suspected before

@@ -8,6 +8,8 @@ RETRY_SHARE = 0.2
 """Retries for each request at most; a refused connection costs none."""
 RETRIES_PER_S = 10.0
 """Retries per second allowed beside the share of requests, so that a quiet fleet may retry as well."""
+CONTINUATION_SHARE = 1.0
+"""Answers that may go on elsewhere, for each request at most: each of them once, on the average."""
 
 
 class RetryBudget:
@@ -19,12 +21,21 @@ class RetryBudget:
     HOARD_S = 10.0
     """Quiet time is worth this many seconds of ``per_s`` at most."""
 
-    def __init__(self, share: float, per_s: float, now_s: float, accepted: Callable[[], int] = lambda: 0) -> None:
-        """``accepted`` gives the number of requests since the start; it only grows."""
+    def __init__(
+        self,
+        share: float,
+        per_s: float,
+        now_s: float,
+        accepted: Callable[[], int] = lambda: 0,
+        *,
+        hoard: float | None = None,
+    ) -> None:
+        """``accepted`` gives the number of requests since the start; it only grows. ``hoard``: the most that may be
+        taken at once, instead of ``HOARD_S`` seconds' worth."""
         self._share = share
         self._per_s = per_s
-        self._limit = max(1.0, self.HOARD_S * per_s)
-        self._tokens = self._limit if per_s > 0 else 0.0
+        self._limit = max(1.0, self.HOARD_S * per_s) if hoard is None else hoard
+        self._tokens = self._limit if per_s > 0 or hoard is not None else 0.0
         self._at_s = now_s
         self._accepted = accepted
         self._counted = accepted()

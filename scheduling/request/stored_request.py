@@ -39,7 +39,7 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
         state=state,
         attempt=machine.attempt,
         uncached_tokens=machine.uncached_tokens if dispatched else decision.uncached_tokens,
-        enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
+        enqueued_ms=now_ms - round(machine.queued_for_s(now_s) * 1000),
         dispatched_ms=now_ms if dispatched else 0,
         prefilled_ms=now_ms if state is RequestState.PREFILLED and seen else 0,
         alternative_id=decision.instance_id if moved else decision.alternative_id,
@@ -49,7 +49,7 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
 
 
 def _decode_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredRequest | None:
-    decode, chain = machine.decode, machine.spec.chain
+    decode, chain = machine.decode, machine.chain()
     if decode is None or decode.target is None or chain is None or machine.phase not in _STATES:
         return None
     return replace(
@@ -57,7 +57,7 @@ def _decode_record(machine: RequestMachine, now_ms: int, now_s: float) -> Stored
         instance_id=decode.target.instance_id,
         state=RequestState.PREFILLED,
         uncached_tokens=chain.prompt_tokens - decode.cached_tokens,
-        enqueued_ms=now_ms - round(machine.age_s(now_s) * 1000),
+        enqueued_ms=now_ms - round(machine.queued_for_s(now_s) * 1000),
         dispatched_ms=now_ms,
         leg=Leg.DECODE,
     )

@@ -11,7 +11,7 @@ import xxhash
 from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
-from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script
+from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer
 from dualmap.simulation.emulator.served_names import ServedNames
 from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
@@ -169,15 +169,16 @@ def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, sal
     choices: list[Choice] = []
     for text in prompts:
         prompt = read_prompt(text, limits, salt)
-        seed = xxhash.xxh3_64_intdigest(text, limits.seed & 0xFFFFFFFFFFFFFFFF)
+        seed, said = begun_answer(text, limits.seed & 0xFFFFFFFFFFFFFFFF)
         for index in range(sampling.answers):
-            script = _script(prompt, sampling, limits, seed)
+            script = _script(prompt, sampling, limits, seed, said)
             choices.append(Choice(prompt, script, first_of_prompt=index == 0))
-            seed = _next_seed(seed)
+            seed, said = _next_seed(seed), 0
     return GenerationRequest(tuple(choices))
 
 
-def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Script:
+def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int, said: int) -> Script:
+    """An answer of which the prompt ends with ``said`` tokens."""
     room = limits.max_model_len - prompt.tokens
     if room < 1:
         raise _too_few(0)
@@ -189,10 +190,10 @@ def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int) -> Sc
         given = GivenText(sampling.given(seed))
         script = Script(given, min(room, given.tokens), "stop" if given.tokens <= room else "length")
     elif sampling.max_tokens is not None or sampling.ignore_eos:
-        script = Script(MadeUpText(seed), room, "length")
+        script = Script(MadeUpText(seed, said), room, "length")
     else:
-        drawn = max(sampling.min_tokens, 1, _drawn_length(seed, limits.mean_output_tokens))
-        script = Script(MadeUpText(seed), min(room, drawn), "stop" if drawn <= room else "length")
+        drawn = max(sampling.min_tokens, 1, _drawn_length(seed, limits.mean_output_tokens) - said)
+        script = Script(MadeUpText(seed, said), min(room, drawn), "stop" if drawn <= room else "length")
     script = script.stopped(sampling.stop, include_stop=sampling.include_stop, min_tokens=sampling.min_tokens)
     after = limits.gives_back_after
     return script if after is None or after >= script.tokens else script.given_back(after)

@@ -129,13 +129,13 @@ def token_bytes(ids: Sequence[object], name: str) -> bytes:
 
 
 def _read_stream_options(payload: Body) -> StreamOptions:
-    options = mapping(payload, "stream_options")
+    options, token_ids = mapping(payload, "stream_options"), flag(payload, "return_token_ids")
     if options is None:
-        return StreamOptions()
+        return StreamOptions(token_ids=token_ids)
     if not flag(payload, "stream"):
         raise bad_request("Stream options can only be defined when `stream=True`.", "stream_options")
     include = flag(options, "include_usage")
-    return StreamOptions(include, include and flag(options, "continuous_usage_stats"))
+    return StreamOptions(include, include and flag(options, "continuous_usage_stats"), token_ids)
 
 
 def _refuse(payload: Body, names: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.logprobs import chat_logprobs, completion_logprobs
 from dualmap.simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
 from dualmap.simulation.emulator.structured import ToolCall
+from dualmap.simulation.tokenizer import encode
 
 _MARK = "\ue000"
 """Placeholder for an answer's text while its frame is formatted."""
@@ -24,6 +25,8 @@ _MARK = "\ue000"
 class StreamOptions:
     include_usage: bool = False
     continuous_usage: bool = False
+    token_ids: bool = False
+    """The ids of tokens are wanted (``return_token_ids``), of whole answers as well."""
 
 
 class OpenAiReply:
@@ -43,7 +46,7 @@ class OpenAiReply:
         self._logprobs = logprobs
         self._frame: tuple[bytes, bytes] | None = None
         """The frame around the text of an answer, where only the text changes from chunk to chunk."""
-        if len(gen_request.choices) == 1 and logprobs is None and not options.continuous_usage:
+        if len(gen_request.choices) == 1 and logprobs is None and not (options.continuous_usage or options.token_ids):
             head, _mark, tail = event(self._chunk([self._chunk_choice(0, _MARK)])).partition(f'"{_MARK}"'.encode())
             self._frame = head, tail
 
@@ -76,13 +79,14 @@ class OpenAiReply:
 
     def delta(self, choice: int, start: int, count: int) -> bytes:
         text = self._text(choice, start, count)
-        if not text:
+        if not text and not self._options.token_ids:
             return b""
         if self._frame is not None:
             head, tail = self._frame
             return head + orjson.dumps(text) + tail
         payload = self._chunk_choice(choice, text)
         payload["logprobs"] = self._logprobs_of(choice, start, count)
+        self._tell_ids(payload, choice, start, count)
         return event(self._with_usage(self._chunk([payload]), choice, start + count))
 
     def end(self, choice: int, start: int, ended: Ended) -> bytes:
@@ -90,6 +94,7 @@ class OpenAiReply:
         payload = self._last_choice(choice, self._text(choice, start, count), ended)
         if count:
             payload["logprobs"] = self._logprobs_of(choice, start, count)
+        self._tell_ids(payload, choice, start, count)
         chunk = self._chunk([payload])
         if not self._options.include_usage:
             chunk["system_fingerprint"] = self._stamp.fingerprint
@@ -122,6 +127,16 @@ class OpenAiReply:
 
     def _text(self, choice: int, start: int, count: int) -> str:
         return self._gen_request.choices[choice].script.text(start, count)
+
+    def _tell_ids(self, payload: dict[str, Any], choice: int, start: int, count: int) -> None:
+        """Put the ids of some tokens into a choice, if they are wanted."""
+        if self._options.token_ids:
+            texts = self._gen_request.choices[choice].script.token_texts(start, count)
+            payload["token_ids"] = [token for text in texts for token in encode(text.encode())]
+
+    def _prompt_ids(self, choice: int) -> list[int] | None:
+        """The ids of a choice's prompt, if they are wanted."""
+        return encode(self._gen_request.choices[choice].prompt.text) if self._options.token_ids else None
 
     def _stop_reason(self, choice: int, ended: Ended) -> str | None:
         return self._gen_request.choices[choice].script.stop_reason if ended.finish_reason == "stop" else None
@@ -167,7 +182,8 @@ class ChatReply(OpenAiReply):
         for number in range(len(self._gen_request.choices)):
             delta: dict[str, Any] = {"role": "assistant", "content": ""}
             role = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None}
-            pieces.append(event(self._with_usage(self._chunk([role]), number, 0)))
+            chunk = {**self._chunk([role]), "prompt_token_ids": self._prompt_ids(number), "prompt_text": None}
+            pieces.append(event(self._with_usage(chunk, number, 0)))
         if self._call is not None:
             for number in range(len(self._gen_request.choices)):
                 delta = {"content": None, "tool_calls": [{**self._call_head(number, self._call), "index": 0}]}
@@ -200,7 +216,7 @@ class ChatReply(OpenAiReply):
         if self._call is not None:
             head = self._call_head(choice, self._call)
             message["tool_calls"] = [{**head, "function": {**head["function"], "arguments": text}}]
-        return {
+        whole = {
             "index": choice,
             "message": message,
             "logprobs": self._logprobs_of(choice, 0, ended.tokens),
@@ -208,6 +224,8 @@ class ChatReply(OpenAiReply):
             "stop_reason": self._stop_reason(choice, ended),
             "token_ids": None,
         }
+        self._tell_ids(whole, choice, 0, ended.tokens)
+        return whole
 
     def _logprobs_of(self, choice: int, start: int, count: int) -> dict[str, Any] | None:
         if self._logprobs is None:
@@ -269,12 +287,18 @@ class CompletionReply(OpenAiReply):
             "token_ids": None,
         }
 
+    def _tell_ids(self, payload: dict[str, Any], choice: int, start: int, count: int) -> None:
+        super()._tell_ids(payload, choice, start, count)
+        if start == 0:
+            payload["prompt_token_ids"] = self._prompt_ids(choice)
+
     def _last_choice(self, choice: int, text: str, ended: Ended) -> dict[str, Any]:
         reasons = {"finish_reason": ended.finish_reason, "stop_reason": self._stop_reason(choice, ended)}
         return {**self._chunk_choice(choice, text), **reasons}
 
     def _whole_choice(self, choice: int, ended: Ended) -> dict[str, Any]:
         last = self._last_choice(choice, self._text(choice, 0, ended.tokens), ended)
+        self._tell_ids(last, choice, 0, ended.tokens)
         return {**last, "logprobs": self._logprobs_of(choice, 0, ended.tokens), "prompt_logprobs": None}
 
     def _logprobs_of(self, choice: int, start: int, count: int) -> dict[str, Any] | None:

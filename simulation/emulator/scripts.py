@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import xxhash
+
 from dualmap.simulation.prompts import WORDS
 
 TOKEN_CHARS = 4
@@ -34,11 +36,59 @@ class Text(Protocol):
         """The characters from ``start`` to before ``end``."""
 
 
-class MadeUpText:
-    """An endless text of words; where it starts depends on the seed."""
+_PERIOD = _PERIOD_CHARS // TOKEN_CHARS
 
-    def __init__(self, seed: int) -> None:
-        self._first = seed * TOKEN_CHARS % _PERIOD_CHARS
+
+def _places() -> dict[bytes, list[int]]:
+    """The places of each word in the made-up text."""
+    found: dict[bytes, list[int]] = {}
+    for place in range(_PERIOD):
+        word = _MADE_UP[place * TOKEN_CHARS : (place + 1) * TOKEN_CHARS].encode()
+        found.setdefault(word, []).append(place)
+    return found
+
+
+_PLACES = _places()
+
+
+def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
+    """The seed of the made-up text that a prompt begins, or goes on with, and how many tokens of it the prompt ends
+    with: a model's next token follows from all before it, so an answer goes on as it would have, whoever computes it.
+
+    ``seed_of`` is the seed of seeds: that of an answer is the hash of its prompt.
+    """
+    places = _PLACES.get(text[-TOKEN_CHARS:])
+    if places is None:
+        return xxhash.xxh3_64_intdigest(text, seed_of), 0
+    runs = {place: _words_before(text, place) for place in places}
+    longest = max(runs.values())
+    hasher, at = xxhash.xxh3_64(seed=seed_of), len(text) - longest * TOKEN_CHARS
+    hasher.update(text[:at])
+    for said in range(longest, 0, -1):
+        seed = hasher.intdigest()
+        if any(run >= said and (place - said + 1 - seed) % _PERIOD == 0 for place, run in runs.items()):
+            return seed, said
+        hasher.update(text[at : at + TOKEN_CHARS])
+        at += TOKEN_CHARS
+    return hasher.intdigest(), 0
+
+
+def _words_before(text: bytes, place: int) -> int:
+    """How many words at the end of the text are those of the made-up text up to this place."""
+    count, end = 0, len(text)
+    while end >= TOKEN_CHARS:
+        at = (place - count) % _PERIOD * TOKEN_CHARS
+        if text[end - TOKEN_CHARS : end] != _MADE_UP[at : at + TOKEN_CHARS].encode():
+            break
+        count, end = count + 1, end - TOKEN_CHARS
+    return count
+
+
+class MadeUpText:
+    """An endless text of words; where it starts depends on the seed. ``said``: tokens of it that have been given."""
+
+    def __init__(self, seed: int, said: int = 0) -> None:
+        self._first = (seed + said) * TOKEN_CHARS % _PERIOD_CHARS
 
     def slice(self, start: int, end: int) -> str:
         pieces: list[str] = []
@@ -72,13 +122,17 @@ class Script:
     """The stop string that ended it."""
     visible_chars: int | None = None
     """The client sees no more than this of the text; None: all of it."""
+    held_chars: int = 0
+    """So many characters are held back until the end: a stop string may begin in them."""
 
     def text(self, start: int, count: int) -> str:
         """The text of the tokens from ``start`` to before ``start + count``, as the client sees it."""
-        end = (start + count) * TOKEN_CHARS
+        begin, end = start * TOKEN_CHARS - self.held_chars, (start + count) * TOKEN_CHARS
+        if start + count < self.tokens:
+            end = max(0, end - self.held_chars)
         if self.visible_chars is not None:
             end = min(end, self.visible_chars)
-        return self.source.slice(start * TOKEN_CHARS, end)
+        return self.source.slice(max(0, begin), end)
 
     def token_texts(self, start: int, count: int) -> list[str]:
         """The tokens' own texts, also where they are not seen."""
@@ -97,13 +151,14 @@ class Script:
         """This answer, ended by the first stop string in it after its first ``min_tokens`` tokens."""
         if not stops:
             return self
+        held_chars = 0 if include_stop else max(map(len, stops)) - 1
         begin = min_tokens * TOKEN_CHARS
         # Beyond its period a made-up text repeats.
         end = min(self.tokens * TOKEN_CHARS, begin + _PERIOD_CHARS + max(map(len, stops)))
         text = self.source.slice(begin, end)
         found = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
         if not found:
-            return self
+            return replace(self, held_chars=held_chars)
         last_char, stop = min(found)
         last_char += begin
         return Script(
@@ -112,4 +167,5 @@ class Script:
             finish_reason="stop",
             stop_reason=stop,
             visible_chars=last_char if include_stop else last_char - len(stop),
+            held_chars=held_chars,
         )

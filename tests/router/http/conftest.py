@@ -57,7 +57,8 @@ async def start_instance() -> AsyncIterator[StartInstance]:
 
 @pytest.fixture
 async def start_router() -> AsyncIterator[StartRouter]:
-    """Serve the data plane over a life cycle; keyword arguments are router settings."""
+    """Serve the data plane over a life cycle; keyword arguments are router settings. Unless they say otherwise, streams
+    pass as they come: nothing is kept of them, and nothing asked for."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(
@@ -69,6 +70,7 @@ async def start_router() -> AsyncIterator[StartRouter]:
             trust: Any = None,
             **settings: Any,
         ) -> Router:
+            settings.setdefault("continue_streams", "off")
             plane = build_data_plane(RouterSettings(**settings), intake, trust=trust, draining=draining)
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()

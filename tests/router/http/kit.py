@@ -54,6 +54,8 @@ class PlacedRequest:
     faults: list[InstanceFailure] = field(default_factory=list)
     """Failures of answers that had begun."""
     failures: list[InstanceFailure] = field(default_factory=list)
+    sent_tokens: list[int | None] = field(default_factory=list)
+    """Tokens that the client had at each failure; None: it was to have nothing."""
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
     @property
@@ -89,12 +91,19 @@ class PlacedRequest:
         raise AssertionError("it is not split")
 
     async def failed(
-        self, failure: InstanceFailure, *, overdue: bool = False, leg: Leg | None = None, keeps_kv: bool = False
+        self,
+        failure: InstanceFailure,
+        *,
+        overdue: bool = False,
+        leg: Leg | None = None,
+        keeps_kv: bool = False,
+        sent_tokens: int | None = None,
     ) -> None:
         if overdue or (failure.kind is FailureKind.TIMEOUT and not self.intake.requests[-1].stream):
             self.faults.append(failure)
             raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}")
         self.failures.append(failure)
+        self.sent_tokens.append(sent_tokens)
         if self.tries >= len(self.urls):
             raise UpstreamError(f"no instance is left: {failure}")
         self.expected_ttft_s = None

@@ -53,6 +53,7 @@ from dualmap.scheduling.request.machine import (
     TurnedAway,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.quarantine import SURVIVED_S
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.request.waiting_room import WaitingRoom
@@ -417,6 +418,94 @@ def test_without_another_ready_instance_the_one_that_gave_it_back_is_better_than
     refuse = life.one(Refuse)
     assert isinstance(refuse, Refuse)
     assert refuse.why is Refusal.NOBODY_LEFT
+
+
+# the rest of an answer -------------------------------------------------------------------------------------------
+def answering(**how: object) -> Life:
+    """A stream whose client has a part of the answer."""
+    life = Life(expected_output_tokens=40, **how)
+    life.dispatch()
+    life.on(Sent())
+    life.on(FirstToken())
+    return life
+
+
+def test_the_rest_of_an_answer_is_placed_as_a_longer_prompt_that_waits_from_now_on() -> None:
+    life = answering()
+
+    life.on(Failed(CLOSED, sent_tokens=30), after_s=9.0)
+
+    assert life.names == ["LeaveInstance", "CountRetry", "ReleaseFirst", "Reserve"]
+    assert life.one(CountRetry) == CountRetry(FailureKind.CLOSED, continues=True)
+    assert life.released == [("x", 1)]
+    reserve = life.one(Reserve)
+    assert isinstance(reserve, Reserve)
+    query, record = reserve.search.query, reserve.search.request
+    assert (query.chain.prompt_tokens, query.chain.hashes) == (CHAIN.prompt_tokens + 30, CHAIN.hashes)
+    assert (query.expected_output_tokens, query.excluded) == (10, frozenset("a"))
+    assert (record.prompt_tokens, record.enqueued_ms, record.attempt) == (CHAIN.prompt_tokens + 30, 0, 2)
+    assert life.machine.continuations == (("a", 30, 9.0),)
+    life.reserve("b")
+    life.on(Sent())
+    life.on(FirstToken(), after_s=0.5)
+    assert (life.machine.phase, life.machine.first_token_s) == (Phase.ANSWERING, 0.0), "its TTFT is that of its begin"
+    assert life.machine.queued_for_s(life.now_s) == 0.5
+    life.on(Ended(Outcome.COMPLETED))
+    assert life.released == [("x", 2)]
+
+
+def test_tries_count_from_the_last_token_on_and_instances_that_failed_before_may_have_recovered() -> None:
+    life = answering(max_tries=2)
+    for _ in range(3):
+        life.on(Failed(CLOSED, sent_tokens=30), after_s=10.0)
+        life.reserve("b")
+        life.on(Failed(CLOSED))
+        reserve = life.one(Reserve)
+        assert isinstance(reserve, Reserve)
+        assert len(reserve.search.query.excluded) <= 2
+        life.reserve("c")
+        life.on(FirstToken())
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [({"max_continuations": 2}, Refusal.CONTINUED_TOO_OFTEN), ({"budget": 2.0}, Refusal.BUDGET_SPENT)],
+)
+def test_an_answer_goes_on_as_often_as_the_limits_allow(how: dict[str, object], why: Refusal) -> None:
+    life = answering(**how)
+    for _ in range(2):
+        life.on(Failed(CLOSED, sent_tokens=30), after_s=10.0)
+        life.reserve("b")
+        life.on(FirstToken())
+
+    life.on(Failed(CLOSED, sent_tokens=30), after_s=10.0)
+
+    refuse = life.one(Refuse)
+    assert isinstance(refuse, Refuse)
+    assert (refuse.why, life.machine.outcome, life.released) == (why, Outcome.UPSTREAM_FAILED, [("x", 3)])
+
+
+@pytest.mark.parametrize(("answered_s", "suspected"), [(0.5, True), (SURVIVED_S, False)])
+def test_a_prompt_that_an_engine_had_answered_for_a_while_is_not_put_its_death_down_to(
+    answered_s: float, suspected: bool
+) -> None:
+    life = answering()
+
+    life.on(Failed(CLOSED, sent_tokens=30), after_s=answered_s)
+
+    assert (7 in life.rules.evidence.quarantine.suspects) is suspected
+    assert (life.machine.trial is not None) is suspected
+
+
+def test_before_the_first_token_there_is_nothing_to_continue() -> None:
+    life = Life()
+    life.dispatch()
+    life.on(Sent())
+
+    life.on(Failed(CLOSED, sent_tokens=0))
+
+    assert life.machine.continuations == ()
+    assert life.one(CountRetry) == CountRetry(FailureKind.CLOSED)
 
 
 def test_a_failure_behind_the_first_byte_judges_the_instance_and_waits_for_the_end() -> None:

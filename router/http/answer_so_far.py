@@ -1,0 +1,191 @@
+"""What a client has of a streamed answer: its text, its tokens, and what keeps another instance from going on with it.
+
+It is read from the events of the stream as they came, long after they have passed, and only of a stream that fails.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from dualmap.router.http.sse import EVENT_END, event_object
+from dualmap.router.prompts.inference_request import MESSAGES_PATH
+
+CHAT_PATH: Final = "/v1/chat/completions"
+
+_REASONING: Final = ("reasoning", "reasoning_content")
+_PLAIN: Final = frozenset({"role", "content", *_REASONING})
+_MARKS: Final = 128
+"""Places between tokens that are kept, of the last ones."""
+_PROMPT_IDS: Final = re.compile(rb'"prompt_token_ids"\s*:\s*\[([0-9,\s]+)\]')
+
+
+class AnswerSoFar:
+    """One answer to one prompt. Of what is no such answer, ``unfit`` says why it cannot be continued."""
+
+    def __init__(self) -> None:
+        self.envelope: Mapping[str, Any] | None = None
+        """The first event that has a choice; of a message, the one that begins it."""
+        self.texts: list[str] = []
+        self.chars = 0
+        self.token_ids = array("q")
+        self.has_ids = True
+        """Every event with text had the ids of its tokens."""
+        self.prompt_ids: bytes | None = None
+        """The prompt's token ids as JSON, without brackets."""
+        self.marks: deque[tuple[int, int, bool]] = deque([(0, 0, True)], _MARKS)
+        """The numbers of tokens and characters behind each of the last events that had text; and whether the tokens
+        stand for just these characters. Else an engine that looks for stop strings may have held some back."""
+        self.client_chars = 0
+        """Characters that the client has, if those are more."""
+        self.events = 0
+        """Events with text, or reasoning."""
+        self.counted: int | None = None
+        """Tokens as an event with a usage has counted them last."""
+        self.counted_prompt: int | None = None
+        self.finished = False
+        """A finish reason has come."""
+        self.has_usage = False
+        """The event with the usage alone has come."""
+        self.reasoned = False
+        self.block: int | None = None
+        """The index of a message's open block."""
+        self.unfit = ""
+
+    @property
+    def text(self) -> str:
+        if len(self.texts) > 1:
+            self.texts = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer: by their ids, as the engine counted them, or one for each event."""
+        if self.has_ids and self.token_ids:
+            return len(self.token_ids)
+        return self.events if self.counted is None else self.counted
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens of the prompt, where they are known."""
+        return self.counted_prompt if self.prompt_ids is None else 1 + self.prompt_ids.count(b",")
+
+    def read(self, path: str, events: bytes) -> None:
+        """Take in the next events, which are whole, of a stream of this path's API."""
+        read: Callable[[AnswerSoFar, Mapping[str, Any]], None] = _READERS.get(path, AnswerSoFar._read_choices)
+        for event in EVENT_END.split(events):
+            found = event_object(event)
+            if found is not None:
+                read(self, found)
+
+    def cut(self, tokens: int, chars: int) -> str:
+        """Forget what is behind so many tokens and characters: it comes again. Returns the text that the client has of
+        that."""
+        del self.token_ids[tokens:]
+        text = self.text
+        self.client_chars = max(self.client_chars, self.chars)
+        self.texts, self.chars = [text[:chars]], chars
+        self.marks = deque([(tokens, chars, True)], _MARKS)
+        self.counted = None
+        return text[chars:]
+
+    def count_by(self, path: str, events: bytes) -> None:
+        """Take the number of tokens from the events of the end, unless they have text, which the client has not."""
+        end = AnswerSoFar()
+        end.read(path, events)
+        if not end.chars and end.counted is not None:
+            self.counted = end.counted
+
+    def by_text(self, tokens: int) -> None:
+        """Its rest is the answer to its text, which has so many tokens: their ids are not known any more."""
+        self.counted, self.has_ids, self.events = None, False, tokens
+
+    def _read_choices(self, found: Mapping[str, Any]) -> None:
+        choices, usage = found.get("choices"), found.get("usage")
+        if isinstance(usage, dict):
+            self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            self.has_usage = self.has_usage or choices == []
+        if not choices:
+            return
+        if self.envelope is None:
+            self.envelope = found
+        choice = choices[0]
+        if len(choices) > 1 or choice.get("index"):
+            self.unfit = "it has several choices"
+            return
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self.token_ids.extend(ids)
+        delta = choice.get("delta")
+        if delta is None:
+            self._add(choice.get("text"), has_ids=isinstance(ids, list))
+        else:
+            self._read_delta(delta, has_ids=isinstance(ids, list))
+        self.finished = self.finished or choice.get("finish_reason") is not None
+
+    def _read_delta(self, delta: Mapping[str, Any], *, has_ids: bool) -> None:
+        if any(filled and name not in _PLAIN for name, filled in delta.items()):
+            self.unfit = "it has called a tool" if delta.get("tool_calls") else "it is not of text alone"
+        if any(delta.get(name) for name in _REASONING):
+            self.reasoned = True
+            self.events += 1
+        self._add(delta.get("content"), has_ids=has_ids)
+
+    def _read_message(self, found: Mapping[str, Any]) -> None:
+        match found.get("type"):
+            case "message_start":
+                self.envelope = found
+                usage = found["message"].get("usage") or {}
+                self._count(usage.get("input_tokens"), None)
+            case "content_block_start":
+                self.block = found.get("index")
+                kind = found["content_block"].get("type")
+                if kind == "thinking":
+                    self.reasoned = True
+                elif kind != "text":
+                    self.unfit = "it has called a tool"
+            case "content_block_stop":
+                self.block = None
+            case "content_block_delta":
+                delta = found["delta"]
+                if delta.get("type") == "text_delta":
+                    self._add(delta.get("text"), has_ids=False)
+            case "message_delta":
+                self.finished = self.has_usage = True
+
+    def _count(self, prompt_tokens: object, tokens: object) -> None:
+        if isinstance(prompt_tokens, int):
+            self.counted_prompt = prompt_tokens
+        if isinstance(tokens, int) and tokens:
+            self.counted = tokens
+
+    def _add(self, text: object, *, has_ids: bool) -> None:
+        if not isinstance(text, str) or not text:
+            return
+        self.texts.append(text)
+        self.chars += len(text)
+        self.events += 1
+        self.has_ids = self.has_ids and has_ids
+        self.marks.append((len(self.token_ids), self.chars, False))
+
+
+_READERS: Final[Mapping[str, Callable[[AnswerSoFar, Mapping[str, Any]], None]]] = {
+    MESSAGES_PATH: AnswerSoFar._read_message
+}
+
+
+def prompt_ids_in(event: bytes) -> tuple[int, int] | None:
+    """Where an event has the ids of the prompt's tokens, as JSON, between the brackets."""
+    found = _PROMPT_IDS.search(event)
+    return None if found is None else found.span(1)
+
+
+def read_ids(listed: bytes) -> list[int]:
+    """Token ids from such a list."""
+    ids: list[int] = orjson.loads(b"[%b]" % listed)
+    return ids

@@ -1,0 +1,211 @@
+"""The bytes that are kept of streams, so that another instance can go on with them: bounded, and read only in need.
+
+Events of a stream hardly differ from each other: compressed, they take ten bytes for a token, and the time for that is
+short beside what passing them on takes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
+from dualmap.router.http.sse import EventSplitter, is_comment
+from dualmap.scheduling.request.outcome import InstanceFailure
+
+STEP_BYTES: Final = 8 << 10
+"""Memory is taken from the budget in steps of this."""
+PACKED_BYTES: Final = 16 << 10
+"""So many bytes of events are compressed at once."""
+_LEVEL: Final = 1
+MAX_BYTES: Final = 4 << 20
+"""Most bytes that are kept of a stream, with the body of its request; a longer one is not continued."""
+EVENT_BYTES: Final = 64
+"""An event takes this beside its bytes."""
+MAX_EVENT_BYTES: Final = 8 << 20
+"""Longest event: the first one may list all tokens of the prompt."""
+_MOST_BEHIND: Final = 64
+"""Most events that are kept behind the one that has announced a failure."""
+_FAILURE_WORDS: Final = (b'"error"', b'"abort"', b'"recomputed"')
+"""An event by which an instance fails an answer has one of them."""
+_EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_IDS: Final = b'token_ids":'
+_LISTED: Final = re.compile(rb'token_ids":\[[^\]]*\]')
+_SPACED_IDS: Final = b'token_ids": ['
+_SPACED_LISTED: Final = re.compile(rb'token_ids": \[[^\]]*\]')
+
+
+class KeptBudget:
+    """The memory that all kept streams of a replica may take."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self.lost = 0
+        """Streams that were not kept to their end, as there was no memory for more of them."""
+
+    def take(self, count: int) -> bool:
+        """Count bytes that are kept; False if they are too many. The caller must call ``give_back`` for them."""
+        if self.held_bytes + count > self._limit_bytes:
+            return False
+        self.held_bytes += count
+        return True
+
+    def give_back(self, count: int) -> None:
+        self.held_bytes -= count
+
+
+class KeptStream:
+    """One stream, passed on by whole events, and what is kept of it. The caller must call ``release``.
+
+    ``hides_ids``: the ids of tokens were asked for by the router, and what is passed on is without them.
+    """
+
+    def __init__(
+        self, path: str, budget: KeptBudget, body_bytes: int, *, hides_ids: bool, so_far: AnswerSoFar | None = None
+    ) -> None:
+        """``path``: of the API that answers. ``so_far``: what the client has of the answer already."""
+        self._path = path
+        self._budget = budget
+        self._hides_ids = hides_ids
+        self._events: list[bytes] = []
+        self._packed: list[bytes] = []
+        self._bytes = self._packed_bytes = body_bytes
+        self._reserved = 0
+        self._so_far = so_far
+        self._splitter: EventSplitter | None = None
+        self._first = True
+        self.lost = False
+        """It is not kept any more."""
+        self.watch: Callable[[bytes], InstanceFailure | None] | None = None
+        """Says what failure an event announces. An event that does is not passed on, nor what is behind it."""
+        self.failure: InstanceFailure | None = None
+        """The failure that an event has announced."""
+        self._behind: list[bytes] = []
+
+    def feed(self, pieces: list[bytes]) -> bytes:
+        """Take the next bytes; returns what is to be passed on: whole events, or nothing."""
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._splitter is not None or not data.endswith(_EVENT_ENDS):
+            data = self._whole(data)
+            if not data:
+                return data
+        if self._first:
+            data = self._first_events(data)
+        if self.failure is not None:
+            self._behind = [*self._behind, data][-_MOST_BEHIND:]
+            return b""
+        if self.watch is not None:
+            for word in _FAILURE_WORDS:
+                if word in data:
+                    data = self._before_failure(data, self.watch)
+                    if not data:
+                        return data
+                    break
+        self._events.append(data)
+        kept = self._bytes = self._bytes + len(data) + EVENT_BYTES
+        if kept > self._reserved:
+            self._grow()
+        return without_ids(data) if self._hides_ids else data
+
+    def end(self) -> bytes:
+        """The part of an event with which the stream ended."""
+        splitter, self._splitter = self._splitter, None
+        return b"" if splitter is None else splitter.rest
+
+    def so_far(self) -> AnswerSoFar:
+        """What the client has of the answer."""
+        self._read()
+        assert self._so_far is not None
+        if self._behind:
+            self._so_far.count_by(self._path, b"".join(self._behind))
+        return self._so_far
+
+    def release(self) -> None:
+        """It is over."""
+        self._budget.give_back(self._reserved)
+        self._reserved = 0
+        self._events, self._packed = [], []
+        self.lost = True
+
+    def _whole(self, data: bytes) -> bytes:
+        """The events that are complete now."""
+        splitter = self._splitter
+        if splitter is None:
+            splitter = self._splitter = EventSplitter(MAX_EVENT_BYTES, whole_ends=True)
+        whole = b"".join(splitter.feed(data))
+        if not splitter.rest:
+            self._splitter = None
+        elif splitter.only_comments:
+            whole += splitter.take(len(splitter.rest))
+        elif splitter.too_long:
+            whole += splitter.take(len(splitter.rest))
+            self.lost = True
+        return whole
+
+    def _before_failure(self, data: bytes, fails: Callable[[bytes], InstanceFailure | None]) -> bytes:
+        """The events before one that announces a failure."""
+        passed, rest = [], EventSplitter(MAX_EVENT_BYTES).feed(data)
+        while rest and self.failure is None:
+            self.failure = fails(rest[0])
+            if self.failure is None:
+                passed.append(rest.pop(0))
+        if self.failure is not None:
+            self._behind += rest
+            self._behind = self._behind[-_MOST_BEHIND:]
+        return b"".join(passed)
+
+    def _first_events(self, data: bytes) -> bytes:
+        """The first events, without the ids of the prompt's tokens if they are to be hidden: those are kept apart."""
+        if is_comment(data):
+            return data
+        self._first = False
+        span = prompt_ids_in(data)
+        if span is None:
+            return data
+        if self._so_far is None:
+            self._so_far = AnswerSoFar()
+        if self._so_far.prompt_ids is None:
+            ids = self._so_far.prompt_ids = data[slice(*span)]
+            self._bytes += len(ids)
+            self._packed_bytes += len(ids)
+        return data[: span[0] - 1] + b"null" + data[span[1] + 1 :] if self._hides_ids else data
+
+    def _grow(self) -> None:
+        """Take memory for what is kept, after most of it was read where that is much."""
+        if self.lost:
+            self._events.clear()
+            self._bytes, self._reserved = 0, 0
+            return
+        if self._bytes - self._packed_bytes > PACKED_BYTES:
+            packed = zlib.compress(b"".join(self._events), _LEVEL)
+            self._packed.append(packed)
+            self._events.clear()
+            self._packed_bytes += len(packed) + EVENT_BYTES
+            self._bytes = self._packed_bytes
+        missing = self._bytes - self._reserved
+        wanted = STEP_BYTES * (1 + missing // STEP_BYTES)
+        if missing <= 0:
+            return
+        if self._bytes > MAX_BYTES or not self._budget.take(wanted):
+            self._budget.lost += 1
+            self.release()
+            return
+        self._reserved += wanted
+
+    def _read(self) -> None:
+        """Read what is kept."""
+        events = b"".join([*map(zlib.decompress, self._packed), *self._events])
+        self._packed, self._events = [], []
+        if self._so_far is None:
+            self._so_far = AnswerSoFar()
+        self._so_far.read(self._path, events)
+
+
+def without_ids(data: bytes) -> bytes:
+    """Events as they would be had the ids of their tokens not been asked for."""
+    if _IDS in data:
+        data = _LISTED.sub(_IDS + b"null", data)
+    return _SPACED_LISTED.sub(b'token_ids": null', data) if _SPACED_IDS in data else data

@@ -1,0 +1,280 @@
+"""The request for the rest of an answer whose instance failed in the middle, or why there is none.
+
+By tokens where the engine has told them: the prompt's tokens and those of the answer so far are the new prompt, so that
+the rest is what the engine would have computed next. Such a request is a completion, whatever the client asked for.
+Else by text: behind a completion's prompt, or as the last message of a chat, which the engine continues.
+
+Limits are lowered by what there is. Penalties for presence and frequency, which look at the answer alone, begin anew,
+and so do the draws from a seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.json_body import write_json
+from dualmap.api_bodies.lax_values import lax_int
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.router.http.answer_so_far import CHAT_PATH, AnswerSoFar, read_ids
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATH, MESSAGES_PATH
+from dualmap.scheduling.values import value
+
+CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH})
+
+_REFUSED: Final = {
+    **dict.fromkeys(
+        ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions"),
+        "a grammar would begin anew",
+    ),
+    "truncate_prompt_tokens": "the answer would take the place of the prompt's begin",
+    "echo": "it repeats its prompt",
+    "prompt_logprobs": "it has log probabilities of its prompt",
+    "use_beam_search": "it is searched for in beams",
+    "kv_transfer_params": "its client transfers KV itself",
+    "prompt_embeds": "its prompt is no text",
+    "suffix": "it is inserted",
+}
+"""Fields with which an answer is not continued, and why."""
+_NOT_CHATS: Final = frozenset(
+    {
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "max_completion_tokens"),
+        *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents"),
+        *("reasoning", "reasoning_effort", "include_reasoning", "thinking_token_budget", "logprobs", "top_logprobs"),
+        *("mm_processor_kwargs", "media_io_kwargs", "return_tokens_as_token_ids", "add_special_tokens", "modalities"),
+    }
+)
+"""Fields of a chat that a completion does not have, or that mean something else in it."""
+_SAMPLING: Final = ("temperature", "top_p", "top_k", "priority", "cache_salt", "vllm_xargs")
+"""Fields of a message that a chat has too."""
+_COMPLETION_TOKENS: Final = 16
+"""``max_tokens`` of a completion that does not say."""
+
+
+class CannotContinueError(Exception):
+    """There is no request for the rest; the message says why."""
+
+
+@value
+class Rest:
+    """The request for the rest of an answer."""
+
+    path: str
+    body: bytes
+    tokens: int
+    """Tokens of the answer with which its prompt ends."""
+    chars: int
+    """Characters that these tokens stand for: what the client has beyond them comes again."""
+    by_tokens: bool = False
+
+
+@value
+class Over:
+    """Nothing of the answer is missing but its end."""
+
+    finish_reason: str | None
+    """The one to tell; None where it was told."""
+
+
+def why_not_continued(path: str, request: Mapping[str, Any], *, one_answer: bool) -> str:
+    """Why a streamed answer to this request is not continued; empty where it may be. ``one_answer``: it is one answer
+    to one prompt."""
+    if path not in CONTINUED_PATHS:
+        return "answers of this API are not continued"
+    if not one_answer:
+        return "it has several answers, or more than one prompt"
+    for name in _REFUSED.keys() & request.keys():
+        if request[name] not in (None, False, [], ""):
+            return f"{_REFUSED[name]} ({name})"
+    if request.get("stop") and request.get("include_stop_str_in_output"):
+        return "a part of a stop string may have been sent (include_stop_str_in_output)"
+    if request.get("include_reasoning") is False:
+        return "its reasoning is not shown (include_reasoning)"
+    wanted = request.get("response_format") or {"type": "text"}
+    if not isinstance(wanted, dict) or wanted.get("type") != "text":
+        return "a grammar would begin anew (response_format)"
+    output = request.get("output_config")
+    if isinstance(output, dict) and output.get("format"):
+        return "a grammar would begin anew (output_config)"
+    if path == COMPLETIONS_PATH:
+        return "" if isinstance(request.get("prompt"), str | list) else "its prompt is no text"
+    messages = request.get("messages")
+    return "" if isinstance(messages, list) and messages else "it has no messages"
+
+
+def rest_of(
+    path: str, request: Mapping[str, Any], so_far: AnswerSoFar, *, context_tokens: int | None, text_tokens: int | None
+) -> Rest | Over:
+    """The request for what is missing.
+
+    Args:
+        path: of the client's request.
+        request: the client's body.
+        context_tokens: the longest context of the model; None: not known.
+        text_tokens: the number of tokens of the text so far, where that was counted.
+
+    Raises:
+        CannotContinueError: there is none.
+    """
+    if so_far.unfit:
+        raise CannotContinueError(so_far.unfit)
+    if so_far.finished:
+        return Over(None)
+    limit = _limit_of(path, request)
+    if _is_by_tokens(path, request, so_far, limit, context_tokens) and (kept := _kept(request, so_far)) is not None:
+        tokens, chars = kept
+        if limit is not None and tokens >= limit:
+            return Over("length")
+        return _by_tokens(path, request, so_far, tokens, chars, limit or context_tokens)
+    if so_far.reasoned:
+        told = "its reasoning cannot be put before the text again" if so_far.chars else "it was in its reasoning"
+        raise CannotContinueError(told)
+    tokens = 0 if not so_far.chars else so_far.tokens if text_tokens is None else text_tokens
+    if limit is not None and tokens >= limit:
+        return Over("length")
+    return _by_text(path, request, so_far.text, tokens, limit)
+
+
+def needs_count(path: str, so_far: AnswerSoFar) -> bool:
+    """Whether nothing but the text so far tells how many tokens it has."""
+    return bool(so_far.chars) and not so_far.finished and so_far.counted is None and not _has_ids(so_far)
+
+
+def needs_context(path: str, request: Mapping[str, Any], so_far: AnswerSoFar) -> bool:
+    """Whether the longest context of the model has to be known: a completion is short that sets no limit."""
+    return path == CHAT_PATH and not so_far.finished and _has_ids(so_far) and _limit_of(path, request) is None
+
+
+def _limit_of(path: str, request: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens") if path == CHAT_PATH else ("max_tokens",):
+        if limit := lax_int(request.get(name)):
+            return limit
+    return _COMPLETION_TOKENS if path == COMPLETIONS_PATH else None
+
+
+def _has_ids(so_far: AnswerSoFar) -> bool:
+    return so_far.has_ids and len(so_far.token_ids) > 0 and so_far.prompt_ids is not None
+
+
+def _is_by_tokens(
+    path: str, request: Mapping[str, Any], so_far: AnswerSoFar, limit: int | None, context_tokens: int | None
+) -> bool:
+    if not _has_ids(so_far):
+        return False
+    if path == COMPLETIONS_PATH:
+        return True
+    if path != CHAT_PATH or not so_far.chars or (limit is None and context_tokens is None):
+        return False
+    has_tools = bool(request.get("tools")) and request.get("tool_choice") != "none"
+    return not has_tools and not request.get("logprobs") and not _has_media(request)
+
+
+def _has_media(request: Mapping[str, Any]) -> bool:
+    """Whether the prompt's tokens may stand for something else than text."""
+    parts = [each.get("content") for each in request["messages"] if isinstance(each, dict)]
+    return any(
+        isinstance(part, dict) and part.get("type", "text") not in ("text", "input_text")
+        for content in parts
+        if isinstance(content, list)
+        for part in content
+    )
+
+
+def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | None:
+    """The tokens to begin from, and the characters that they stand for; None where no such place is known.
+
+    The engine holds the last characters back while a stop string may begin there, and the rest of a character that is
+    not whole: the client has fewer characters than the tokens stand for. So they begin where the client has all, and
+    some come again.
+    """
+    held, client_chars = _held_chars(request), max(so_far.chars, so_far.client_chars)
+    for tokens, chars, exact in reversed(so_far.marks):
+        decoded = chars if exact else chars + held
+        if decoded <= client_chars:
+            if decoded < client_chars and request.get("logprobs") is not None:
+                raise CannotContinueError("it has log probabilities, and stop strings hold its text back")
+            return tokens, decoded
+    return None
+
+
+def _held_chars(request: Mapping[str, Any]) -> int:
+    stop = request.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
+    return max((len(each) for each in stops if isinstance(each, str)), default=1) - 1
+
+
+def _by_tokens(
+    path: str,
+    request: Mapping[str, Any],
+    so_far: AnswerSoFar,
+    tokens: int,
+    chars: int,
+    limit: int | None,
+) -> Rest:
+    assert so_far.prompt_ids is not None
+    prompt: Sequence[int] = [*read_ids(so_far.prompt_ids), *so_far.token_ids[:tokens]]
+    left_out = _NOT_CHATS if path == CHAT_PATH else frozenset[str]()
+    body = {name: given for name, given in request.items() if name not in left_out}
+    body |= {"prompt": prompt, "return_token_ids": True, "stream_options": _usage_options(request)}
+    if limit is not None:
+        body["max_tokens"] = max(1, limit - tokens)
+    _lower_minimum(body, tokens)
+    return Rest(COMPLETIONS_PATH, write_json(body), tokens, chars, by_tokens=True)
+
+
+def _by_text(path: str, request: Mapping[str, Any], text: str, tokens: int, limit: int | None) -> Rest:
+    if path == COMPLETIONS_PATH:
+        body = dict(request)
+        if text and not isinstance(body["prompt"], str):
+            raise CannotContinueError("its prompt is of token ids, and the tokens of its answer are not known")
+        if text:
+            body["prompt"] += text
+    else:
+        body = dict(request) if path == CHAT_PATH else _chat_of(request)
+        if text:
+            _continue_message(body, text)
+    if limit is not None:
+        name = "max_completion_tokens" if lax_int(request.get("max_completion_tokens")) else "max_tokens"
+        body[name] = limit - tokens
+        if name != "max_tokens" and lax_int(body.get("max_tokens")):
+            body["max_tokens"] = limit - tokens
+    _lower_minimum(body, tokens)
+    body["stream_options"] = _usage_options(request)
+    return Rest(COMPLETIONS_PATH if path == COMPLETIONS_PATH else CHAT_PATH, write_json(body), tokens, len(text))
+
+
+def _usage_options(request: Mapping[str, Any]) -> dict[str, Any]:
+    options = request.get("stream_options")
+    return {**(options if isinstance(options, dict) else {}), "include_usage": True}
+
+
+def _lower_minimum(body: dict[str, Any], tokens: int) -> None:
+    if minimum := lax_int(body.get("min_tokens")):
+        body["min_tokens"] = max(0, minimum - tokens)
+
+
+def _continue_message(body: dict[str, Any], text: str) -> None:
+    messages = body["messages"]
+    last = messages[-1]
+    if body.get("continue_final_message"):
+        if not isinstance(last.get("content"), str):
+            raise CannotContinueError("the message that it continues is no text")
+        body["messages"] = [*messages[:-1], {**last, "content": last["content"] + text}]
+        return
+    body["messages"] = [*messages, {"role": "assistant", "content": text}]
+    body |= {"add_generation_prompt": False, "continue_final_message": True}
+
+
+def _chat_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The chat that stands for a message."""
+    if request.get("tools"):
+        raise CannotContinueError("it may use tools, whose form another API has")
+    try:
+        chat = chat_of_message(request)
+    except PromptError as error:
+        raise CannotContinueError(str(error)) from error
+    chat |= {name: request[name] for name in _SAMPLING if request.get(name) is not None}
+    if request.get("stop_sequences"):
+        chat["stop"] = request["stop_sequences"]
+    return chat | {"model": request.get("model"), "stream": True}

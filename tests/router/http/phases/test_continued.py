@@ -1,0 +1,276 @@
+"""Answering: an instance that fails in the middle of a stream, and another one that goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+
+from dualmap.scheduling.request.outcome import Outcome
+from tests.router.http.kit import Client, Talk, eventually
+from tests.router.http.phases.answers import StartFleet
+
+CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+WORDS = ["one", " two", " three", " four", " five", " six"]
+ON = {"continue_streams": "tokens"}
+PROMPT = [1, 2, 3]
+
+
+class Engine:
+    """Answers in words, each of them a token; the first answer fails as ``fails`` does, after so many."""
+
+    def __init__(self, fails: Any, after: int = 3, *, held_chars: int = 0, tells_ids: bool = True) -> None:
+        self.fails, self.after, self.held_chars, self.tells_ids = fails, after, held_chars, tells_ids
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.goes_on_wrong = False
+
+    async def __call__(self, talk: Talk) -> None:
+        path, asked = talk.head.split(b" ")[1].decode(), orjson.loads(talk.body)
+        if path == "/tokenize":
+            return await talk.answer({"count": len(asked["prompt"].split()), "max_model_len": 4096})
+        self.asked.append((path, asked))
+        said, is_first = self.said(path, asked), len(self.asked) == 1
+        ids = bool(asked.get("return_token_ids")) and self.tells_ids
+        await talk.begin_stream()
+        if path == CHAT:
+            delta = {"role": "assistant", "content": ""}
+            role = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            await self.tell(talk, role, asked, prompt_token_ids=PROMPT if ids else None)
+        last = min(len(WORDS), said + asked.get("max_tokens", 99))
+        told = 0
+        for token in range(said, last):
+            text = "".join(WORDS[said : token + 1])
+            if is_first and token == self.after:
+                await asyncio.sleep(0.02)  # let the tokens out: a reset overtakes them
+                return await self.fails(talk)
+            ends = token + 1 == last
+            shown = len(text) if ends else max(0, len(text) - self.held_chars)
+            text, told = text[told:shown], shown
+            if self.goes_on_wrong and not is_first:
+                text = "?" + text
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if ends else None, "logprobs": None}
+            choice |= {"delta": {"content": text}} if path == CHAT else {"text": text}
+            choice["token_ids"] = [100 + token] if ids else None
+            if path == COMPLETION:
+                choice["prompt_token_ids"] = PROMPT if ids and token == said else None
+            await self.tell(talk, choice, asked)
+        if is_first and self.after == last:
+            await asyncio.sleep(0.02)
+            return await self.fails(talk)
+        if asked.get("stream_options"):
+            usage = {"prompt_tokens": len(PROMPT) + said, "completion_tokens": last - said}
+            await talk.event({"id": "y", "created": 2, "choices": [], "usage": usage})
+        await talk.end_stream()
+        return None
+
+    def said(self, path: str, asked: dict[str, Any]) -> int:
+        """Tokens of the answer with which the prompt ends."""
+        if path == CHAT:
+            last = asked["messages"][-1]
+            return len(last["content"].split()) if last["role"] == "assistant" else 0
+        prompt = asked["prompt"]
+        return len(prompt) - len(PROMPT) if isinstance(prompt, list) else len(prompt.partition("|")[2].split())
+
+    async def tell(self, talk: Talk, choice: dict[str, Any], asked: dict[str, Any], **more: Any) -> None:
+        number = len(self.asked)
+        await talk.event({"id": f"id-{number}", "created": number, "model": "m", "choices": [choice], **more})
+
+
+async def breaks(talk: Talk) -> None:
+    talk.reset()
+
+
+async def ends_early(talk: Talk) -> None:
+    await talk.send(b"0\r\n\r\n")
+
+
+async def breaks_in_an_event(talk: Talk) -> None:
+    await talk.send(b'40\r\ndata: {"choi')
+    await asyncio.sleep(0.02)
+    talk.reset()
+
+
+async def tells_an_error(talk: Talk) -> None:
+    await talk.event({"error": {"message": "EngineCore encountered an issue", "code": 500}})
+    await talk.end_stream()
+
+
+async def aborts(talk: Talk) -> None:
+    choice = {"index": 0, "text": "", "delta": {}, "finish_reason": "abort"}
+    await talk.event({"id": "id-1", "created": 1, "model": "m", "choices": [choice]})
+    await talk.end_stream()
+
+
+async def hangs(talk: Talk) -> None:
+    await talk.until_closed()
+
+
+def ask(client: Client, path: str, **more: Any) -> None:
+    prompt = {"prompt": "hi|"} if path == COMPLETION else {"messages": [{"role": "user", "content": "hi"}]}
+    client.request(path, {"model": "m", "stream": True, **prompt, **more})
+
+
+def events(body: bytes) -> list[Any]:
+    return [orjson.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b"data: {")]
+
+
+def text_of(body: bytes) -> str:
+    choices = [choice for event in events(body) for choice in event.get("choices", ())]
+    return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize("fails", [breaks, ends_early, breaks_in_an_event, tells_an_error, aborts, hangs])
+async def test_a_stream_goes_on_by_its_tokens_whatever_failed_its_instance(
+    fleet: StartFleet, path: str, fails: Any
+) -> None:
+    engine = Engine(fails)
+    settings = {**ON, "client_timeout_s": 0.4, "chunk_timeout_s": 0.2 if fails is hangs else 120.0}
+    intake, _, client = await fleet(engine, engine, settings=settings)
+
+    ask(
+        client,
+        path,
+        stream_options={"include_usage": True},
+        seed=5,
+        **({"max_tokens": 20} if path == COMPLETION else {}),
+    )
+    answer = await client.answer()
+
+    assert (answer.whole, text_of(answer.body)) == (True, "".join(WORDS)), answer.body
+    told = events(answer.body)
+    assert {(event["id"], event["created"]) for event in told if event["choices"]} == {("id-1", 1)}
+    assert not any(choice.get("token_ids") for event in told for choice in event["choices"])
+    assert told[-1]["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": len(WORDS)}
+    assert sum("role" in choice.get("delta", {}) for event in told for choice in event["choices"]) == (path == CHAT)
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    (_, first), (way, rest) = engine.asked
+    assert first["return_token_ids"] is True
+    assert (way, rest["prompt"], rest["seed"]) == (COMPLETION, [*PROMPT, 100, 101, 102], 5)
+    assert rest["max_tokens"] == (4096 if path == CHAT else 20) - 3
+    assert "messages" not in rest
+    assert intake.placed_request.sent_tokens == [3]
+    (outcome, usage), *_ = intake.placed_request.finished
+    assert (outcome, usage and usage.prompt_tokens, usage and usage.output_tokens) == (Outcome.COMPLETED, 3, 6)
+
+
+async def test_an_engine_without_ids_goes_on_by_text(fleet: StartFleet) -> None:
+    engine = Engine(breaks, tells_ids=False)
+    _, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, CHAT, max_tokens=20)
+    answer = await client.answer()
+
+    assert text_of(answer.body) == "".join(WORDS)
+    way, rest = engine.asked[1]
+    assert (way, rest["messages"][-1]) == (CHAT, {"role": "assistant", "content": "one two three"})
+    assert (rest["max_tokens"], rest["continue_final_message"], rest["add_generation_prompt"]) == (17, True, False)
+
+
+async def test_what_an_engine_holds_back_for_a_stop_string_comes_once(fleet: StartFleet) -> None:
+    engine = Engine(breaks, after=4, held_chars=3)
+    _, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, COMPLETION, max_tokens=20, stop=["sixs"], temperature=0)
+    answer = await client.answer()
+
+    assert text_of(answer.body) == "".join(WORDS)
+    assert engine.asked[1][1]["prompt"] == [*PROMPT, 100, 101, 102], "the client has a part of the fourth token"
+
+
+async def test_a_rest_that_does_not_fit_in_the_middle_of_a_token_ends_the_stream(fleet: StartFleet) -> None:
+    engine = Engine(breaks, after=4, held_chars=3)
+    engine.goes_on_wrong = True
+    intake, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, COMPLETION, max_tokens=20, stop=["sixs"])
+    answer = await client.answer()
+
+    assert not answer.whole
+    assert "does not go on" in events(answer.body)[-1]["error"]["message"]
+    assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "why"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"n": 2}, "several answers"),
+        (COMPLETION, {"structured_outputs": {"json": {}}}, "structured_outputs"),
+        (COMPLETION, {"stop": "x", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    ],
+)
+async def test_what_is_not_continued_ends_in_an_error_event_as_ever(
+    fleet: StartFleet, path: str, more: dict[str, Any], why: str
+) -> None:
+    engine = Engine(breaks)
+    intake, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, path, **more)
+    answer = await client.answer()
+
+    assert not answer.whole
+    assert "broke off" in events(answer.body)[-1]["error"]["message"]
+    assert "return_token_ids" not in engine.asked[0][1]
+    assert len(engine.asked) == len(intake.placed_request.faults) == 1
+
+
+async def test_an_answer_in_its_reasoning_is_not_continued_and_says_so(fleet: StartFleet) -> None:
+    async def reasons(talk: Talk) -> None:
+        await talk.begin_stream()
+        delta = {"reasoning": "hm"}
+        await talk.event({"id": "x", "choices": [{"index": 0, "delta": delta, "token_ids": [4]}]})
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    _, _, client = await fleet(reasons, reasons, settings=ON)
+    ask(client, CHAT)
+
+    answer = await client.answer()
+
+    assert "it was in its reasoning" in events(answer.body)[-1]["error"]["message"]
+
+
+async def test_an_answer_that_lacks_its_end_alone_is_ended_without_another_instance(fleet: StartFleet) -> None:
+    engine = Engine(breaks, after=len(WORDS))
+    intake, _, client = await fleet(engine, settings=ON)
+
+    ask(client, COMPLETION, max_tokens=6, stream_options={"include_usage": True})
+    answer = await client.answer()
+
+    assert (answer.whole, text_of(answer.body)) == (True, "".join(WORDS))
+    assert events(answer.body)[-1]["usage"] == {"prompt_tokens": 3, "total_tokens": 9, "completion_tokens": 6}
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert (len(engine.asked), intake.placed_request.outcome) == (1, Outcome.COMPLETED)
+
+
+async def test_a_client_that_left_is_not_continued(fleet: StartFleet) -> None:
+    failing = asyncio.Event()
+
+    async def fails_later(talk: Talk) -> None:
+        await failing.wait()
+        talk.reset()
+
+    engine = Engine(fails_later)
+    intake, _, client = await fleet(engine, engine, settings=ON)
+    ask(client, COMPLETION)
+    await client.head()
+    client.writer.transport.abort()
+    await eventually(lambda: intake.placed_request.finished)
+    failing.set()
+
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
+    assert len(engine.asked) == 1
+
+
+async def test_a_client_is_told_where_it_goes_on_if_the_router_is_to_say_so(fleet: StartFleet) -> None:
+    engine = Engine(breaks)
+    _, _, client = await fleet(engine, engine, settings={**ON, "tell_continuations": True})
+
+    ask(client, COMPLETION, max_tokens=20)
+    answer = await client.answer()
+
+    assert b": dualmap: goes on at i1 after 3 tokens\n\n" in answer.body
+    assert text_of(answer.body) == "".join(WORDS)

@@ -1,0 +1,108 @@
+"""What is kept of a stream, and what of it passes: however it is cut, and within bounds."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualmap.router.http import kept_stream
+from dualmap.router.http.kept_stream import KeptBudget, KeptStream, without_ids
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def chunk(path: str, text: str, ids: list[int] | None, prompt_ids: list[int] | None = None) -> dict[str, Any]:
+    if path == CHAT:
+        choice: dict[str, Any] = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+        return {"id": "x", "choices": [choice | {"token_ids": ids}], "prompt_token_ids": prompt_ids}
+    choice = {"index": 0, "text": text, "logprobs": None, "prompt_token_ids": prompt_ids, "token_ids": ids}
+    return {"id": "x", "choices": [choice]}
+
+
+texts = st.text(min_size=1, max_size=9) | st.sampled_from(['"token_ids":[1]', '\\"token_ids\\":[', "]", '"error"'])
+tokens = st.lists(st.integers(0, 200_000), min_size=1, max_size=4)
+events = st.lists(st.tuples(texts, tokens), min_size=1, max_size=12)
+
+
+@given(
+    path=st.sampled_from([CHAT, COMPLETION]),
+    said=events,
+    prompt_ids=st.lists(st.integers(0, 99), min_size=1, max_size=9),
+    cuts=st.lists(st.integers(0, 4000), max_size=8),
+    end=st.sampled_from([b"\n\n", b"\r\n\r\n"]),
+    comment=st.booleans(),
+)
+def test_however_a_stream_is_cut_it_passes_by_whole_events_without_ids_and_is_read_in_full(
+    path: str, said: list[tuple[str, list[int]]], prompt_ids: list[int], cuts: list[int], end: bytes, comment: bool
+) -> None:
+    asked = [chunk(path, text, ids, None if at else prompt_ids) for at, (text, ids) in enumerate(said)]
+    unasked = [chunk(path, text, None) for text, _ in said]
+    wire = b"".join(b"data: " + orjson.dumps(each) + end for each in asked)
+    expected = b"".join(b"data: " + orjson.dumps(each) + end for each in unasked)
+    if comment:
+        wire, expected = b": ping\n\n" + wire, b": ping\n\n" + expected
+    budget = KeptBudget(1 << 20)
+    kept = KeptStream(path, budget, 100, hides_ids=True)
+
+    places = sorted({0, *(cut for cut in cuts if cut < len(wire)), len(wire)})
+    passed = [kept.feed([wire[start:stop]]) for start, stop in pairwise(places)]
+
+    assert b"".join(passed) + kept.end() == expected
+    assert all(re.search(rb"(\r?\n){2}\Z", each) for each in passed if each)
+    so_far = kept.so_far()
+    assert so_far.text == "".join(text for text, _ in said)
+    assert list(so_far.token_ids) == [token for _, ids in said for token in ids]
+    assert so_far.prompt_tokens == len(prompt_ids)
+    kept.release()
+    assert budget.held_bytes == 0
+
+
+def test_a_stream_whose_ids_the_client_asked_for_passes_as_it_is() -> None:
+    wire = b"data: %b\n\n" % orjson.dumps(chunk(COMPLETION, "a", [7], [1, 2]))
+    kept = KeptStream(COMPLETION, KeptBudget(1 << 20), 0, hides_ids=False)
+
+    assert kept.feed([wire]) == wire
+    assert (list(kept.so_far().token_ids), kept.so_far().prompt_ids) == ([7], b"1,2")
+
+
+def test_what_was_read_takes_little_memory() -> None:
+    budget, event = KeptBudget(1 << 30), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [12345]) | {"x": "y" * 300})
+    kept = KeptStream(CHAT, budget, 1000, hides_ids=True)
+
+    for _ in range(3000):  # a megabyte of events
+        kept.feed([event])
+
+    assert budget.held_bytes < 60_000
+    assert (kept.so_far().tokens, kept.so_far().chars) == (3000, 12_000)
+
+
+@pytest.mark.parametrize(("limit_bytes", "longest"), [(40_000, 1 << 30), (1 << 30, 40_000)])
+def test_a_stream_that_is_too_long_or_finds_no_memory_is_not_kept_and_passes_on(
+    limit_bytes: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_stream, "MAX_BYTES", longest)
+    budget, event = KeptBudget(limit_bytes), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [1]))
+    kept = KeptStream(CHAT, budget, 30_000, hides_ids=True)
+
+    passed = [kept.feed([event]) for _ in range(1000)]
+
+    assert set(passed) == {without_ids(event)}
+    assert kept.lost
+    assert (budget.held_bytes, budget.lost) == (0, 1)
+    assert len(kept._events) < 300
+
+
+def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_stream, "MAX_EVENT_BYTES", 1000)
+    kept = KeptStream(CHAT, KeptBudget(1 << 20), 0, hides_ids=True)
+
+    passed = b"".join([kept.feed([b"data: " + b"x" * 400]) for _ in range(4)])
+
+    assert len(passed) > 1000
+    assert kept.lost
