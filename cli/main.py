@@ -112,6 +112,12 @@ COMMANDS = {
         ("",),
         of_a_checkout=True,
     ),
+    "chaos": Command(
+        "break a local fleet at every joint, and check every answer",
+        "dualmap.cli.chaos",
+        ("", "--scenario engine-dead,router-killed --keep chaos-logs"),
+        of_a_checkout=True,
+    ),
     "settings": Command(
         "print the settings in effect, or their reference",
         "dualmap.cli.reference",

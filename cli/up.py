@@ -24,6 +24,7 @@ from dualmap.cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
 from dualmap.cli.hang_watch import hung_ones_killed
 from dualmap.cli.instance_trust import instance_trust
 from dualmap.cli.live_status import LiveStatus
+from dualmap.cli.parent import end_with_parent
 from dualmap.cli.private_store import private_store
 from dualmap.cli.processes import ProcessGroup
 from dualmap.cli.readiness import Readiness
@@ -119,6 +120,7 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    end_with_parent(os.environ)
     with fleet_folder() as folder:
         return asyncio.run(_up(arguments, settings, folder))
 

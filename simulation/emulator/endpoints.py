@@ -31,14 +31,7 @@ class Endpoints:
         self, settings: EmulatorSettings, generator: Generator, generators: Sequence[Generator],
         die: Callable[[bool, float | None], None], names: ServedNames,
     ) -> None:  # fmt: skip
-        limits = Limits(
-            names=names,
-            max_model_len=generator.config.max_request_tokens,
-            block_tokens=generator.config.block_tokens,
-            mean_output_tokens=settings.mean_output_tokens,
-            seed=settings.seed,
-            crash_on=settings.crash_on.encode() if settings.crash_on is not None else None,
-        )
+        limits = limits_of(settings, names)
         self.faults = Faults(generator, die)
         inference = Inference(generator, limits, self.faults, VERSION, stores=settings.store_responses)
         self._stored_response = Route(inference.stored_response)
@@ -70,3 +63,16 @@ class Endpoints:
         if route is None:
             responder.send(405, b'{"detail":"Method Not Allowed"}')
         return route
+
+
+def limits_of(settings: EmulatorSettings, names: ServedNames) -> Limits:
+    """The limits of requests to a server with these settings; with them, a request's answer is known."""
+    config = settings.engine_config()
+    return Limits(
+        names=names,
+        max_model_len=config.max_request_tokens,
+        block_tokens=config.block_tokens,
+        mean_output_tokens=settings.mean_output_tokens,
+        seed=settings.seed,
+        crash_on=settings.crash_on.encode() if settings.crash_on is not None else None,
+    )

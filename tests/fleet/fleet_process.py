@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dualmap.research.chaos.fleet_process import FleetProcess
 from tests.support.ports import first_port
 
 T = TypeVar("T")
 
 READY_S = 60.0
-STOP_S = 20.0
 FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_ms", "800",
@@ -40,48 +37,12 @@ def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s:
         time.sleep(0.05)
 
 
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    with contextlib.suppress(FileNotFoundError):
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-class Fleet:
-    """A running `dualmap up`."""
+class Fleet(FleetProcess):
+    """A running `dualmap up`, and what its HTTP interfaces say."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
-        self.process = process
-        self._output = output
-        text = until(lambda: "Try it:" in self.output and self.output, "the fleet is ready", READY_S)
-        self.endpoint = _find(r"endpoint +(\S+)/v1", text)
-        self.model = _find(r"model '([^']+)'", text)
-        self.store_url = _find(r"store +(\S+)", text)
-        self.directory = Path(_find(r"logs +(\S+)", text))
+        super().__init__(process, output)
         self._urls: dict[str, str] = {}
-
-    @property
-    def output(self) -> str:
-        assert self.process.poll() is None, f"`dualmap up` ended:\n{self._output.read_text()}"
-        return self._output.read_text()
-
-    def pid(self, child: str) -> int:
-        """Process id of a child as it runs now, for example of ``router-1``."""
-        return int((self.directory / f"{child}.pid").read_text())
-
-    def kill(self, child: str) -> int:
-        """kill -9; returns the id of the process that died."""
-        pid = self.pid(child)
-        os.kill(pid, signal.SIGKILL)
-        return pid
-
-    def pids(self) -> dict[str, int]:
-        return {path.stem: int(path.read_text()) for path in self.directory.glob("*.pid")}
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=60) as answer:
@@ -139,30 +100,13 @@ class Fleet:
         return done.stdout
 
 
-def _find(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    assert found is not None, f"{pattern} is not in:\n{text}"
-    return found[1]
-
-
 @contextlib.contextmanager
 def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
     """A fleet on free ports for the time of the context; it must stop by itself within a bound."""
-    output = directory / "up.out"
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dualmap", "up", *FREE_PORTS, "--time-scale", "20", *options],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
-            | {"TMPDIR": str(directory)},
-        )
+    fleet = Fleet.start(directory, (*FREE_PORTS, "--time-scale", "20", *options))
     try:
-        yield Fleet(process, output)
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.wait(STOP_S)
+        until(lambda: fleet.is_ready, "the fleet is ready", READY_S)
+        yield fleet
+        fleet.stop()
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        fleet.kill_all()

@@ -9,7 +9,8 @@ import pytest
 import redis
 from openai import OpenAI
 
-from tests.fleet.fleet_process import Fleet, alive, running_fleet, until
+from dualmap.research.chaos.fleet_process import alive
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 DAMAGE: dict[str, tuple[str, ...]] = {
     "epoch": ("HSET", "meta", "epoch", "abc"),

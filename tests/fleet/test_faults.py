@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from openai import APIConnectionError, OpenAI
 
-from tests.fleet.fleet_process import Fleet, alive, until
+from dualmap.research.chaos.fleet_process import alive
+from tests.fleet.fleet_process import Fleet, until
 
 LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
 

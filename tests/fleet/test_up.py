@@ -13,7 +13,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from tests.fleet.fleet_process import STOP_S, alive, running_fleet, until
+from dualmap.research.chaos.fleet_process import STOP_S, alive
+from tests.fleet.fleet_process import running_fleet, until
 
 SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-interval-s", "0.2")
 
