@@ -273,7 +273,8 @@ def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
     if data:
         writer.write(data)
     elif writer.can_write_eof():
-        writer.write_eof()
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            writer.write_eof()
     else:  # TLS
         writer.close()
 

@@ -72,7 +72,7 @@ _ALL = (
     Scenario("store-late", "The network delivers calls late", faults.late_store),
     Scenario("store-back", "The store is back with its data", faults.store_behind(RESET, hold_s=5.0)),
     Scenario("store-empty", _EMPTY, faults.emptied_store),
-    Scenario("store-evicted", _EMPTY, faults.evicted_members),
+    Scenario("store-evicted", _EMPTY, faults.evicted_members, drifts=True),
     Scenario("version-beside", "A version starts beside one that it cannot share with", faults.version_beside_another),
     Scenario("newer-version", "A newer version took the pool over", faults.newer_version),
     Scenario("clock-forward", "The store's clock jumps", faults.store_clock_jumps(600.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,14 +15,17 @@ from dualmap.research.commands.chaos import scenarios_of
 from dualmap.simulation.commands.options import OptionError
 from dualmap.workers.settings import WorkerSettings
 
+WITHIN_S = 300.0
 IN_CI = ("engine-dead", "router-killed", "store-empty", "engine-restarted")
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "dualmap", "chaos", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    wide = os.environ | {"COLUMNS": "400"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False, env=wide)
 
 
+@pytest.mark.timeout(WITHIN_S + 10)
 def test_a_fleet_comes_through_an_engine_a_router_and_the_store_that_die(tmp_path: Path) -> None:
     done = chaos("--scenario", ",".join(IN_CI), "--rate", "6", "--keep", str(tmp_path))
 
