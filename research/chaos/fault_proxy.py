@@ -69,8 +69,8 @@ LEFT_OPEN = NetworkFault(Treatment.HOLD, Treatment.CLOSE)
 GARBAGE = NetworkFault(Treatment.GARBAGE, Treatment.GARBAGE)
 _NO_FAULT = NetworkFault()
 
-Concerns = Callable[[int], bool]
-"""Whether a fault concerns the connection of the client with this port."""
+Concerns = Callable[[int, int], bool]
+"""Whether a fault concerns a connection, by the client's port and the proxy's."""
 
 
 class FaultProxy:
@@ -116,7 +116,7 @@ class FaultProxy:
         await self.end()
         self._fault, self._concerns = fault, concerns
         for connection in list(self._connections):
-            if concerns is None or concerns(connection.client_port):
+            if self._is_concerned(connection):
                 connection.suffer(fault, fault.open)
         if fault.new is Treatment.CLOSE and concerns is None:
             self._stop_listening()
@@ -143,6 +143,9 @@ class FaultProxy:
         if self._mirror is None or self._mirror.done():
             self._stop_listening()
             self._mirror = asyncio.create_task(self._listen_with_target(), name="await a server")
+
+    def _is_concerned(self, connection: _Connection) -> bool:
+        return self._concerns is None or self._concerns(connection.client_port, self.port)
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._accept, HOST, self.port, ssl=self._tls, backlog=1024)
@@ -189,7 +192,7 @@ class FaultProxy:
             return
         connection.server_writer = server_writer
         self._connections.add(connection)
-        if self._concerns is None or self._concerns(connection.client_port):
+        if self._is_concerned(connection):
             connection.suffer(self._fault, self._fault.new)
         try:
             async with asyncio.TaskGroup() as pumps:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from dualmap.research.chaos.fault_proxy import HOST, FaultProxy
+from dualmap.research.chaos.fault_proxy import HOST, Concerns, FaultProxy
 from dualmap.research.chaos.fleet_process import FleetProcess, unconfigured
 from dualmap.research.chaos.proc import owns_connection
 from dualmap.research.chaos.store_clock import StoreClock
@@ -377,11 +377,10 @@ class LocalFleet:
         owner = await until_async(leading, "a worker leads", 30.0)
         return owner.rpartition("-")[0]
 
-    def connections_of(self, names: Iterable[str]) -> Callable[[int], bool]:
-        """Whether a client's port belongs to one of these children as they run now, for a fault that is theirs
-        alone."""
+    def connections_of(self, names: Iterable[str]) -> Concerns:
+        """Whether a connection belongs to one of these children as they run now, for a fault that is theirs alone."""
         pids = [self.up.pid(name) for name in names]
-        return lambda port: owns_connection(pids, port)
+        return lambda port, to_port: owns_connection(pids, port, to_port)
 
     def logs(self, pattern: str = "*.log") -> str:
         """The logs of routers and workers."""

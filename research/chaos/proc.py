@@ -9,9 +9,9 @@ from pathlib import Path
 _ESTABLISHED = "01"
 
 
-def owns_connection(pids: Iterable[int], port: int) -> bool:
-    """Whether one of the processes has an established IPv4 connection whose own port this is."""
-    inode = _inode_of(port)
+def owns_connection(pids: Iterable[int], port: int, to_port: int) -> bool:
+    """Whether one of the processes has an established IPv4 connection from this port of its own to that other one."""
+    inode = _inode_of(port, to_port)
     return inode is not None and any(_holds(pid, f"socket:[{inode}]") for pid in pids)
 
 
@@ -32,11 +32,11 @@ def resident_mib(pid: int) -> float:
     return 0.0
 
 
-def _inode_of(port: int) -> str | None:
-    wanted = f":{port:04X}"
+def _inode_of(port: int, to_port: int) -> str | None:
+    ends = f":{port:04X}", f":{to_port:04X}"  # one port may have connections to several others
     for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
         fields = line.split()
-        if fields[1].endswith(wanted) and fields[3] == _ESTABLISHED:
+        if fields[3] == _ESTABLISHED and fields[1].endswith(ends[0]) and fields[2].endswith(ends[1]):
             return fields[9]
     return None
 

@@ -242,19 +242,19 @@ async def test_a_fault_may_concern_the_connections_of_some_clients_alone(proxy: 
     await concerned.says(b"hello")
     await other.says(b"hello")
 
-    await proxy.begin(CUT, lambda port: port == concerned.port)
+    await proxy.begin(CUT, lambda port, _: port == concerned.port)
 
     assert await concerned.end() == b""
     assert await other.says(b"still here") == b"still here"
 
 
-async def test_the_owner_of_a_connection_is_found(connect: Connect) -> None:
+async def test_the_owner_of_a_connection_is_found(proxy: FaultProxy, connect: Connect) -> None:
     client = await connect()
     await client.says(b"hello")
 
-    assert owns_connection([os.getpid()], client.port)
-    assert not owns_connection([os.getppid()], client.port)
-    assert not owns_connection([os.getpid()], 1)
+    assert owns_connection([os.getpid()], client.port, proxy.port)
+    assert not owns_connection([os.getppid()], client.port, proxy.port)
+    assert not owns_connection([os.getpid()], client.port, 1)
 
 
 async def test_where_the_server_is_gone_connections_are_refused_until_it_is_back(
