@@ -8,8 +8,10 @@ from dataclasses import asdict
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import ApiError, bad_request, engine_dead, plain
 from dualmap.simulation.emulator.fields import read_json, whole_number
+from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.generator import Generator
-from dualmap.simulation.emulator.lies import Lie, LyingResponder, lie_at_once
+from dualmap.simulation.emulator.lies import Lie, LyingResponder, last_words, lie_at_once
+from dualmap.simulation.emulator.replies import StreamReply
 from dualmap.simulation.emulator.routes import Route, Routes, send
 
 
@@ -79,7 +81,9 @@ class Faults:
             self._fail_next -= 1
             raise _ANSWERS.get(self._answer) or plain(self._fail_status)
 
-    def lie_to(self, responder: Responder) -> Responder | None:
+    def lie_to(
+        self, responder: Responder, gen_request: GenerationRequest, stream: StreamReply | None = None
+    ) -> Responder | None:
         """The responder that the answer to a request for inference goes through; None if it was lied to already."""
         lie = self._lie
         if lie is None:
@@ -89,7 +93,7 @@ class Faults:
             return responder
         if lie_at_once(lie, responder, retry_after=self._retry_after):
             return None
-        return LyingResponder(responder, lie)
+        return LyingResponder(responder, lie, b"" if stream is None else last_words(lie, gen_request, stream))
 
     def gives_back_after(self) -> int | None:
         """Tokens after which this request is to be given back; None: it is not."""

@@ -92,8 +92,9 @@ class Inference:
             if after_tokens is not None:
                 limits = replace(limits, gives_back_after=after_tokens)
             gen_request, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
-            if (to := self._faults.lie_to(responder)) is not None:
-                self._generator.start(gen_request, reply, to, reply if flag(payload, "stream") else None)
+            stream = reply if flag(payload, "stream") else None
+            if (to := self._faults.lie_to(responder, gen_request, stream)) is not None:
+                self._generator.start(gen_request, reply, to, stream)
 
         return Route(handle, error_body)
 
@@ -109,7 +110,7 @@ class Inference:
             self._faults.fail_if_ordered()
             payload = read_json(request.body)
             gen_request, reply = read(payload, self._limits, self._stamp(request, payload))
-            if (to := self._faults.lie_to(responder)) is not None:
+            if (to := self._faults.lie_to(responder, gen_request)) is not None:
                 self._generator.start(gen_request, reply, to)
 
         return Route(handle)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
-import orjson
-
 from dualmap.simulation.emulator.connection import Responder
 from dualmap.simulation.emulator.errors import plain
+from dualmap.simulation.emulator.generation_request import GenerationRequest
+from dualmap.simulation.emulator.messages_api import MessageReply
+from dualmap.simulation.emulator.openai_replies import OpenAiReply
+from dualmap.simulation.emulator.replies import Ended, StreamReply, Usage
 
 
 class Lie(StrEnum):
@@ -33,13 +35,13 @@ class Lie(StrEnum):
     TRUNCATED = "truncated"
     """A stream ends after its first tokens as if it were whole; a whole answer is half of it."""
     ABORT = "abort"
-    """The answer ends with ``finish_reason: abort``."""
+    """The answer ends as one of an engine that shuts down, with ``finish_reason: abort``; a stream of responses, which
+    has no word for that, breaks off."""
 
 
 _STATUS: Final = {Lie.REDIRECT: 302, Lie.UNAUTHORIZED: 401, Lie.NOT_FOUND: 404, Lie.BUSY: 429}
 _FIELDS: Final = {Lie.REDIRECT: "location: http://127.0.0.1:9/\r\n"}
 _PAGE: Final = b"<!doctype html><html><body>It works!</body></html>"
-_ABORTED: Final = orjson.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
 _HONEST_WRITES: Final = 2
 
 
@@ -59,12 +61,24 @@ def lie_at_once(lie: Lie, responder: Responder, *, retry_after: str | None = Non
     return True
 
 
-class LyingResponder(Responder):
-    """Spoils the answer that goes through it."""
+def last_words(lie: Lie, gen_request: GenerationRequest, reply: StreamReply) -> bytes:
+    """The events by which a lie ends a stream of this reply, in the form of its API; none: the stream breaks off."""
+    if lie is Lie.ERROR_EVENT:
+        return reply.broken(plain(500))
+    if lie is Lie.ABORT and isinstance(reply, OpenAiReply | MessageReply):
+        ended = Ended(0, "abort")
+        ends = b"".join(reply.end(choice, 0, ended) for choice in range(len(gen_request.choices)))
+        return ends + reply.closing([ended] * len(gen_request.choices), Usage(gen_request.prompt_tokens, 0, 0))
+    return b""
 
-    def __init__(self, honest: Responder, lie: Lie) -> None:
+
+class LyingResponder(Responder):
+    """Spoils the answer that goes through it. ``words`` end a stream; see ``last_words``."""
+
+    def __init__(self, honest: Responder, lie: Lie, words: bytes = b"") -> None:
         self._honest = honest
         self._lie = lie
+        self._words = words
         self._writes = 0
         self._spoiled = False
 
@@ -119,12 +133,9 @@ class LyingResponder(Responder):
             return
         self._spoiled = True
         left = self.on_disconnect
-        if self._lie is Lie.BROKEN:
-            self._honest.cut()
-        elif self._lie is Lie.TRUNCATED:
-            self._honest.end_stream(b"")
+        if self._lie is Lie.TRUNCATED or self._words:
+            self._honest.end_stream(self._words)
         else:
-            event = plain(500).body() if self._lie is Lie.ERROR_EVENT else _ABORTED
-            self._honest.end_stream(b"data: " + event + b"\n\ndata: [DONE]\n\n")
+            self._honest.cut()
         if left is not None:  # not from within the step of the engine that wrote
             asyncio.get_running_loop().call_soon(left)

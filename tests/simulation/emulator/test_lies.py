@@ -76,3 +76,25 @@ async def test_a_busy_instance_may_say_when_to_come_back(http: httpx.AsyncClient
 
 async def test_an_unknown_lie_is_refused(http: httpx.AsyncClient) -> None:
     assert (await http.post("/emulator/lie", json={"lie": "white"})).status_code == 400
+
+
+@pytest.mark.parametrize("lie", ["error_event", "abort"])
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_a_lie_has_the_form_of_its_api(http: httpx.AsyncClient, path: str, lie: str) -> None:
+    await told(http, lie)
+    model = (await http.get("/v1/models")).json()["data"][0]["id"]
+    said = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+    if path == "/v1/responses":
+        said = {"input": "hello", "max_output_tokens": 8}
+    body = b""
+    try:
+        async with http.stream("POST", path, json={"model": model, "stream": True, **said}) as answer:
+            async for piece in answer.aiter_raw():
+                body += piece
+    except httpx.HTTPError:
+        assert path == "/v1/responses", "responses have no word for it, and break off"
+
+    assert body.startswith(b"event: ") and b"[DONE]" not in body
+    if path == "/v1/messages":
+        assert (b"event: error" in body) is (lie == "error_event")
+        assert (b"event: message_stop" in body) is (lie == "abort")
