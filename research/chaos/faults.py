@@ -22,8 +22,8 @@ from dualmap.research.chaos.fault_proxy import (
     RESET,
     NetworkFault,
 )
-from dualmap.research.chaos.local_fleet import ChaosError, Engine
-from dualmap.research.chaos.stage import Stage
+from dualmap.research.chaos.local_fleet import ChaosError, Engine, until_async
+from dualmap.research.chaos.stage import SHOWN_WITHIN_S, Stage
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.emulator.lies import Lie
 
@@ -432,7 +432,65 @@ async def drifted_counts(stage: Stage) -> None:
     )
 
 
+# --- certificates
+
+
+async def unusable_certificate(stage: Stage) -> None:
+    """The endpoint's renewed certificate has another one's key: the former one is shown on."""
+    certificates = stage.fleet.certificates
+    certificates.show(certificates.issued(), key=b"no key")
+    try:
+        await _certificate_problem(stage, "router.tls_key")
+        await stage.hold(2.0)
+    finally:
+        certificates.show(certificates.issued())
+
+
+async def expired_certificate(stage: Stage) -> None:
+    """The endpoint's certificate expires, and is renewed."""
+    certificates = stage.fleet.certificates
+    certificates.show(certificates.expired())
+    try:
+        await _certificate_problem(stage, "expired at")
+        await stage.hold(2.0)
+    finally:
+        certificates.show(certificates.issued())
+
+
+async def engine_refuses_certificate(stage: Stage) -> None:
+    """An engine demands a certificate of another authority."""
+    fleet, engine = stage.fleet, stage.any_engine()
+    await engine.proxy.exchange_tls(fleet.certificates.server(refuses=True))
+    try:
+        await stage.becomes(engine, InstanceState.DOWN)
+        await stage.hold(1.0)
+    finally:
+        await engine.proxy.exchange_tls(fleet.certificates.server())
+
+
+async def store_refuses_certificate(stage: Stage) -> None:
+    """The store demands a certificate of another authority."""
+    fleet = stage.fleet
+    async with stage.logged("the store is back"):
+        await fleet.store_proxy.exchange_tls(fleet.certificates.server(refuses=True))
+        try:
+            await stage.alone()
+            await stage.hold(2.0)
+        finally:
+            await fleet.store_proxy.exchange_tls(fleet.certificates.server())
+
+
 # --- what several have in common
+
+
+async def _certificate_problem(stage: Stage, words: str) -> None:
+    """Wait until every router reports a problem in these words."""
+    fleet = stage.fleet
+
+    async def reported() -> bool:
+        return all([words in await fleet.health_text(url) for url in fleet.ops_urls()])
+
+    await until_async(reported, f"routers report a certificate: {words}", SHOWN_WITHIN_S)
 
 
 async def _down_by_network(stage: Stage, fault: NetworkFault) -> None:

@@ -18,12 +18,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from dualmap.research.chaos.fault_proxy import HOST, Concerns, FaultProxy
 from dualmap.research.chaos.fleet_process import FleetProcess, unconfigured
 from dualmap.research.chaos.proc import owns_connection
 from dualmap.research.chaos.store_clock import StoreClock
+from dualmap.runtime.pool_settings import UpstreamSettings
+from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.errors import SimulationError
@@ -33,6 +35,9 @@ from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.settings import StoreSettings
+
+if TYPE_CHECKING:
+    from dualmap.research.chaos.certificates import FleetCertificates
 
 T = TypeVar("T")
 
@@ -66,8 +71,8 @@ class FleetPlan:
     engines: int = ENGINES
     replicas: int = REPLICAS
     workers: int = WORKERS
-    options: tuple[str, ...] = ()
-    """Further options of ``dualmap up``."""
+    tls: bool = False
+    """Endpoint, engines and store speak TLS, the latter two to clients with a certificate alone."""
 
     @property
     def pool(self) -> str:
@@ -77,9 +82,11 @@ class FleetPlan:
 class Engine:
     """One emulated instance in a process of its own, behind a proxy. Its port stays the same over restarts."""
 
-    def __init__(self, name: str, plan: FleetPlan, config: Path, log: Path, parent_pipe: int) -> None:
+    def __init__(
+        self, name: str, plan: FleetPlan, config: Path, log: Path, parent_pipe: int, proxy: FaultProxy
+    ) -> None:
         self.name = name
-        self.proxy = FaultProxy(0)
+        self.proxy = proxy
         self._plan = plan
         self._config = config
         self._log = log
@@ -90,7 +97,7 @@ class Engine:
     @property
     def url(self) -> str:
         """The URL that the fleet knows it by: the proxy's."""
-        return f"http://{HOST}:{self.proxy.port}"
+        return f"http{'s' if self._plan.tls else ''}://{HOST}:{self.proxy.port}"
 
     @property
     def own_url(self) -> str:
@@ -181,8 +188,8 @@ class FleetView:
     counts: dict[str, int] = field(default_factory=dict)
     """Sums over all instances of counts that are not zero."""
     store_states: dict[str, str] = field(default_factory=dict)
-    """What each router says of the store, by name: ``ok``, ``local`` …, or ``away`` for a router that does not
-    answer."""
+    """What each router says of the store, by name: ``ok``, ``local`` …; or ``away`` for a router that does not answer,
+    and ``certificates`` for one that cannot use its own."""
 
     @property
     def ready(self) -> int:
@@ -205,6 +212,8 @@ class LocalFleet:
         self.store_proxy = FaultProxy(0)
         self.engines: list[Engine] = []
         self.up: FleetProcess
+        self.certificates: FleetCertificates
+        """Of a fleet that speaks TLS."""
         self._pipe: tuple[int, int] = (0, 0)
         self._store: Store | None = None
 
@@ -221,15 +230,22 @@ class LocalFleet:
         await self._close()
 
     async def _start(self) -> None:
-        config = self.directory / "chaos.yaml"
+        config, settings, tls, trusted = self.directory / "chaos.yaml", {**self.plan.config}, None, {}
+        if self.plan.tls:
+            self.certificates = certificates = _certificates(self.directory)
+            settings |= {name: {**settings[name], **files} for name, files in certificates.settings().items()}
+            tls, trusted = certificates.server(), {"SSL_CERT_FILE": str(certificates.authority)}
         config.touch(mode=0o600)
-        config.write_text(json.dumps(self.plan.config), encoding="utf-8")
+        config.write_text(json.dumps(settings), encoding="utf-8")
         await self.store_clock.build()
         await self.start_store()
-        self.store_proxy.target_port = self._store_port
+        self.store_proxy = FaultProxy(self._store_port, tls=tls)
         await self.store_proxy.start()
+        store_url = f"redis://{HOST}:{self.store_proxy.port}/0"
+        if self.plan.tls:
+            store_url = f"rediss://{HOST}:{self.store_proxy.port}/0{self.certificates.store_options()}"
         self.engines = [
-            Engine(name, self.plan, config, self.directory / f"{name}.log", self._pipe[0])
+            Engine(name, self.plan, config, self.directory / f"{name}.log", self._pipe[0], FaultProxy(0, tls=tls))
             for name in (f"instance-{number}" for number in range(1, self.plan.engines + 1))
         ]
         await asyncio.gather(*(engine.start() for engine in self.engines))
@@ -238,9 +254,9 @@ class LocalFleet:
             self.directory,
             ("--config", str(config), "--port", "0", "--replicas", str(self.plan.replicas),
              "--workers", str(self.plan.workers), "--model", self.plan.model,
-             "--store.url", f"redis://{HOST}:{self.store_proxy.port}/0",
-             "--ready-within-s", str(int(READY_WITHIN_S)), *urls, *self.plan.options),
-            {self.plan.parent_pipe: str(self._pipe[0])},
+             "--store.url", store_url,
+             "--ready-within-s", str(int(READY_WITHIN_S)), *urls),
+            {self.plan.parent_pipe: str(self._pipe[0]), **trusted},
             (self._pipe[0],),
         )  # fmt: skip
         await until(lambda: self.up.is_ready, "the fleet is ready", READY_WITHIN_S)
@@ -290,6 +306,11 @@ class LocalFleet:
 
     # --- looking
 
+    def client(self) -> HttpClient:
+        """A client of the fleet's endpoint, to be closed."""
+        upstream = UpstreamSettings(ca_file=self.certificates.authority) if self.plan.tls else None
+        return HttpClient(self.up.endpoint, trust=InstanceTrust(upstream))
+
     async def snapshot(self) -> PoolSnapshot:
         """The pool as the store has it, past the proxy. Raises StoreError."""
         if self._store is None:
@@ -328,14 +349,22 @@ class LocalFleet:
         return urls
 
     async def _store_state(self, ops_url: str) -> str:
+        try:
+            report = json.loads(await self.health_text(ops_url))
+            if any(state["problem"] for state in report.get("certificates", {}).values()):
+                return "certificates"
+            return str(report["pools"][self.plan.pool]["store"]) if report["status"] != "starting" else "starting"
+        except (ValueError, KeyError):
+            return "away"
+
+    async def health_text(self, ops_url: str) -> str:
+        """What a router says of its health; empty where it says nothing."""
         client = HttpClient(ops_url, connect_timeout_s=1.0)
         try:
             async with asyncio.timeout(1.0):
-                _, body = await client.read("/health")
-            report = json.loads(body)
-            return str(report["pools"][self.plan.pool]["store"]) if report["status"] != "starting" else "starting"
-        except (HttpClientError, TimeoutError, ValueError, KeyError):
-            return "away"
+                return (await client.read("/health"))[1].decode()
+        except (HttpClientError, TimeoutError):
+            return ""
         finally:
             client.close()
 
@@ -385,6 +414,14 @@ class LocalFleet:
     def logs(self, pattern: str = "*.log") -> str:
         """The logs of routers and workers."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.up.directory.glob(pattern)))
+
+
+def _certificates(directory: Path) -> FleetCertificates:
+    try:
+        from dualmap.research.chaos.certificates import FleetCertificates
+    except ImportError as error:
+        raise ChaosError("faults of certificates need trustme: install the project's test extra") from error
+    return FleetCertificates(directory)
 
 
 def _stopped(up: FleetProcess) -> None:

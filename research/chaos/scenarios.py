@@ -81,6 +81,22 @@ _ALL = (
     Scenario("counts-drift", "Counts in the store drift", faults.drifted_counts, drifts=True),
     Scenario("store-garbage", "", faults.spoiled_store),
     Scenario("store-throttled", "", faults.store_behind(NetworkFault(bytes_per_s=500))),
+    # Certificates
+    Scenario("certificate-unusable", "A renewed certificate cannot be used", faults.unusable_certificate, tls=True),
+    Scenario("certificate-expired", "A certificate expires", faults.expired_certificate, CONNECTIONS, tls=True),
+    Scenario(
+        "engine-refuses-certificate",
+        "An instance refuses the client certificate",
+        faults.engine_refuses_certificate,
+        HALF_ANSWERS,
+        tls=True,
+    ),
+    Scenario(
+        "store-refuses-certificate",
+        "The store refuses the client certificate",
+        faults.store_refuses_certificate,
+        tls=True,
+    ),
     # Instances that lie
     *(
         Scenario(f"lie-{lie.replace('_', '-')}", "", faults.lying_engine(lie), _SPOILING.get(lie, NOTHING))
@@ -89,7 +105,6 @@ _ALL = (
 )
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _ALL}
-SOAKED: Final = tuple(
-    name for name in SCENARIOS if name not in ("version-beside", "counts-drift", "store-damaged", "deadly-prompt")
-)
+_NOT_SOAKED = ("version-beside", "counts-drift", "store-damaged", "store-evicted", "deadly-prompt")
+SOAKED: Final = tuple(name for name, scenario in SCENARIOS.items() if not scenario.tls and name not in _NOT_SOAKED)
 """Scenarios that a soak draws from."""

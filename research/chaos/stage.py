@@ -15,7 +15,7 @@ from dualmap.research.chaos.checker import Outcome, RightAnswers
 from dualmap.research.chaos.local_fleet import ChaosError, Engine, FleetView, LocalFleet, until, until_async
 from dualmap.research.chaos.traffic import Tally, Traffic, TrafficPlan
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.simulation.http_client import HttpClient, HttpClientError
+from dualmap.simulation.http_client import HttpClientError
 
 SHOWN_WITHIN_S = 40.0
 """Within this time a fault shows as the documents say."""
@@ -38,6 +38,7 @@ class Scenario:
         fault: brings the fault about, waits until it shows, ends it, and returns; ends it too where it fails.
         allowed: outcomes of requests other than right answers. Neither wrong nor stuck ones ever are.
         drifts: the leader may find that counts have drifted, and repair them.
+        tls: it needs a fleet that speaks TLS.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Scenario:
     fault: Callable[[Stage], Awaitable[None]]
     allowed: frozenset[Outcome] = frozenset()
     drifts: bool = False
+    tls: bool = False
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class Stage:
 
     async def admin(self, method: str, path: str) -> int:
         """The status of an answer of the routers' ``/admin``. Raises HttpClientError."""
-        client = HttpClient(self.fleet.up.endpoint)
+        client = self.fleet.client()
         try:
             return (await client.request(method, f"/admin/{path}")).status
         finally:
@@ -129,7 +131,7 @@ class Stage:
 
     async def ask(self, body: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
         """Status and body of a completion that is not streamed, over a connection of its own; None: it was lost."""
-        pieces, client = bytearray(), HttpClient(self.fleet.up.endpoint)
+        pieces, client = bytearray(), self.fleet.client()
         try:
             asked = json.dumps({"model": self.fleet.plan.model, **body}).encode()
             async with asyncio.timeout(self._plan.client_waits_s):
@@ -192,7 +194,7 @@ class Stage:
 
     def traffic(self, seed: int) -> Traffic:
         """Requests to this fleet; not yet running."""
-        return Traffic(self.fleet.up.endpoint, self.fleet.plan.model, self.right, self._plan, seed)
+        return Traffic(self.fleet.client(), self.fleet.plan.model, self.right, self._plan, seed)
 
     async def _probe(self, traffic: Traffic, result: Result) -> None:
         for _ in range(_PROBES):

@@ -74,15 +74,16 @@ class Traffic:
     """An open loop of requests to one endpoint. Every request's prompt is its own, and so is its answer's text.
 
     Args:
+        client: of the endpoint; it is closed with the traffic.
         model: the name that requests carry.
     """
 
-    def __init__(self, endpoint: str, model: str, right: RightAnswers, plan: TrafficPlan, seed: int) -> None:
+    def __init__(self, client: HttpClient, model: str, right: RightAnswers, plan: TrafficPlan, seed: int) -> None:
         self.tally = Tally()
         """Of the requests that ended since it was last exchanged; see ``counted``."""
         self.rights = 0
         """Right answers since the beginning."""
-        self._client = HttpClient(endpoint)
+        self._client = client
         self._model = model
         self._right = right
         self._plan = plan

@@ -9,7 +9,9 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,17 +78,37 @@ async def _run(
         config, parent_pipe, emulator.served_model, arguments.engines, arguments.replicas, arguments.workers
     )
     traffic = TrafficPlan(rate_per_s=arguments.rate, client_waits_s=arguments.client_waits_s)
-    with tempfile.TemporaryDirectory(prefix="dualmap-chaos-") as temporary:
-        directory = arguments.keep or Path(temporary)
-        directory.mkdir(parents=True, exist_ok=True)
-        async with LocalFleet(plan, directory) as fleet:
-            stage = Stage(fleet, RightAnswers(emulator), traffic, random.Random(arguments.seed))
-            if arguments.soak is not None:
-                return await _soak(stage, names, SoakPlan(arguments.soak, arguments.every_s))
-            return await _play(stage, names)
+    rng, right = random.Random(arguments.seed), RightAnswers(emulator)
+
+    @asynccontextmanager
+    async def stage(*, tls: bool) -> AsyncIterator[Stage]:
+        with tempfile.TemporaryDirectory(prefix="dualmap-chaos-") as temporary:
+            directory = (arguments.keep or Path(temporary)) / ("tls" if tls else "plain")
+            directory.mkdir(parents=True, exist_ok=True)
+            async with LocalFleet(replace(plan, tls=tls), directory) as fleet:
+                yield Stage(fleet, right, traffic, rng)
+
+    if arguments.soak is None:
+        return await _play(stage, names)
+    if secured := [name for name in names if SCENARIOS[name].tls]:
+        raise OptionError(f"a soak has no TLS, which {', '.join(secured)} needs")
+    async with stage(tls=False) as one:
+        return await _soak(one, names, SoakPlan(arguments.soak, arguments.every_s))
 
 
-async def _play(stage: Stage, names: Sequence[str]) -> int:
+async def _play(stage: Callable[..., AbstractAsyncContextManager[Stage]], names: Sequence[str]) -> int:
+    results: list[Result] = []
+    for tls in (False, True):
+        with_tls = [name for name in names if SCENARIOS[name].tls is tls]
+        if with_tls:
+            async with stage(tls=tls) as one:
+                results += await _play_all(one, with_tls)
+    _show(results_table(results))
+    return 1 if len(results) < len(names) or any(result.problems for result in results) else 0
+
+
+async def _play_all(stage: Stage, names: Sequence[str]) -> list[Result]:
+    """The results of scenarios on one fleet; it ends early where that does not become whole."""
     results: list[Result] = []
     for name in names:
         _say(f"{name} …")
@@ -96,8 +118,7 @@ async def _play(stage: Stage, names: Sequence[str]) -> int:
         if result.recovery_s is None:
             _say(f"the fleet is not whole after {name}: what follows is not run")
             break
-    _show(results_table(results))
-    return 1 if len(results) < len(names) or any(result.problems for result in results) else 0
+    return results
 
 
 async def _soak(stage: Stage, names: Sequence[str], plan: SoakPlan) -> int:
