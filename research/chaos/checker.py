@@ -29,6 +29,7 @@ _READERS: Mapping[Api, Callable[[Mapping[str, Any], Limits, Stamp], tuple[Genera
     Api.RESPONSES: read_response,
 }
 _SHOWN_CHARS = 60
+_NOT_CONTINUED = {"tools", "response_format"}
 
 
 class Outcome(StrEnum):
@@ -41,7 +42,10 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """An error instead of an answer, in the form of the API."""
     CUT = "cut"
-    """The right beginning of a stream, and then an error event, or the engine's own abort."""
+    """The right beginning of a stream, and then an error event, or the engine's own abort; no other instance could have
+    gone on with it."""
+    BROKEN = "broken"
+    """The same of a stream with which another instance could have gone on."""
     LOST = "lost"
     """The connection ended before the answer was complete, and no error said so."""
     STUCK = "stuck"
@@ -70,6 +74,12 @@ class Question:
     @property
     def streams(self) -> bool:
         return bool(self.body.get("stream"))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another instance could go on with its stream: one answer, without a grammar or a tool."""
+        body = self.body
+        return self.api is not Api.RESPONSES and body.get("n", 1) == 1 and not body.keys() & _NOT_CONTINUED
 
 
 class RightAnswers:
@@ -117,10 +127,14 @@ def _judge_lost(question: Question, body: bytes) -> Verdict:
     if (wrong := _beginning_problem(question.right, answer)) is not None:
         return Verdict(Outcome.WRONG, wrong)
     if answer.error is not None:
-        return Verdict(Outcome.CUT, answer.error)
+        return _cut(question, answer.error)
     if answer.complete:
         return Verdict(Outcome.WRONG, "the stream is complete, and the response has no end")
     return Verdict(Outcome.LOST, f"the connection ended after {len(body)} bytes of a stream, without an error event")
+
+
+def _cut(question: Question, why: str) -> Verdict:
+    return Verdict(Outcome.BROKEN if question.streams and question.can_go_on else Outcome.CUT, why)
 
 
 def _judge_error(status: int, body: bytes) -> Verdict:
@@ -135,7 +149,7 @@ def _judge_answer(question: Question, answer: Answer) -> Verdict:
     right = question.right
     if answer.error is not None:
         wrong = _beginning_problem(right, answer)
-        return Verdict(Outcome.CUT, answer.error) if wrong is None else Verdict(Outcome.WRONG, wrong)
+        return _cut(question, answer.error) if wrong is None else Verdict(Outcome.WRONG, wrong)
     if not answer.complete:
         return Verdict(Outcome.WRONG, "the stream ends without the end of its API, and without an error")
     if (wrong := _problem(right, answer)) is not None:

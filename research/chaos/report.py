@@ -8,7 +8,16 @@ from dualmap.research.chaos.checker import Outcome
 from dualmap.research.chaos.stage import Result, Scenario
 from dualmap.research.table import ABSENT, Cell, Table
 
-_OUTCOMES = (Outcome.RIGHT, Outcome.WRONG, Outcome.REFUSED, Outcome.CUT, Outcome.LOST, Outcome.STUCK, Outcome.LEFT)
+_OUTCOMES = (
+    Outcome.RIGHT,
+    Outcome.WRONG,
+    Outcome.REFUSED,
+    Outcome.CUT,
+    Outcome.BROKEN,
+    Outcome.LOST,
+    Outcome.STUCK,
+    Outcome.LEFT,
+)
 COLUMNS = ("scenario", "requests", *_OUTCOMES, "longest gap s", "recovery s", "books", "passed")
 _WHYS_SHOWN = 3
 

@@ -16,13 +16,13 @@ from dualmap.research.chaos.stage import Scenario
 from dualmap.simulation.emulator.lies import Lie
 
 NOTHING: Final = frozenset[Outcome]()
-BEGUN_STREAMS: Final = frozenset({Outcome.CUT})
+BEGUN_STREAMS: Final = frozenset({Outcome.CUT, Outcome.BROKEN})
 """Streams that an engine began may end with an error event."""
-HALF_ANSWERS: Final = frozenset({Outcome.CUT, Outcome.LOST})
+HALF_ANSWERS: Final = BEGUN_STREAMS | {Outcome.LOST}
 """So may they, and a whole answer of which half was passed on may end there."""
 CONNECTIONS: Final = frozenset({Outcome.LOST})
 """Connections to a router may end."""
-OUTAGE: Final = frozenset({Outcome.CUT, Outcome.REFUSED})
+OUTAGE: Final = frozenset({Outcome.CUT, Outcome.BROKEN, Outcome.REFUSED})
 """No instance is there: requests may be refused as well."""
 
 _GONE = "An engine is stopped, or its machine is gone"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualmap.research.chaos.proc import open_files, resident_mib
-from dualmap.research.chaos.stage import Result, Scenario, Stage
+from dualmap.research.chaos.stage import Result, Scenario, Stage, books
 from dualmap.research.table import Cell, Table
 
 WARM_UP_S = 20.0
@@ -66,7 +66,7 @@ async def soak(stage: Stage, scenarios: Sequence[Scenario], plan: SoakPlan, say:
         await stage.hold(WARM_UP_S)
         outcome.before = _holdings(stage)
         while time.monotonic() < end_s:
-            began_s, result = time.monotonic(), Result(stage.rng.choice(scenarios), books="at the end")
+            began_s, result = time.monotonic(), Result(stage.rng.choice(scenarios))
             outcome.results.append(result)
             with traffic.counted() as result.tally:
                 await stage.suffer(result)
@@ -88,8 +88,11 @@ async def soak(stage: Stage, scenarios: Sequence[Scenario], plan: SoakPlan, say:
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         traffic.close()
-    if left := await stage.left_over():
-        outcome.problems.append("left over: " + ", ".join(f"{name} {count}" for name, count in left.items()))
+    left = await stage.left_over()
+    for result in outcome.results:
+        result.books = books(left)
+    if left:
+        outcome.problems.append(f"left over: {books(left)}")
     if stage.drifted():
         outcome.problems.append("counts had drifted, and were repaired")
     await stage.hold(5.0)  # connections that nobody needs any more

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -161,7 +161,7 @@ class Stage:
                 traffic.close()
         self.judge(result)
         left = await self.left_over()
-        result.books = "exact" if not left else ", ".join(f"{name} {count}" for name, count in left.items())
+        result.books = books(left)
         if left:
             result.problems.append(f"left over: {result.books}")
         if self.drifted() and not scenario.drifts:
@@ -235,3 +235,8 @@ class Stage:
                 if said[name]:
                     left[f"engines {name}"] = left.get(f"engines {name}", 0) + said[name]
         return left
+
+
+def books(left: Mapping[str, int]) -> str:
+    """What is left over, in words."""
+    return ", ".join(f"{name} {count}" for name, count in left.items()) or "exact"

@@ -141,8 +141,8 @@ async def test_a_right_beginning_with_an_error_event_is_cut(instance: HttpClient
     error = b'data: {"error": {"message": "the engine died", "code": 500}}'
     beginning = joined(events[:4])
 
-    assert judge(asked, 200, beginning + error + b"\n\n").outcome is Outcome.CUT
-    assert judge(asked, None, beginning + error + b"\n\n").outcome is Outcome.CUT
+    assert judge(asked, 200, beginning + error + b"\n\n").outcome is Outcome.BROKEN
+    assert judge(asked, None, beginning + error + b"\n\n").outcome is Outcome.BROKEN
     assert judge(asked, None, beginning).outcome is Outcome.LOST
     wrong = beginning.replace(b"l", b"r")
     assert judge(asked, 200, wrong + error + b"\n\n").outcome is Outcome.WRONG
@@ -156,7 +156,7 @@ async def test_an_answer_that_the_engine_aborted_is_cut(instance: HttpClient) ->
 
     verdict = judge(asked, 200, joined(events))
 
-    assert verdict.outcome is Outcome.CUT
+    assert verdict.outcome is Outcome.BROKEN
 
 
 def test_an_error_of_the_api_is_a_refusal_and_anything_else_is_wrong() -> None:
@@ -174,3 +174,10 @@ def test_a_comment_in_a_stream_is_no_event() -> None:
     asked = question(*BODIES["completions"])
 
     assert judge(asked, None, b": the stream goes on at another instance\n\n").outcome is Outcome.LOST
+
+
+async def test_a_stream_that_nobody_could_continue_is_cut_and_not_broken(instance: HttpClient) -> None:
+    error = b'data: {"error": {"message": "the engine died", "code": 500}}'
+    for form in ("chat, n", "chat, JSON", "chat, tool", "messages, tool", "responses"):
+        asked, events = await streamed(instance, form)
+        assert judge(asked, 200, joined([events[0], error])).outcome is Outcome.CUT, form
