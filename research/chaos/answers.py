@@ -86,7 +86,7 @@ def read_whole(api: Api, body: bytes) -> Answer:
             _take_anthropic_usage(answer, said["usage"])
         case Api.RESPONSES:
             _take_response(answer, said)
-    _note_abort(answer)
+    _note_abort(answer, api)
     return answer
 
 
@@ -110,7 +110,7 @@ class StreamReader:
             for data in _data_of(piece):
                 self._take(data)
         if self.answer.complete:
-            _note_abort(self.answer)
+            _note_abort(self.answer, self._api)
         return self.answer
 
     def _take(self, data: bytes) -> None:
@@ -204,9 +204,10 @@ class StreamReader:
 _INCOMPLETE: Final = {"incomplete": "length", "completed": "stop", "cancelled": "abort"}
 
 
-def _note_abort(answer: Answer) -> None:
+def _note_abort(answer: Answer, api: Api) -> None:
     """An engine that shuts down ends its answers where they stand. Messages have no word for that but null."""
-    if answer.error is None and any(choice.finish_reason in (None, "abort") for choice in answer.choices.values()):
+    word = None if api is Api.MESSAGES else "abort"
+    if answer.error is None and any(choice.finish_reason == word for choice in answer.choices.values()):
         answer.error = "the engine aborted it"
 
 

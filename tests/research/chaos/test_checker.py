@@ -181,3 +181,11 @@ async def test_a_stream_that_nobody_could_continue_is_cut_and_not_broken(instanc
     for form in ("chat, n", "chat, JSON", "chat, tool", "messages, tool", "responses"):
         asked, events = await streamed(instance, form)
         assert judge(asked, 200, joined([events[0], error])).outcome is Outcome.CUT, form
+
+
+@pytest.mark.parametrize("form", ["chat", "completions"])
+async def test_a_stream_without_a_reason_for_its_end_is_wrong(instance: HttpClient, form: str) -> None:
+    asked, events = await streamed(instance, form)
+    events[-2] = events[-2].replace(b'"finish_reason":"length"', b'"finish_reason":null')
+
+    assert judge(asked, 200, joined(events)).outcome is Outcome.WRONG
