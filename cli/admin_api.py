@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import socket
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -48,7 +50,7 @@ class AdminApi:
     def __init__(self, arguments: argparse.Namespace, settings: Settings) -> None:
         self._base_url = (arguments.url or operation(settings)).rstrip("/").removesuffix("/v1")
         self._pool = arguments.pool
-        self._key = settings.router.admin_key.get_secret_value() if settings.router.admin_key else None
+        self._key = settings.router.own_admin_key
 
     def call(
         self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
@@ -77,11 +79,17 @@ class AdminApi:
             body=body,
             key=self._key,
             timeout_s=_TIMEOUT_S,
+            fields={"x-dualmap-by": whoever_runs_this()},
         )
         if answer.status == 0:
             reason = answer.body.decode(errors="replace")
             raise CommandError(f"no router answers at {self._base_url} ({reason}); name one with --url")
         return answer
+
+
+def whoever_runs_this() -> str:
+    """The user and the machine, for the logs of changes."""
+    return f"{getpass.getuser()}@{socket.gethostname()}".encode("ascii", "replace").decode()
 
 
 def refuse_errors(answer: HttpReply) -> None:

@@ -37,12 +37,13 @@ def fetch(
     key: str | None = None,
     timeout_s: float,
     tls: ssl.SSLContext | None = None,
+    fields: Mapping[str, str] | None = None,
 ) -> HttpReply:
     """One request; every HTTP status is an answer, and so is no answer. ``tls``: where more is trusted than the system
-    does."""
+    does. ``fields`` are further ones of its head."""
     if "@" in url.partition("://")[2].partition("/")[0]:
         return HttpReply(0, b"a user and a password in a URL are not used")
-    headers = {"accept": "*/*"}
+    headers = {"accept": "*/*", **(fields or {})}
     if body is not None:
         headers["content-type"] = "application/json"
     if key:

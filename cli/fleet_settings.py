@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
-import socket
 from datetime import UTC, datetime
 from typing import Any
 
@@ -53,8 +51,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 
 def _change(api: AdminApi, changes: dict[str, Any]) -> dict[str, Any]:
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    changed: dict[str, Any] = api.call("PATCH", "/settings", {"changes": changes, "by": by})["changed"]
+    changed: dict[str, Any] = api.call("PATCH", "/settings", {"changes": changes})["changed"]
     return changed
 
 

@@ -71,6 +71,18 @@ COMMANDS = {
         "dualmap.cli.instances",
         ("list", "add npu-2 http://10.0.0.12:8000 --config fleet.yaml", "drain npu-0", "remove npu-0 --timeout-s 600"),
     ),
+    "tenants": Command(
+        "make, change or list teams that share a fleet, their keys and limits",
+        "dualmap.cli.tenants",
+        (
+            "list",
+            "create acme requests_per_minute=600 models=qwen-7b --key ci",
+            "set acme requests_per_minute=none tokens_per_day=50_000_000",
+            "rotate acme ci --keep-old-s 3600",
+            "revoke acme ci",
+            "audit acme",
+        ),
+    ),
     "inspect": Command(
         "look into the shared state",
         "dualmap.cli.inspect",

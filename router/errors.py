@@ -66,6 +66,12 @@ class CertificateRequiredError(RouterError):
     status, type, code = 403, "permission_error", "client_certificate_required"
 
 
+class ReadOnlyError(RouterError):
+    """The administrator may only look, and this would be a change."""
+
+    status, type, code = 403, "permission_error", "read_only"
+
+
 class NotFoundError(RouterError):
     status, type, code = 404, "invalid_request_error", "not_found"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from dualmap.runtime.certificates import ServerFiles, server_files
 from dualmap.runtime.pool_settings import ApiKey, BaseUrl
+from dualmap.runtime.tenant_settings import Name
 
 CUT_OFF_S = 3.0
 """Beyond the drain timeout, for clients to read the error that cut their request off."""
@@ -51,6 +53,32 @@ CertificateUse = Literal["connections", "inference", "admin"]
 Level = Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")]
 
 
+class AdminSettings(BaseModel):
+    """One administrator."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name = Field(description="name of the administrator in logs; never the key itself")
+    key: ApiKey | None = Field(None, description="the key")
+    sha256: str | None = Field(
+        None, pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the key, in hexadecimal, in place of the key"
+    )
+    role: Literal["admin", "reader"] = Field("admin", description="admin: may change everything; reader: only look")
+
+    @model_validator(mode="after")
+    def _has_a_key(self) -> Self:
+        if (self.key is None) == (self.sha256 is None):
+            raise ValueError(f"administrator {self.name!r} needs either key or sha256")
+        return self
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of the key."""
+        if self.key is None:
+            return bytes.fromhex(self.sha256 or "")
+        return hashlib.sha256(self.key.get_secret_value().encode()).digest()
+
+
 class RouterSettings(BaseModel):
     """How a replica listens, what it accepts, how long it waits. Replicas may differ in all of it."""
 
@@ -79,7 +107,11 @@ class RouterSettings(BaseModel):
 
     # keys ----------------------------------------------------------------------------------------------------
     api_keys: tuple[ApiKey, ...] = Field((), description="inference needs one of these keys when any is set")
-    admin_key: ApiKey | None = Field(None, description="/admin needs this key when it is set")
+    needs_key: bool = Field(
+        False, description="inference needs a key even while none is known: for fleets whose tenants are in the store"
+    )
+    admin_key: ApiKey | None = Field(None, description="/admin needs this key, or one of admins, when any is set")
+    admins: tuple[AdminSettings, ...] = Field((), description="administrators with keys of their own")
     upstream_api_key: ApiKey | None = Field(
         None, description="key that the instances require; replaces the client's authorization"
     )
@@ -220,6 +252,30 @@ class RouterSettings(BaseModel):
                 "max_buffered_body_bytes must not be below max_body_bytes: such a body would never be accepted"
             )
         return self
+
+    @model_validator(mode="after")
+    def _admins_are_told_apart(self) -> Self:
+        for what, differing in (
+            ("name", {each.name for each in self.admins}),
+            ("key", {each.digest for each in self.admins}),
+        ):
+            if len(differing) < len(self.admins):
+                raise ValueError(f"two of admins have one {what}")
+        return self
+
+    @property
+    def admin_is_open(self) -> bool:
+        """Whether administration needs no key."""
+        return self.admin_key is None and not self.admins
+
+    @property
+    def own_admin_key(self) -> str | None:
+        """A key that replicas and commands use themselves, if possible of one who may change things; None where hashes
+        alone are known."""
+        if self.admin_key is not None:
+            return self.admin_key.get_secret_value()
+        known = sorted((each for each in self.admins if each.key is not None), key=lambda each: each.role)
+        return known[0].key.get_secret_value() if known and known[0].key is not None else None
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

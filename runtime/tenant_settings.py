@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
@@ -90,13 +91,11 @@ class TenantKeySettings(BaseModel):
         return hashlib.sha256(self.key.get_secret_value().encode()).hexdigest()
 
 
-class TenantSettings(BaseModel):
-    """One tenant."""
+class TenantFields(BaseModel):
+    """What a tenant may use, wherever it was made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Name = Field(description="name of the tenant: letters, digits, '_', '-' and '.'")
-    keys: tuple[TenantKeySettings, ...] = Field((), description="keys that its clients send, as they send API keys")
     limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
     model_limits: dict[str, LimitSettings] = Field({}, description="limits for single models, by the name that is sent")
     models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")
@@ -107,6 +106,30 @@ class TenantSettings(BaseModel):
         False, description="share the KV caches of those without a tenant, whatever router.tenant_cache_secret says"
     )
 
+    def tenant_named(self, name: str, limits_of_keys: Mapping[str, LimitSettings]) -> Tenant:
+        """The tenant as requests are judged by it."""
+        limits = self.limits.limits()
+        for key, settings in limits_of_keys.items():
+            limits += settings.limits(f"key:{key}")
+        for model, settings in self.model_limits.items():
+            limits += settings.limits(f"model:{model}")
+        return Tenant(
+            name,
+            limits,
+            frozenset(self.models),
+            frozenset(self.pools),
+            self.priority_class or "",
+            self.weight,
+            self.shares_cache,
+        )
+
+
+class TenantSettings(TenantFields):
+    """One tenant of the settings."""
+
+    name: Name = Field(description="name of the tenant: letters, digits, '_', '-' and '.'")
+    keys: tuple[TenantKeySettings, ...] = Field((), description="keys that its clients send, as they send API keys")
+
     @model_validator(mode="after")
     def _keys_are_unique(self) -> Self:
         names = [key.name for key in self.keys]
@@ -116,17 +139,4 @@ class TenantSettings(BaseModel):
 
     def tenant(self) -> Tenant:
         """The tenant as requests are judged by it."""
-        limits = self.limits.limits()
-        for key in self.keys:
-            limits += key.limits.limits(f"key:{key.name}")
-        for model, settings in self.model_limits.items():
-            limits += settings.limits(f"model:{model}")
-        return Tenant(
-            self.name,
-            limits,
-            frozenset(self.models),
-            frozenset(self.pools),
-            self.priority_class or "",
-            self.weight,
-            self.shares_cache,
-        )
+        return self.tenant_named(self.name, {key.name: key.limits for key in self.keys})

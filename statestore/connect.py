@@ -15,6 +15,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.tenant_book import TenantBook
 from dualmap.statestore.url import parse_store_url
 
 
@@ -24,6 +25,10 @@ class Store(Protocol):
     @property
     def certificates(self) -> tuple[FollowedFiles[Any], ...]:
         """Those of its connections, for reports."""
+
+    @property
+    def tenants(self) -> TenantBook:
+        """The tenants of all pools."""
 
     async def open(self) -> None: ...
 

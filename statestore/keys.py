@@ -73,6 +73,17 @@ class PoolKeys:
         """Common beginning of the pool's keys: the one key that scripts are given."""
 
 
+class FleetKeys(PoolKeys):
+    """The keys that are of no single pool. They lie as those of a pool of this name would, which has none of them."""
+
+    tenants = _Key("tenants")
+    tenants_meta = _Key("tenants:meta")
+    tenants_history = _Key("tenants:history")
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix, "fleet")
+
+
 KEY_NAMES: Final[Mapping[str, str]] = {
     name: each.text for name, each in vars(PoolKeys).items() if isinstance(each, _Key)
 }

@@ -26,6 +26,7 @@ from dualmap.statestore.pool.queues import Queues
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.stored_responses import StoredResponses
 from dualmap.statestore.pool.usage import UsageBooks
+from dualmap.statestore.tenants.tenant_book import TenantBook
 
 
 class RequestPort(Protocol):
@@ -110,6 +111,10 @@ class ReplicaStore(Protocol):
     @property
     def certificates(self) -> tuple[FollowedFiles[Any], ...]:
         """Those of its connections, for reports."""
+
+    @property
+    def tenants(self) -> TenantBook:
+        """The tenants of all pools."""
 
     async def open(self) -> None: ...
 

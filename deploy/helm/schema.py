@@ -40,6 +40,7 @@ CHOICES = {
 }
 SECRETS = {
     "StoreSettings": ["url"],
+    "AdminSettings": ["key"],
     "RouterSettings": ["admin_key", "api_keys", "upstream_api_key"],
     "WorkerSettings": ["upstream_api_key"],
     "AutoscaleSettings": ["webhook_secret"],

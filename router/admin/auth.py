@@ -1,30 +1,72 @@
-"""Keys of the operation API."""
+"""Keys of the operation API, and who has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-from fastapi import Request
-from pydantic import SecretStr
+from fastapi import Depends, Request
 
-from dualmap.router.tenants.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
+from dualmap.router.errors import InvalidApiKeyError, ReadOnlyError
+from dualmap.router.settings import RouterSettings
+from dualmap.router.tenants.api_keys import presented_key
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.scheduling.tenants.tenant import Caller
+
+REFUSAL: Final = "send the admin key as 'Authorization: Bearer KEY'"
+SAID_BY: Final = "x-dualmap-by"
+"""The field in which a command says who runs it: that counts where the key does not say it."""
+_READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LONGEST_NAME: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """Who calls the operation API."""
+
+    name: str
+    """By the settings; empty where no key is needed, and of ``router.admin_key``, which anyone may have."""
+    role: str = "admin"
+
+
+def admin_finder(settings: RouterSettings) -> Callable[[Request], Admin]:
+    """A dependency that finds out who calls, and refuses strangers, and changes by those who may only look.
+
+    Keys are looked up by their SHA-256, as those of tenants are (``TenantDirectory``).
+    """
+    known = {each.digest: Admin(each.name, each.role) for each in settings.admins}
+    if settings.admin_key is not None:
+        known[hashlib.sha256(settings.admin_key.get_secret_value().encode()).digest()] = Admin("")
+
+    def find(request: Request) -> Admin:
+        admin = known.get(hashlib.sha256(key_of(request)).digest()) if known else Admin("")
+        if admin is None:
+            raise InvalidApiKeyError(REFUSAL)
+        if admin.role == "reader" and request.method not in _READING:
+            raise ReadOnlyError(
+                f"administrator {admin.name} may only look (role reader, router.admins), not {request.method}"
+            )
+        request.state.admin = admin
+        return admin
+
+    return find
+
+
+def changed_by(request: Request) -> str:
+    """Who makes a change, for logs: the administrator by name, else who says so."""
+    admin: Admin = request.state.admin
+    said = "".join(char for char in request.headers.get(SAID_BY, "") if char.isprintable())[:_LONGEST_NAME]
+    return admin.name or (f"{said} (unverified)" if said else "")
+
+
+ChangedBy = Annotated[str, Depends(changed_by)]
 
 
 def key_of(request: Request) -> bytes:
     """The key that a request carries; empty without any."""
     return presented_key(_fields_of(request))
-
-
-def require_key(keys: Sequence[SecretStr], refusal: str = API_KEY_REFUSAL) -> Callable[[Request], None]:
-    """A dependency that accepts requests with one of the keys, or all requests when there are none."""
-    known = ApiKeys((key.get_secret_value() for key in keys), refusal=refusal)
-
-    def check(request: Request) -> None:
-        known.check(_fields_of(request))
-
-    return check
 
 
 def caller_of(tenants: TenantDirectory, request: Request) -> Caller | None:

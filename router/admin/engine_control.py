@@ -108,11 +108,7 @@ def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
     settings, fields = runtime.context.settings, {}
     if settings.upstream_api_key is not None:
         fields["authorization"] = f"Bearer {settings.upstream_api_key.get_secret_value()}"
-    elif (
-        settings.admin_key is None
-        and not runtime.tenants
-        and (sent := request.headers.get("authorization")) is not None
-    ):
+    elif settings.admin_is_open and not runtime.tenants and (sent := request.headers.get("authorization")) is not None:
         fields["authorization"] = sent
     if (kind := request.headers.get("content-type")) is not None:
         fields["content-type"] = kind

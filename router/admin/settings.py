@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from dualmap.router.admin.auth import ChangedBy
 from dualmap.router.admin.scope import PoolParam
 from dualmap.router.errors import InvalidRequestError
 from dualmap.router.settings import not_finite
@@ -20,7 +21,7 @@ class SettingsChanges(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     changes: dict[str, Any] = Field(min_length=1, description='for example {"policy": "dualmap"}')
-    by: str = Field("", max_length=200, description="who changes them, for the history")
+    by: str = Field("", max_length=200, description="who changes them, for the history, where the key does not say it")
 
 
 @routes.get("")
@@ -32,7 +33,7 @@ async def effective(pool: PoolParam) -> dict[str, Any]:
 
 
 @routes.patch("")
-async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
+async def change(pool: PoolParam, wanted: SettingsChanges, by: ChangedBy) -> dict[str, Any]:
     """Change settings for all replicas and workers: each replica follows with its next reply from the store."""
     known = (await pool.store.membership()).overrides
     try:
@@ -41,7 +42,7 @@ async def change(pool: PoolParam, wanted: SettingsChanges) -> dict[str, Any]:
         raise InvalidRequestError(str(error), param="changes") from error
     for name in not_finite(scheduling):
         raise InvalidRequestError(f"scheduling.{name} must be finite", param="changes")
-    await pool.store.settings.change(wanted.changes, by=wanted.by)
+    await pool.store.settings.change(wanted.changes, by=by or wanted.by)
     await pool.view.refresh()
     return await effective(pool)
 

@@ -56,8 +56,6 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
     """The rule for heads: who may send what, and how long a body may follow."""
     is_forbidden = forbidden_path_finder(forbidden_paths)
 
-    caller_of = tenants.caller if tenants else None
-
     def check_head(request: ClientRequest) -> int:
         path, method = request.path, request.method
         known = path in INFERENCE_PATHS
@@ -68,8 +66,8 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
             raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
         if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
-        if caller_of is not None and (inference or needs_api_key(path)):
-            request.caller = caller_of(request.get)
+        if tenants.is_closed and (inference or needs_api_key(path)):
+            request.caller = tenants.caller(request.get)
         if inference:
             if not known and is_forbidden(path):
                 raise ForbiddenPathError(

@@ -61,9 +61,7 @@ class DataPlane:
     traces: TraceContexts | None
     """None: the replica does not trace, and passes ``traceparent`` on as it came."""
     upstream_authorization: bytes | None
-    """``Authorization`` sent to instances; None: the client's, if that reaches them."""
-    keeps_credentials: bool
-    """Whether the client's credentials reach instances: only if the router checks no key itself, and sends none."""
+    """``Authorization`` sent to instances; None: the client's, as long as the router checks no key itself."""
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
@@ -116,7 +114,6 @@ def build_data_plane(
         kept=KeptBudget(settings.max_kept_bytes),
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
-        keeps_credentials=upstream_key is None and not tenants,
         observer=observer or NullObserver(),
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,

@@ -85,7 +85,7 @@ class Sender:
         # A field the router checks itself, or replaces, must not reach an instance.
         self._fields = fields_for_instance(
             request.fields,
-            keep_credentials=plane.keeps_credentials,
+            keep_credentials=plane.upstream_authorization is None and not plane.tenants.is_closed,
             http_10=request.http_10,
             trace=inference_request.trace,
             has_connection=request.get(b"connection") is not None,

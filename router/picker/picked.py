@@ -314,7 +314,8 @@ class PickedRequest:
             fields.append((trace_context.FIELD, read.trace.to_header()))
         if plane.upstream_authorization is not None:
             fields.append((b"authorization", plane.upstream_authorization))
-        dropped = [*messages.ROUTING_HEADERS, *(() if plane.keeps_credentials else ("authorization", "x-api-key"))]
+        keeps_credentials = plane.upstream_authorization is None and not plane.tenants.is_closed
+        dropped = [*messages.ROUTING_HEADERS, *(() if keeps_credentials else ("authorization", "x-api-key"))]
         written = {name for name, _ in fields}
         return fields, [name for name in dropped if request.get(name.encode()) and name.encode() not in written]
 
@@ -537,7 +538,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
     everywhere = {*ENGINE_CONTROL_PATHS, ABORT_PATH}
 
     def check_head(request: ClientRequest) -> int:
-        if tenants and request.method != "OPTIONS":  # a browser sends no key with it
+        if tenants.is_closed and request.method != "OPTIONS":  # a browser sends no key with it
             request.caller = tenants.caller(request.get)
         if is_forbidden(request.path) or request.path in everywhere:
             raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")

@@ -38,6 +38,7 @@ from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.port import ReplicaPool, ReplicaStore, RequestPort
+from dualmap.statestore.tenants.tenant_book import TenantBook
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -326,6 +327,10 @@ class FailoverStore:
     @property
     def certificates(self) -> tuple[FollowedFiles[Any], ...]:
         return self._primary.certificates
+
+    @property
+    def tenants(self) -> TenantBook:
+        return self._primary.tenants
 
     async def open(self) -> None:
         await self._primary.open()

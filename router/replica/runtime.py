@@ -40,6 +40,7 @@ from dualmap.router.telemetry.port_metrics import PortMetrics
 from dualmap.router.telemetry.recording import open_recorder
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.router.tenants.keeper import TenantKeeper
 from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
 from dualmap.runtime.certificates import FollowedFiles
@@ -88,13 +89,22 @@ class Runtime:
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
         """Those that this process presents or trusts, for reports."""
         self.scheduling = scheduling
-        self.tenants = TenantDirectory((key.get_secret_value() for key in settings.api_keys), tenants)
+        self.tenants = TenantDirectory(
+            (key.get_secret_value() for key in settings.api_keys), tenants, needs_key=settings.needs_key
+        )
         self.context = _context(
             settings,
             [pool.name for pool in pools],
             replica_id=replica_id or settings.replica_id or make_replica_id(),
             clock=clock or RealClock(),
             call_later=call_later or asyncio.get_running_loop().call_later,
+        )
+        self.tenant_keeper = TenantKeeper(
+            store.tenants,
+            self.tenants,
+            self.context.clock,
+            replica_id=self.context.replica_id,
+            changed=self._tenants_changed,
         )
         live = self.context.live
         now_s, accepted = self.context.clock.monotonic_s(), lambda: live.accepted
@@ -148,6 +158,8 @@ class Runtime:
         """
         for replica in self.replicas.values():
             await replica.join()
+        await self.tenant_keeper.refresh()
+        self._supervisor.start("tenants", self.tenant_keeper.run)
         for name, pool in self.pools.pools.items():
             replica = self.replicas[name]
             self._supervisor.start(f"outbox {name}", pool.outbox.run)
@@ -163,6 +175,9 @@ class Runtime:
         self._supervisor.start("peers", self.peer_watch.run)
         self.joined = True
         return True
+
+    def _tenants_changed(self) -> None:
+        """Keys may have ended."""
 
     async def addresses(self) -> dict[str, str]:
         """The operation addresses of all living replicas by their ids, "" of one that advertises none.

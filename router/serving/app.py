@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from dualmap.router.admin import engine_control, explanations, inspection, instances, models, usage
+from dualmap.router.admin import engine_control, explanations, inspection, instances, models, tenants, usage
 from dualmap.router.admin import settings as fleet_settings
-from dualmap.router.admin.auth import require_caller, require_key
+from dualmap.router.admin.auth import admin_finder, require_caller
 from dualmap.router.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
@@ -50,7 +50,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, models, inspection, explanations, fleet_settings, engine_control, usage)
+_ADMIN = (instances, models, tenants, inspection, explanations, fleet_settings, engine_control, usage)
 
 
 def create_app(runtime: Runtime) -> FastAPI:
@@ -63,8 +63,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     _answer_errors(app)
     _add_operation(app, runtime)
     _warn_of_open_admin(settings, runtime.tenants)
-    admin_keys = [settings.admin_key] if settings.admin_key is not None else []
-    needs_admin = Depends(require_key(admin_keys, "send the admin key as 'Authorization: Bearer KEY'"))
+    needs_admin = Depends(admin_finder(settings))
     for part in _ADMIN:
         app.include_router(part.routes, dependencies=[needs_admin])
     app.include_router(usage.own_routes)
@@ -73,12 +72,12 @@ def create_app(runtime: Runtime) -> FastAPI:
     return app
 
 
-def _warn_of_open_admin(settings: RouterSettings, tenants: TenantDirectory) -> None:
+def _warn_of_open_admin(settings: RouterSettings, directory: TenantDirectory) -> None:
     """Warn where others may have access: inference requires keys, or other machines reach the replica."""
-    if settings.admin_key is None and (tenants or not is_loopback(settings.host)):
+    if settings.admin_is_open and (directory or not is_loopback(settings.host)):
         log.warning(
             "/admin requires no key: anyone who reaches this replica may add, drain and remove instances;"
-            " set router.admin_key"
+            " set router.admin_key or router.admins"
         )
 
 

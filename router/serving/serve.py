@@ -323,8 +323,8 @@ def _warn_of_tls(router: RouterSettings) -> None:
             " URL that its certificate names"
         )
     required = router.tls_client_required_for if router.tls_client_ca is not None else ()
-    if router.ops_port is not None and router.admin_key is None and ("connections" in required or "admin" in required):
-        log.warning("/admin needs no client certificate at router.ops_port: set router.admin_key")
+    if router.ops_port is not None and router.admin_is_open and ("connections" in required or "admin" in required):
+        log.warning("/admin needs no client certificate at router.ops_port: set router.admin_key or router.admins")
 
 
 def _warn_of_few_files(router: RouterSettings, open_files: int) -> None:

@@ -424,7 +424,10 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "internal_error": (Severity.CRITICAL, "A defect of the router: its log has the details. Please report it."),
     "shutting_down": (Severity.NOTICE, "A replica stopped before these had ended: raise router.drain_timeout_s."),
     "request_quarantined": (Severity.WARNING, "Engines died while they held these prompts: look at the engines' logs."),
-    "invalid_api_key": (Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys and admin_key."),
+    "invalid_api_key": (
+        Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys, admin_key, admins, and tenants.md."
+    ),
+    "read_only": (Severity.NOTICE, "Administrators of the role reader try to change something: see router.admins."),
     "model_not_found": (Severity.NOTICE, "Clients name a model that no pool serves: /v1/models lists those that are."),
     "rate_limit_exceeded": (Severity.NOTICE, "A tenant has met a limit: see tenants in the settings."),
     "insufficient_quota": (Severity.NOTICE, "A tenant has spent its quota: see tenants in the settings."),

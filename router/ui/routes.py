@@ -28,9 +28,8 @@ _STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 def add_ui(app: FastAPI, runtime: Runtime, needs_admin: Any) -> None:
     """Serve the page of this replica at ``/ui``."""
-    admin_key = runtime.context.settings.admin_key
-    key = admin_key.get_secret_value() if admin_key is not None else None
-    peers = Peers(runtime.context.replica_id, key, runtime.peer_client)
+    own_key = runtime.context.settings.own_admin_key
+    peers = Peers(runtime.context.replica_id, own_key, runtime.peer_client)
     feed = Feed(runtime, peers)
     files = {path.name: path.read_bytes() for path in _FILES.iterdir() if path.suffix in _TYPES}
     routes = APIRouter(include_in_schema=False)

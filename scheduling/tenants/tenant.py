@@ -31,3 +31,6 @@ class Caller:
     tenant: Tenant
     key: str
     """The name of the key, never the key itself."""
+    digest: bytes = b""
+    """SHA-256 of the key, to find out whether it was revoked; not to be shown, as a key that is no random one could be
+    guessed by it. Empty for who came without a key."""

@@ -10,11 +10,12 @@ from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import at_once
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.memory.calls import MemoryCalls
 from dualmap.statestore.memory.server import MemoryServer
 from dualmap.statestore.pool.pool_store import PoolStore
 from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.tenants.tenant_book import TenantBook
 
 
 def wall_clock_ms() -> int:
@@ -35,6 +36,7 @@ class MemoryStore:
         self.server = MemoryServer()
         self._calls = MemoryCalls(self.server, load_scripts(scheduling), now_ms)
         self._pools: dict[str, PoolStore] = {}
+        self.tenants = TenantBook(FleetKeys(prefix), self._calls)
 
     async def open(self) -> None:
         """Nothing to connect to."""

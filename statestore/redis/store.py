@@ -10,12 +10,13 @@ from typing import Any
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
-from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.pool.pool_store import PoolStore
 from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.redis.wire import OwnClock, WireCalls
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.tenant_book import TenantBook
 
 _OLDEST_VERSION = (6, 2)
 _log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class RedisStore:
         self._calls: dict[str, WireCalls] = {}
         self._pools: dict[str, PoolStore] = {}
         self._main = self.calls("default")
+        fleet = FleetKeys(settings.prefix)
+        self.tenants = TenantBook(fleet, self.calls(fleet.pool))
 
     def calls(self, pool: str) -> WireCalls:
         """Calls to the server that has the pool."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+
 import pytest
 
 from dualmap.cli import figures
 from dualmap.cli.fetch import HttpReply
+from tests.cli.scripted_replica import Replica
 
 
 @pytest.fixture
@@ -19,3 +23,13 @@ def metrics_pages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
     monkeypatch.setattr(figures, "fetch", fetch)
     return pages
+
+
+@pytest.fixture
+def replica() -> Iterator[Replica]:
+    with Replica() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

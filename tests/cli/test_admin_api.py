@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -14,51 +10,7 @@ from dualmap.cli.admin_api import AdminApi, endpoint, operation
 from dualmap.cli.errors import CommandError
 from dualmap.cli.main import main
 from dualmap.cli.settings import Settings
-
-
-class Replica(HTTPServer):
-    """Answers every request with what the test put in, and remembers what it was asked."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, str | None, object]] = []
-        self.answers: list[tuple[int, object]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Replica
-
-    def handle_any(self) -> None:
-        length = int(self.headers.get("content-length", 0))
-        body = json.loads(self.rfile.read(length)) if length else None
-        self.server.asked.append((self.command, self.path, self.headers.get("authorization"), body))
-        status, answer = self.server.answers.pop(0)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(b"" if answer is None else json.dumps(answer).encode())
-
-    do_GET = do_POST = do_DELETE = handle_any  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def replica() -> Iterator[Replica]:
-    with Replica() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def error(message: str) -> dict[str, object]:
-    return {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": "x"}}
+from tests.cli.scripted_replica import Replica, error
 
 
 def test_adding_sends_the_description_and_the_admin_key(replica: Replica) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -55,33 +56,90 @@ def usage_of(fleet: Fleet, tenant: str) -> Mapping[str, int]:
     return rows[0] if rows else {}
 
 
-def test_a_quota_holds_over_all_replicas_to_the_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with running_fleet(tmp_path, OPTIONS) as fleet:
-        answers = asyncio.run(ask(fleet, 60))
+@pytest.fixture(scope="module")
+def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("tenants"), OPTIONS) as fleet:
+        yield fleet
 
-        admitted = [answer for answer in answers if answer.status_code == 200]
-        refused = [answer for answer in answers if answer.status_code == 429]
-        assert (len(admitted), len(refused)) == (40, 20)
-        assert refused[0].json()["error"]["code"] == "insufficient_quota"
 
-        tokens = sum(answer.json()["usage"]["prompt_tokens"] for answer in admitted)
-        until(lambda: usage_of(fleet, "acme")["requests"] == 40, "all that was admitted is metered")
-        metered = usage_of(fleet, "acme")
-        assert (metered["prompt_tokens"], metered["output_tokens"], metered["refused"]) == (tokens, 40, 20)
-        assert main(["usage", "--url", fleet.endpoint, "--by", "tenant,key", "--format", "csv"]) == 0
-        assert capsys.readouterr().out.splitlines()[1].startswith(f"acme,ci,40,{tokens},")
-        assert main(["usage", "--url", fleet.endpoint, "--records"]) == 0
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert len({line["request_id"] for line in lines if line["outcome"] == "completed"}) == len(lines) == 40
+def test_a_quota_holds_over_all_replicas_to_the_request(
+    shared_fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = shared_fleet
+    answers = asyncio.run(ask(fleet, 60))
 
-        assert asyncio.run(ask(fleet, 1, key="wrong-secret"))[0].status_code == 401
-        (too_long,) = asyncio.run(ask(fleet, 1, key="other-secret", prompt="word " * 400))
-        assert too_long.status_code == 429
-        assert "shorten it" in too_long.json()["error"]["message"]
-        assert asyncio.run(cached_of_a_prompt(fleet)) == ["slow", "next"]
+    admitted = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert (len(admitted), len(refused)) == (40, 20)
+    assert refused[0].json()["error"]["code"] == "insufficient_quota"
 
-        (short,) = asyncio.run(ask(fleet, 1, key="other-secret"))
-        assert short.headers["x-ratelimit-limit-tokens"] == "100"
+    tokens = sum(answer.json()["usage"]["prompt_tokens"] for answer in admitted)
+    until(lambda: usage_of(fleet, "acme")["requests"] == 40, "all that was admitted is metered")
+    metered = usage_of(fleet, "acme")
+    assert (metered["prompt_tokens"], metered["output_tokens"], metered["refused"]) == (tokens, 40, 20)
+    assert main(["usage", "--url", fleet.endpoint, "--by", "tenant,key", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(f"acme,ci,40,{tokens},")
+    assert main(["usage", "--url", fleet.endpoint, "--records"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len({line["request_id"] for line in lines if line["outcome"] == "completed"}) == len(lines) == 40
+
+    assert asyncio.run(ask(fleet, 1, key="wrong-secret"))[0].status_code == 401
+    (too_long,) = asyncio.run(ask(fleet, 1, key="other-secret", prompt="word " * 400))
+    assert too_long.status_code == 429
+    assert "shorten it" in too_long.json()["error"]["message"]
+    assert asyncio.run(cached_of_a_prompt(fleet)) == ["slow", "next"]
+
+    (short,) = asyncio.run(ask(fleet, 1, key="other-secret"))
+    assert short.headers["x-ratelimit-limit-tokens"] == "100"
+
+
+def replica_urls(fleet: Fleet) -> list[str]:
+    """The addresses of single replicas."""
+    with redis.Redis.from_url(fleet.store_url, decode_responses=True) as store:
+        leases: dict[str, str] = store.hgetall("dualmap:{default}:replicas")
+    return [json.loads(text)["info"]["ops_url"] for text in leases.values()]
+
+
+def statuses(fleet: Fleet, urls: Sequence[str], key: str) -> list[int]:
+    """What each replica answers a request with this key, over a connection of its own."""
+    body = {"model": fleet.model, "prompt": "hello", "max_tokens": 1}
+    headers = {"x-api-key": key}
+    return [httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).status_code for url in urls]
+
+
+def key_in(output: str) -> str:
+    """The key that a command shows once."""
+    found = re.search(r"shown this once: (\S+)", output)
+    assert found is not None, output
+    return found[1]
+
+
+def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_second(shared_fleet: Fleet) -> None:
+    fleet = shared_fleet
+    urls, endpoint = replica_urls(fleet), ("--url", fleet.endpoint)
+    assert len(urls) == 3
+
+    def soon(key: str, status: int) -> None:
+        until(lambda: statuses(fleet, urls, key) == [status] * 3, f"every replica answers {status}", 10.0)
+
+    first = key_in(fleet.dualmap("tenants", "create", "new", "requests_per_minute=60", "--key", "ci", *endpoint))
+    soon(first, 200)
+    second = key_in(fleet.dualmap("tenants", "rotate", "new", "ci", *endpoint))
+    soon(first, 401)
+    soon(second, 200)
+    assert "requests_in_flight: 3" in fleet.dualmap("tenants", "set", "new", "requests_in_flight=3", *endpoint)
+    fleet.dualmap("tenants", "revoke", "new", "ci", *endpoint)
+    soon(second, 401)
+
+    assert "new" in fleet.dualmap("tenants", "list", *endpoint)
+    audit = json.loads(fleet.dualmap("tenants", "audit", "new", "--json", *endpoint))
+    assert [each["action"] for each in audit] == ["revoke key", "set", "rotate key", "create"]
+    assert "@" in audit[0]["by"]
+    kept = [*fleet.directory.glob("*.log"), *fleet.directory.glob("*.out")]
+    assert kept and not any(key in path.read_text() for path in kept for key in (first, second))
+    with redis.Redis.from_url(fleet.store_url) as store:
+        stored = b"".join(store.dump(name) for name in store.scan_iter("dualmap:{fleet}:*"))
+    assert first.encode() not in stored and second.encode() not in stored
 
 
 async def cached_of_a_prompt(fleet: Fleet) -> list[str]:

@@ -25,6 +25,7 @@ from dualmap.statestore.pool import PoolStore, stored_responses
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.tenant_book import Edition
 from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, placement, record
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,7 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     store = RedisStore(StoreSettings(url=server_url), scheduling=scheduling)
     await store.open()
     await live_through_everything(store.pool("default"))
+    await store.tenants.change(Edition(), {"acme": b"{}"}, by="ada", action="create", before={}, after={})
     await store.close()
     with redis.Redis.from_url(server_url) as client:
         yield client
@@ -107,7 +109,7 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
     described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
 
-    names = (key.decode().removeprefix("dualmap:{default}:") for key in lived_in.scan_iter())
+    names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
     of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request|usage"
     made = {re.sub(rf"^({of_one}):(?!log).*", r"\1", name) for name in names}
 

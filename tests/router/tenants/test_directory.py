@@ -67,7 +67,7 @@ def test_a_model_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
 
 
 def test_a_model_of_a_pool_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
-    tenant = ACME.model_copy(update={"models": (), "pools": ("small",)}).tenant()
+    tenant = TenantSettings(name="acme", pools=("small",)).tenant()
 
     check_model(Caller(tenant, "ci"), "chat", "small")
     with pytest.raises(UnknownModelError, match="of pool 'large', and the tenant's are small"):

@@ -1,0 +1,1 @@
+"""The tenants that were made in the running fleet, for all of its pools."""

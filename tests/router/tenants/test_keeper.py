@@ -1,0 +1,199 @@
+"""Tenants that are made while replicas run, and stores that lose them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from dualmap.router.errors import InvalidApiKeyError
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.tenants import keeper as keeper_module
+from dualmap.router.tenants.administration import TenantAdministration, hash_of
+from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
+from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
+from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.keys import FleetKeys
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.tenants.tenant_book import Edition
+from tests.support.manual_clock import ManualClock, settle
+
+
+def record(*keys: str, **fields: Any) -> TenantRecord:
+    made = tuple(KeyRecord(name=key, sha256=hash_of(f"{key}-secret")) for key in keys)
+    return TenantRecord(**{"keys": made, **fields})
+
+
+async def pass_time(clock: ManualClock, seconds: float) -> None:
+    """Let the keepers look at the book as often as they would."""
+    for _ in range(round(seconds / 0.2)):
+        await clock.advance(0.2)
+        await settle()
+
+
+async def put(runtime: Runtime, name: str, wanted: TenantRecord | None) -> None:
+    await TenantAdministration(runtime.tenant_keeper).change(name, lambda _: wanted, by="ada", action="set")
+
+
+def asked(runtime: Runtime, key: str) -> Caller | None:
+    return runtime.tenants.caller({b"authorization": f"Bearer {key}-secret".encode()}.get)
+
+
+def is_refused(runtime: Runtime, key: str) -> bool:
+    try:
+        return asked(runtime, key) is None
+    except InvalidApiKeyError:
+        return True
+
+
+async def test_a_change_is_in_force_on_every_replica_within_a_second(start_runtime: Any, clock: ManualClock) -> None:
+    one, other = await start_runtime(), await start_runtime()
+    assert asked(other, "ci") is None, "access is open as long as there is no key"
+    await put(one, "acme", record("ci", weight=2.0))
+    await pass_time(clock, 1.0)
+
+    for runtime in (one, other):
+        caller = asked(runtime, "ci")
+        assert caller is not None
+        assert (caller.tenant.name, caller.tenant.weight, caller.key) == ("acme", 2.0, "ci")
+        assert is_refused(runtime, "web")
+
+    await put(other, "acme", record("web"))
+    await pass_time(clock, 1.0)
+    assert is_refused(one, "ci") and asked(one, "web") is not None
+
+    await put(one, "acme", None)
+    await pass_time(clock, 1.0)
+    assert is_refused(other, "web"), "once there were tenants, access needs a key"
+
+
+async def test_a_replica_that_starts_later_knows_them_before_it_serves(start_runtime: Any) -> None:
+    await put(await start_runtime(), "acme", record("ci"))
+
+    assert asked(await start_runtime(), "ci") is not None
+
+
+async def test_while_the_store_is_away_the_last_known_tenants_stay(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await start_runtime()
+    await put(runtime, "acme", record("ci"))
+
+    async def away(known: Edition | None) -> Any:
+        raise StoreUnavailableError("away")
+
+    monkeypatch.setattr(store.tenants, "news", away)
+    await pass_time(clock, 5.0)
+    assert asked(runtime, "ci") is not None
+    assert is_refused(runtime, "web")
+
+
+def emptied(store: MemoryStore) -> None:
+    for name in ("tenants", "tenants_meta", "tenants_history"):
+        store.server.do_del(getattr(FleetKeys("dualmap"), name))
+
+
+async def test_a_store_that_comes_back_empty_is_given_its_tenants_again(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper_module, "ENTERED_TOGETHER", 2)
+    one, other = await start_runtime(), await start_runtime()
+    names = [f"tenant-{number}" for number in range(5)]
+    for name in names:
+        await put(one, name, record(name))
+    await put(one, "former", record("former"))
+    await put(one, "former", None)
+    await pass_time(clock, 1.0)
+    emptied(store)
+    await pass_time(clock, 2.0)
+
+    for runtime in (one, other, await start_runtime()):
+        assert all(asked(runtime, name) is not None for name in names)
+        assert is_refused(runtime, "former")
+    assert one.tenant_keeper.edition == other.tenant_keeper.edition
+    assert {change.action for change in await store.tenants.history(100)} == {"put back"}
+
+
+async def test_a_key_that_was_revoked_stays_so_where_the_store_is_as_it_was_before(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock
+) -> None:
+    one, other = await start_runtime(), await start_runtime()
+    await put(one, "acme", record("ci", "web"))
+    await put(one, "gone", record("gone"))
+    keys = FleetKeys("dualmap")
+    kept = {key: store.server.contents[key].copy() for key in (keys.tenants, keys.tenants_meta, keys.tenants_history)}
+    await put(one, "acme", record("web"))
+    await put(one, "gone", None)
+    await put(one, "new", record("new"))
+    await pass_time(clock, 1.0)
+    store.server.contents.update(kept)
+    await pass_time(clock, 2.0)
+
+    for runtime in (one, other, await start_runtime()):
+        assert is_refused(runtime, "ci") and is_refused(runtime, "gone")
+        assert asked(runtime, "web") is not None and asked(runtime, "new") is not None
+
+
+async def test_a_replica_that_missed_more_than_the_log_keeps_believes_the_store(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock
+) -> None:
+    runtime = await start_runtime()
+    await put(runtime, "acme", record("ci"))
+    keeper = runtime.tenant_keeper
+    store.server.do_del(FleetKeys("dualmap").tenants_history)
+    assert keeper.edition is not None
+    await store.tenants.change(keeper.edition, {"acme": None}, by="", action="remove", before={}, after={})
+    store.server.do_del(FleetKeys("dualmap").tenants_history)
+    await pass_time(clock, 1.0)
+
+    assert is_refused(runtime, "ci")
+
+
+async def test_a_former_key_goes_on_until_its_time_by_the_clock_of_the_store(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock
+) -> None:
+    runtime = await start_runtime()
+    ends = record("ci").keys[0].model_copy(update={"expires_ms": clock.now_ms() + 10_000})
+    new = record("web").keys[0].model_copy(update={"name": "ci"})
+    await put(runtime, "acme", record(keys=(ends, new)))
+
+    await pass_time(clock, 9.0)
+    assert asked(runtime, "ci") is not None
+    await pass_time(clock, 2.0)
+    assert is_refused(runtime, "ci") and asked(runtime, "web") is not None
+
+
+async def test_a_tenant_that_cannot_be_read_is_refused_and_the_others_are_not(
+    start_runtime: Any, store: MemoryStore, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    runtime = await start_runtime()
+    await put(runtime, "acme", record("ci"))
+    with caplog.at_level(logging.WARNING):
+        await store.tenants.change(
+            runtime.tenant_keeper.edition, {"bad": b'{"keys": 7}'}, by="", action="", before={}, after={}
+        )
+        await pass_time(clock, 1.0)
+
+    assert asked(runtime, "ci") is not None
+    assert "tenant 'bad' cannot be read" in caplog.text
+
+
+def test_a_record_of_a_newer_version_is_read_without_what_is_new_in_it() -> None:
+    text = record("ci", limits=LimitSettings(requests_per_minute=3)).text()
+    newer = text.replace(b'{"limits":{', b'{"colour":"red","limits":{"colours_per_minute":7,', 1)
+
+    assert newer != text
+    assert TenantRecord.parse(newer) == TenantRecord.parse(text)
+
+
+async def test_tenants_of_the_settings_count_before_those_of_the_store(start_runtime: Any, clock: ManualClock) -> None:
+    settings = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),))
+    await put(await start_runtime(), "acme", record("ci"))
+    runtime = await start_runtime(tenants=(settings,))
+    caller = runtime.tenants.caller({b"authorization": b"Bearer acme-secret"}.get)
+
+    assert caller is not None and caller.key == "ci"
+    assert is_refused(runtime, "ci")
