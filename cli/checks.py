@@ -7,13 +7,16 @@ from functools import partial
 
 from dualmap.cli.settings import Settings
 from dualmap.router.requests.tracing import TracingUnavailableError, require_tracing
+from dualmap.router.tenants.signed_tokens import TokensUnavailableError, require_tokens
 from dualmap.router.tokens import NoTokenizerError, read_model
 from dualmap.runtime.certificates import CertificateError
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.statestore.connect import require_shared
 from dualmap.statestore.errors import StoreConfigurationError
 
-_UNFIT = (NoTokenizerError, StoreConfigurationError, TracingUnavailableError, CertificateError)
+_UNFIT = (
+    NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TokensUnavailableError, CertificateError,
+)  # fmt: skip
 
 
 def complaints(settings: Settings) -> Iterator[str]:
@@ -28,6 +31,7 @@ def complaints(settings: Settings) -> Iterator[str]:
 def _checks(settings: Settings) -> Iterator[Callable[[], object]]:
     yield partial(require_shared, settings.store)
     yield partial(require_tracing, settings.router)
+    yield partial(require_tokens, settings.router.jwt)
     yield partial(InstanceTrust, settings.upstream)
     for tls in (settings.router.tls, settings.picker.tls):
         if tls is not None:

@@ -54,6 +54,7 @@ def run_replica(
 
     from dualmap.router.requests.tracing import TracingUnavailableError
     from dualmap.router.serving.serve import serve
+    from dualmap.router.tenants.signed_tokens import TokensUnavailableError
     from dualmap.router.tokens import NoTokenizerError
     from dualmap.runtime.certificates import CertificateError
     from dualmap.statestore.errors import StoreError
@@ -86,7 +87,7 @@ def run_replica(
 
     try:
         uvloop.run(serve_as_a_service())
-    except (CertificateError, NoTokenizerError, TracingUnavailableError) as error:
+    except (CertificateError, NoTokenizerError, TracingUnavailableError, TokensUnavailableError) as error:
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error

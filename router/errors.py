@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Final
 
-from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 
 NO_INSTANCE_RETRY_S = 2.0
 """Time after which a health check may have made an instance ready."""
@@ -52,6 +52,24 @@ class InvalidRequestError(RouterError):
 
 class InvalidApiKeyError(RouterError):
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
+
+
+class InvalidTokenError(RouterError):
+    """The client's token (JWT) is not to be trusted; the message says why."""
+
+    status, type, code = 401, "invalid_request_error", "invalid_token"
+
+
+class UnknownTenantError(RouterError):
+    """A token, or the gateway, names a tenant that there is not."""
+
+    status, type, code = 403, "permission_error", "unknown_tenant"
+
+
+class TenantHeaderError(RouterError):
+    """The client names a tenant by a header field that the gateway alone may send."""
+
+    status, type, code = 403, "permission_error", "tenant_header"
 
 
 class ForbiddenPathError(RouterError):
@@ -188,6 +206,18 @@ class StoreAwayError(RouterError):
     status, type, code = 503, "service_unavailable", "store_unavailable"
 
 
+class TokenKeysComingError(RouterError):
+    """The key that signed the client's token is not known yet, and is being looked for."""
+
+    status, type, code = 503, "service_unavailable", "token_keys_coming"
+
+
+class NoLimitsError(RouterError):
+    """The shared state is out of reach, and what is used of the tenant's limits with it."""
+
+    status, type, code = 503, "service_unavailable", "limits_unknown"
+
+
 class ShuttingDownError(RouterError):
     """This replica stops, and the time for requests in flight to finish is over."""
 
@@ -216,6 +246,12 @@ def from_exception(error: BaseException) -> RouterError:
     """The router's error for any exception; unknown ones become a 500 that reveals nothing."""
     if isinstance(error, RouterError):
         return error
+    if isinstance(error, LimitsUnknownError):
+        return NoLimitsError(
+            "the shared state is out of reach, so what is left of your limits is not known, and nothing that draws from"
+            " them is admitted until it is back (router.limits_without_store: closed); try again shortly",
+            retry_after_s=1.0,
+        )
     if isinstance(error, StoreUnavailableError):
         return StoreAwayError("the shared state is out of reach; try again shortly", retry_after_s=1.0)
     if isinstance(error, StoreError):

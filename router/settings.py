@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -79,6 +80,69 @@ class AdminSettings(BaseModel):
         return hashlib.sha256(self.key.get_secret_value().encode()).digest()
 
 
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]  # fmt: skip
+"""Signatures with public keys alone: who verifies one cannot make one."""
+
+
+class JwtSettings(BaseModel):
+    """One issuer of tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    issuer: str = Field(min_length=1, description="the issuer, as tokens name it (iss)")
+    audience: tuple[str, ...] = Field(min_length=1, description="audiences that are accepted (aud)")
+    keys_url: str | None = Field(
+        None, pattern=r"^https?://\S+$", description="URL of the public keys of the issuer (a JWK set)"
+    )
+    keys_file: Path | None = Field(None, description="file with these, in place of the URL; read again at intervals")
+    algorithms: tuple[Algorithm, ...] = Field(
+        ("RS256", "ES256", "EdDSA"), min_length=1, description="algorithms of signatures that are accepted (alg)"
+    )
+    tenant_claim: str = Field("tenant", min_length=1, description="claim that names the tenant")
+    class_claim: str | None = Field(None, min_length=1, description="claim that names the priority class")
+    leeway_s: float = Field(30.0, ge=0, le=600, description="how much clocks may differ, seconds")
+    refresh_s: float = Field(300.0, ge=10, description="how often the keys are read again, seconds")
+
+    @model_validator(mode="after")
+    def _has_keys(self) -> Self:
+        if (self.keys_url is None) == (self.keys_file is None):
+            raise ValueError(f"issuer {self.issuer!r} needs either keys_url or keys_file")
+        return self
+
+
+class GatewaySettings(BaseModel):
+    """A gateway in front of the routers that identifies clients."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    addresses: tuple[str, ...] = Field(
+        (), description="addresses or networks (10.0.0.0/24) of the gateway: what it says of tenants is believed"
+    )
+    certificates: tuple[str, ...] = Field(
+        (), description="names of client certificates of the gateway, see router.tls_client_ca"
+    )
+    tenant_header: str = Field(
+        "x-tenant-id", pattern=r"^[a-z0-9-]+$", description="header field in which it names the tenant, in lower case"
+    )
+    class_header: str | None = Field(
+        None, pattern=r"^[a-z0-9-]+$", description="header field in which it names the priority class (none: none does)"
+    )
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if not (self.addresses or self.certificates):
+            raise ValueError("name the gateway: addresses, or certificates")
+        _ = self.networks
+        return self
+
+    @property
+    def networks(self) -> tuple[IPv4Network | IPv6Network, ...]:
+        """Raises ValueError: one of them is none."""
+        return tuple(ip_network(each, strict=False) for each in self.addresses)
+
+
 class RouterSettings(BaseModel):
     """How a replica listens, what it accepts, how long it waits. Replicas may differ in all of it."""
 
@@ -110,7 +174,21 @@ class RouterSettings(BaseModel):
     needs_key: bool = Field(
         False, description="inference needs a key even while none is known: for fleets whose tenants are in the store"
     )
+    revoked_requests: Literal["finish", "end"] = Field(
+        "finish", description="finish the requests under way whose key is revoked, or end them with an error"
+    )
+    limits_without_store: Literal["open", "closed"] = Field(
+        "open",
+        description="while the store is away, admit what draws from limits, by budgets of each replica that begin"
+        " unused; or refuse it",
+    )
     admin_key: ApiKey | None = Field(None, description="/admin needs this key, or one of admins, when any is set")
+    jwt: tuple[JwtSettings, ...] = Field(
+        (), description="issuers of tokens that clients may send in place of keys; needs the jwt extra of the package"
+    )
+    gateway: GatewaySettings | None = Field(
+        None, description="gateway that names the tenants of its requests (none: nobody is believed)"
+    )
     admins: tuple[AdminSettings, ...] = Field((), description="administrators with keys of their own")
     upstream_api_key: ApiKey | None = Field(
         None, description="key that the instances require; replaces the client's authorization"
@@ -261,6 +339,12 @@ class RouterSettings(BaseModel):
         ):
             if len(differing) < len(self.admins):
                 raise ValueError(f"two of admins have one {what}")
+        return self
+
+    @model_validator(mode="after")
+    def _issuers_are_told_apart(self) -> Self:
+        if len({each.issuer for each in self.jwt}) < len(self.jwt):
+            raise ValueError("two of jwt have one issuer")
         return self
 
     @property

@@ -25,3 +25,7 @@ class StoreSchemaError(StoreConfigurationError):
 
 class UnreadableStateError(StoreError):
     """Something in the store is not as this fleet writes it. The leader mends it soon (``statestore.pool.upkeep``)."""
+
+
+class LimitsUnknownError(StoreUnavailableError):
+    """The store is away, and with it what is used of limits."""

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 from fastapi import Depends, Request
 
 from dualmap.router.errors import InvalidApiKeyError, ReadOnlyError
+from dualmap.router.http.asgi_bridge import FROM_GATEWAY
 from dualmap.router.settings import RouterSettings
 from dualmap.router.tenants.api_keys import presented_key
 from dualmap.router.tenants.directory import TenantDirectory
@@ -71,14 +72,16 @@ def key_of(request: Request) -> bytes:
 
 def caller_of(tenants: TenantDirectory, request: Request) -> Caller | None:
     """Who sends the request; None where no tenant does. Raises InvalidApiKeyError."""
-    return tenants.caller(_fields_of(request)) if tenants else None
+    if not tenants.is_closed:
+        return None
+    return tenants.caller(_fields_of(request), from_gateway=request.scope.get(FROM_GATEWAY, False))
 
 
 def require_caller(tenants: TenantDirectory) -> Callable[[Request], None]:
     """A dependency that accepts requests of those who may send inference requests."""
 
     def check(request: Request) -> None:
-        tenants.caller(_fields_of(request))
+        caller_of(tenants, request)
 
     return check
 

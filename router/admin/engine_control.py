@@ -13,17 +13,22 @@ import httpx
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from dualmap.router.admin.auth import caller_of
+from dualmap.router.admin.explanations import meant_by
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
 from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
-from dualmap.router.http.paths import ENGINE_CONTROL_PATHS
+from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.state.instance_lifecycle import SERVING
+from dualmap.scheduling.tenants.tenant import Caller
 
 log = logging.getLogger(__name__)
 
 routes = APIRouter(tags=["engine control"])
 
+MAX_ABORTED: Final = 1000
+"""Requests that one call may end."""
 TIMEOUT_S: Final = 300.0
 """Timeout for the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
 _RESET: Final = "/reset_prefix_cache"
@@ -66,6 +71,8 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
     if not called:
         raise nobody_ready(pools[0].settings.name)
     body, fields = await request.body(), _fields(request, runtime)
+    if path == ABORT_PATH and runtime.tenants.tenants:
+        body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
     query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] != "pool"])
     tls = runtime.trust.context
     async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=TIMEOUT_S) as client:
@@ -84,6 +91,42 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
     log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in answers))
     return _answer(path, answers)
+
+
+async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -> bytes:
+    """The body with the requests alone that are the caller's, as far as this replica or the store knows them: nobody
+    may end another tenant's request, whoever told its id.
+
+    Raises:
+        InvalidRequestError, NotFoundError: it names no requests, or none of the caller's.
+    """
+    try:
+        named = orjson.loads(body)["request_ids"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        named = None
+    if isinstance(named, str):
+        named = [named]
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named) or len(named) > MAX_ABORTED:
+        raise InvalidRequestError(f"request_ids must be a list of up to {MAX_ABORTED} ids", param="request_ids")
+    meant = {each: _meant_by(each) for each in named}
+    ids = [request_id for each in meant.values() for request_id in each]
+    owners = {
+        live.request_id: "" if live.caller is None else live.caller.tenant.name
+        for live in map(runtime.context.live.get, ids)
+        if live is not None
+    }
+    for pool in runtime.pools.pools.values():
+        missing = [request_id for request_id in ids if request_id not in owners]
+        owners |= {name: record.tenant for name, record in (await pool.store.records(missing)).items()}
+    tenant = "" if caller is None else caller.tenant.name
+    own = [each for each, of_it in meant.items() if any(owners.get(request_id) == tenant for request_id in of_it)]
+    if not own:
+        raise NotFoundError("none of these is a live request of yours that this replica knows", param="request_ids")
+    return orjson.dumps({"request_ids": own})
+
+
+def _meant_by(given: str) -> Sequence[str]:
+    return (*meant_by(given), given.removeprefix("generate-tokens-"))
 
 
 for _path, _method in ENGINE_CONTROL_PATHS.items():

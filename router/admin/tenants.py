@@ -243,7 +243,8 @@ async def rotate_key(runtime: RuntimeParam, name: TenantName, key: KeyName, want
 
 @routes.delete("/tenants/{name}/keys/{key}", status_code=204)
 async def revoke_key(runtime: RuntimeParam, name: TenantName, key: KeyName, by: ChangedBy) -> None:
-    """Revoke a key, and a former one of its name that still gives access."""
+    """Revoke a key, and a former one of its name that still gives access. Requests under way finish, or end, as
+    `router.revoked_requests` says."""
 
     def revoke(known: TenantRecord | None) -> TenantRecord:
         record = found(known, name)

@@ -31,6 +31,7 @@ from dualmap.router.prompts.inference_request import (
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
+    is_response_of,
     storing_instance,
 )
 from dualmap.router.prompts.prompt import sent_prompt
@@ -67,7 +68,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
         if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if tenants.is_closed and (inference or needs_api_key(path)):
-            request.caller = tenants.caller(request.get)
+            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway)
         if inference:
             if not known and is_forbidden(path):
                 raise ForbiddenPathError(
@@ -112,13 +113,18 @@ def read_stored_request(request: ClientRequest, request_id: str) -> InferenceReq
     """
     response = stored_response_id(request.path)
     instance_id = storing_instance(response)
-    if instance_id is None:
-        raise NotFoundError(f"response {response!r} not found: only ids that this fleet gave lead to a stored response")
+    if instance_id is None or not is_response_of(response or "", request.caller):
+        raise _no_response(response)
     stream = b"stream=true" in request.query.lower()
     return InferenceRequest(
         request_id, "", request.path, None, None, stream, body_hash=xxh3_64_intdigest(request.path.encode()),
         pinned_to=instance_id,
     )  # fmt: skip
+
+
+def _no_response(response: str | None) -> NotFoundError:
+    """The same for one that there is not and for another tenant's."""
+    return NotFoundError(f"response {response!r} not found: only ids that this fleet gave you lead to one")
 
 
 def read_inference_request(request: ClientRequest, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
@@ -215,6 +221,8 @@ def inference_request_of(
         read.leaves_id_open = "request_id" not in body
         read.stores = body.get("store") is not False
         previous = body.get("previous_response_id")
+        if isinstance(previous, str) and not is_response_of(previous, request.caller):
+            raise _no_response(previous)
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
     if stream:

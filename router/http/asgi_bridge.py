@@ -20,6 +20,8 @@ AsgiApp = Callable[
     [MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
+FROM_GATEWAY: Final = "dualmap.from_gateway"
+"""In the scope: whether the request came over a connection of the gateway that names tenants."""
 _FRAMING_FIELDS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
 
 
@@ -51,6 +53,7 @@ def build_scope(request: ClientRequest, transport: BaseTransport, state: dict[st
         "client": _address(transport.get_extra_info("peername")),
         "server": _address(transport.get_extra_info("sockname")),
         "state": state,
+        FROM_GATEWAY: request.from_gateway,
     }
 
 

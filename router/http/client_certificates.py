@@ -10,6 +10,7 @@ from dualmap.router.http.admission import refusing_inference
 from dualmap.router.http.paths import ABORT_PATH, needs_admin, needs_api_key
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.settings import RouterSettings
+from dualmap.router.tenants.gateway import gateway_finder
 from dualmap.runtime.certificates import client_name
 
 HeadCheckFinder = Callable[[asyncio.BaseTransport], HeadCheck]
@@ -17,7 +18,30 @@ HeadCheckFinder = Callable[[asyncio.BaseTransport], HeadCheck]
 
 
 def head_check_finder(settings: RouterSettings, check_head: HeadCheck) -> HeadCheckFinder:
-    """The rule of each connection: ``check_head`` decides, and before it the certificate of the client."""
+    """The rule of each connection: ``check_head`` decides, and before it the certificate of the client. A connection of
+    the gateway is told by that, or by its address."""
+    find = _by_certificate(settings, check_head)
+    if settings.gateway is None:
+        return find
+    is_gateway = gateway_finder(settings.gateway)
+
+    def find_of_gateway(transport: asyncio.BaseTransport) -> HeadCheck:
+        check = find(transport)
+        named = client_name(transport.get_extra_info("peercert"))
+        return _of_gateway(check) if is_gateway(transport.get_extra_info("peername"), named) else check
+
+    return find_of_gateway
+
+
+def _of_gateway(check_head: HeadCheck) -> HeadCheck:
+    def check(request: ClientRequest) -> int:
+        request.from_gateway = True
+        return check_head(request)
+
+    return check
+
+
+def _by_certificate(settings: RouterSettings, check_head: HeadCheck) -> HeadCheckFinder:
     needed = settings.tls_client_required_for
     if settings.tls_client_ca is None:
         return lambda _: check_head

@@ -64,3 +64,10 @@ class Downstream(Protocol):
 
     def break_off(self, last_words: bytes) -> None:
         """Send ``last_words``, then close without the end that the framing announced."""
+
+
+class ClientDownstream(Downstream, Protocol):
+    """The client's own connection."""
+
+    def cut_off(self, error: RouterError) -> bool:
+        """End the present answer with an error; False if there is none."""

@@ -16,7 +16,7 @@ from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import salt_edit, salt_field, separate
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
-from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.downstream import ClientDownstream, Downstream
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header, response_head
@@ -52,7 +52,7 @@ MEASURED_WITHIN_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def serve_inference(request: ClientRequest, downstream: Downstream, plane: DataPlane) -> None:
+async def serve_inference(request: ClientRequest, downstream: ClientDownstream, plane: DataPlane) -> None:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id()
@@ -64,6 +64,8 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
         inference_request = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client, inference_request.caller = request.client, request.caller
+        if request.caller is not None:
+            inference_request.cut_off = downstream.cut_off
         if plane.cache_salts is not None:
             separate(request, inference_request, plane.cache_salts)
         if plane.traces is not None:
@@ -148,7 +150,7 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
     the response by which it is found again."""
     edits: list[Edit] = [*more]
     if inference_request.leaves_id_open:
-        edits.append(id_edit(body, response_id(placed.request_id, placed.instance_id)))
+        edits.append(id_edit(body, response_id(placed.request_id, placed.instance_id, inference_request.tenant)))
     if inference_request.model and placed.model != inference_request.model:
         if inference_request.form:
             edits.append((form_model_span(body), placed.model.encode()))

@@ -45,6 +45,8 @@ class ClientRequest:
     """Set when the request was refused by its head; the body was thrown away."""
     caller: Caller | None = None
     """The tenant that sends it, and its key; None: no tenant."""
+    from_gateway: bool = False
+    """It came over a connection of the gateway that names tenants."""
     bodies: BodyBudget | None = None
     """Budget in which the body is counted until it is dropped."""
     client: str | None = None

@@ -98,6 +98,8 @@ class Picker:
     _observations_due: float = 0.0
     _unanswered: float = 0
     """Bodies that were asked for and did not come, until one comes."""
+    is_gateway: Callable[[str], bool] = lambda peer: False
+    """Whether a stream from there is the gateway's that names tenants."""
     cuts_off: bool = False
     """The time for requests in flight is over: what is cancelled now is cut off, and was not left by its client."""
 
@@ -130,8 +132,10 @@ class LeftError(Exception):
 class PickedRequest:
     """One stream. ``run`` returns when it is to be closed."""
 
-    def __init__(self, stream: Stream, picker: Picker) -> None:
+    def __init__(self, stream: Stream, picker: Picker, peer: str = "") -> None:
+        """``peer`` is where the stream comes from, as gRPC writes it: ``ipv4:10.0.0.1:4711``."""
         self._stream = stream
+        self._peer = peer
         self._picker = picker
         self._limit: asyncio.Timeout | None = None
         """The time for the whole request."""
@@ -154,6 +158,7 @@ class PickedRequest:
         if first is None or messages.kind_of(first) != "request_headers":
             return None
         request = messages.client_request(first.request_headers)
+        request.from_gateway = self._picker.is_gateway(self._peer)
         self._modes = messages.body_modes(first)
         request_id, live = mint_request_id(), None
         try:
@@ -539,7 +544,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
 
     def check_head(request: ClientRequest) -> int:
         if tenants.is_closed and request.method != "OPTIONS":  # a browser sends no key with it
-            request.caller = tenants.caller(request.get)
+            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway)
         if is_forbidden(request.path) or request.path in everywhere:
             raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")
         return max_body_bytes

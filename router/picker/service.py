@@ -95,7 +95,7 @@ class PickerServer:
             await self._health_server.stop(None)
 
     async def _process(self, _: Any, context: Any) -> None:
-        await PickedRequest(_GrpcStream(context), self._picker).run()
+        await PickedRequest(_GrpcStream(context), self._picker, context.peer()).run()
 
     # health ------------------------------------------------------------------------------------------------------
     def _health(self) -> Any:

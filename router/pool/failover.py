@@ -34,7 +34,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
-from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.port import ReplicaPool, ReplicaStore, RequestPort
@@ -82,7 +82,9 @@ class FailoverPool:
         *,
         clock: Clock | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
+        needs_limits: bool = False,
     ) -> None:
+        """``needs_limits``: what draws from limits is placed by the shared store alone."""
         self._primary = primary
         self.name = primary.name
         # These go to the shared store, and fail with it.
@@ -99,6 +101,7 @@ class FailoverPool:
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
         self._now_ms = now_ms
+        self._needs_limits = needs_limits
         self._listeners: list[tuple[str, Callable[[Grant], None]]] = []
         self._known: Membership | None = None
         self._local: PoolStore | None = None
@@ -132,10 +135,20 @@ class FailoverPool:
         return self._either(lambda pool: pool.membership(), self._trusts_members)
 
     def place(self, placement: Placement) -> Awaitable[PlaceReply]:
+        if self._needs_limits and placement.draws and not placement.must_draw:
+            return self._either(lambda pool: self._by_limits(pool).place(placement), self._trusts_reply)
         return self._either(lambda pool: pool.place(placement), self._trusts_reply)
 
     def register(self, request: StoredRequest, draws: Sequence[Draw]) -> Awaitable[tuple[PlaceStatus, Drawn]]:
+        if self._needs_limits and draws:
+            return self._either(lambda pool: self._by_limits(pool).register(request, draws))
         return self._either(lambda pool: pool.register(request, draws))
+
+    def _by_limits(self, pool: RequestPort) -> RequestPort:
+        """The pool, if it has the books of all replicas. Raises LimitsUnknownError where this replica decides alone."""
+        if pool is not self._primary:
+            raise LimitsUnknownError("the store is away")
+        return pool
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
         return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts_reply)
@@ -319,8 +332,9 @@ class FailoverPool:
 class FailoverStore:
     """Wraps an open store, and closes it."""
 
-    def __init__(self, primary: ReplicaStore, scheduling: SchedulingSettings) -> None:
+    def __init__(self, primary: ReplicaStore, scheduling: SchedulingSettings, *, needs_limits: bool = False) -> None:
         self._primary = primary
+        self._needs_limits = needs_limits
         self._scheduling = scheduling
         self._pools: dict[str, FailoverPool] = {}
 
@@ -342,5 +356,7 @@ class FailoverStore:
 
     def pool(self, name: str) -> FailoverPool:
         if name not in self._pools:
-            self._pools[name] = FailoverPool(self._primary.pool(name), self._scheduling)
+            self._pools[name] = FailoverPool(
+                self._primary.pool(name), self._scheduling, needs_limits=self._needs_limits
+            )
         return self._pools[name]

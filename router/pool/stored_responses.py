@@ -45,7 +45,7 @@ class StoredResponses:
         if not (sent.stores and sent.leaves_id_open and usage.prompt_tokens) or self._store.degraded:
             return
         tokens = usage.prompt_tokens + (usage.output_tokens or 0)
-        keeping = self._keep(response_id(request.request_id, request.instance_id), tokens)
+        keeping = self._keep(response_id(request.request_id, request.instance_id, sent.tenant), tokens)
         task = asyncio.get_running_loop().create_task(keeping)
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from xxhash import xxh3_64_hexdigest
+
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.prompt import LongTexts
 from dualmap.api_bodies.responses_api import chat_of_response
+from dualmap.router.errors import RouterError
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
 from dualmap.scheduling.tenants.tenant import Caller
@@ -174,28 +177,48 @@ class InferenceRequest:
     """The client's ``cache_salt``, of a request that is passed on; else its prompt has it."""
     cache_salt: str | None = None
     """The salt that its instance is sent in place of the client's; None: the client's own is left alone."""
+    cut_off: Callable[[RouterError], object] | None = None
+    """Ends it with an error, where its key may be revoked meanwhile."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
     client: str | None = None
     """Name of the verified certificate that its client showed; None without one."""
 
+    @property
+    def tenant(self) -> str:
+        """The name of its tenant; empty for none."""
+        return "" if self.caller is None else self.caller.tenant.name
 
+
+_MARK = re.compile(r"(~t[0-9a-f]{16})@")
 _NO_PART_OF_A_NAME = re.compile(rb"[^A-Za-z0-9_.-]")
 
 
-def response_id(request_id: str, instance_id: str) -> str:
-    """The id of a response that an instance stores: it names the instance, so that every replica finds it again.
+def response_id(request_id: str, instance_id: str, tenant: str = "") -> str:
+    """The id of a response that an instance stores: it names the instance, so that every replica finds it again, and
+    has a mark of the tenant whose it is. Nobody else gets it by that id, and by no other one, which no instance has.
 
     Clients put it into a path, with its characters escaped or not, and engines split that path when it is decoded: so
     no character of a client's id is left in it that means something there, but ``~`` and two digits.
     """
     named = _NO_PART_OF_A_NAME.sub(lambda found: b"~%02X" % found[0][0], request_id.encode("utf-8", "surrogatepass"))
-    return f"resp_{named.decode()}@{instance_id}"
+    return f"resp_{named.decode()}{_mark_of(tenant)}@{instance_id}"
+
+
+def _mark_of(tenant: str) -> str:
+    """A tilde and a ``t``, which stand in no other place of an id, and the tenant's name as a hash."""
+    return f"~t{xxh3_64_hexdigest(tenant.encode())}" if tenant else ""
+
+
+def is_response_of(response: str, caller: Caller | None) -> bool:
+    """Whether such an id is one of the tenant's own responses; one without a mark is of those without a tenant."""
+    mark = _MARK.search(response)
+    return (mark[1] if mark is not None else "") == ("" if caller is None else _mark_of(caller.tenant.name))
 
 
 def request_of_response(response: str) -> str:
     """The request that ``response_id`` made this id for; nonsense for any other."""
-    named = response.removeprefix("resp_").rpartition("@")[0]
+    named = _MARK.sub("@", response).removeprefix("resp_").rpartition("@")[0]
     return unquote(named.replace("~", "%"), errors="surrogatepass")
 
 

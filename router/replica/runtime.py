@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from dualmap.router.errors import InvalidApiKeyError
 from dualmap.router.peer_client import PeerClient
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.grant_waiters import GrantWaiters
@@ -41,6 +42,7 @@ from dualmap.router.telemetry.recording import open_recorder
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.keeper import TenantKeeper
+from dualmap.router.tenants.signed_tokens import Tokens
 from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
 from dualmap.runtime.certificates import FollowedFiles
@@ -89,14 +91,20 @@ class Runtime:
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
         """Those that this process presents or trusts, for reports."""
         self.scheduling = scheduling
+        clock = clock or RealClock()
+        self.tokens = Tokens(settings.jwt, clock, lambda: self.tenant_keeper.now_ms() / 1000) if settings.jwt else None
         self.tenants = TenantDirectory(
-            (key.get_secret_value() for key in settings.api_keys), tenants, needs_key=settings.needs_key
+            (key.get_secret_value() for key in settings.api_keys),
+            tenants,
+            needs_key=settings.needs_key,
+            tokens=self.tokens,
+            gateway=settings.gateway,
         )
         self.context = _context(
             settings,
             [pool.name for pool in pools],
             replica_id=replica_id or settings.replica_id or make_replica_id(),
-            clock=clock or RealClock(),
+            clock=clock,
             call_later=call_later or asyncio.get_running_loop().call_later,
         )
         self.tenant_keeper = TenantKeeper(
@@ -160,6 +168,9 @@ class Runtime:
             await replica.join()
         await self.tenant_keeper.refresh()
         self._supervisor.start("tenants", self.tenant_keeper.run)
+        if self.tokens is not None:
+            await self.tokens.start()
+            self._supervisor.start("token keys", self.tokens.run)
         for name, pool in self.pools.pools.items():
             replica = self.replicas[name]
             self._supervisor.start(f"outbox {name}", pool.outbox.run)
@@ -177,7 +188,16 @@ class Runtime:
         return True
 
     def _tenants_changed(self) -> None:
-        """Keys may have ended."""
+        """Keys may have ended: so do their requests, where the settings say so."""
+        if self.context.settings.revoked_requests == "finish":
+            return
+        for live in self.context.live:
+            if live.caller is not None and not self.tenants.is_known(live.caller):
+                tenant, key = live.caller.tenant.name, live.caller.key
+                log.warning(
+                    "request %s ends: key %s of tenant %s gives no access any more", live.request_id, key, tenant
+                )
+                live.cut_off(InvalidApiKeyError("the key of this request was revoked while it was served"))
 
     async def addresses(self) -> dict[str, str]:
         """The operation addresses of all living replicas by their ids, "" of one that advertises none.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dualmap.router.errors import ReplicaFullError
+from dualmap.router.errors import ReplicaFullError, RouterError
 from dualmap.router.requests.explain import DecisionLog, Explanation
 from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.settings import RouterSettings
@@ -17,6 +17,7 @@ from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.tenants.tenant import Caller
 
 
 class Live(Protocol):
@@ -33,6 +34,13 @@ class Live(Protocol):
 
     def explain(self) -> Explanation | None:
         """The explanation so far; None if the request was passed on without a decision."""
+
+    @property
+    def caller(self) -> Caller | None:
+        """The tenant that sent it; None: no tenant."""
+
+    def cut_off(self, error: RouterError) -> None:
+        """End it with an error, if its client can be told; it is finished then."""
 
     def finish(self, outcome: Outcome) -> None:
         """The request is over: release everything."""

@@ -11,7 +11,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
-from dualmap.router.errors import from_exception
+from dualmap.router.errors import RouterError, from_exception
 from dualmap.router.pool.grant_waiters import GrantWaiter, ReservationLostError, TurnedAwayError
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.served_pool import ServedPool
@@ -76,6 +76,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Running
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
+from dualmap.scheduling.tenants.tenant import Caller
 
 _WHOLE: Final = Leg.WHOLE
 _PLACE_HELD: Final = PlaceStatus.HELD
@@ -316,6 +317,16 @@ class LiveRequest:
         chain = self.machine.spec.chain
         if chain is not None and not self.machine.is_done:
             self._note_context(chain)
+
+    @property
+    def caller(self) -> Caller | None:
+        """The tenant that sent it; None: no tenant."""
+        return self.inference_request.caller
+
+    def cut_off(self, error: RouterError) -> None:
+        """End it with an error, if its client can be told; ``finish`` is called then. Never waits."""
+        if self.inference_request.cut_off is not None:
+            self.inference_request.cut_off(error)
 
     def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
         """Report that it is over, however it went: release everything. Never waits; only the first call counts."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.picker.addresses import Addresses
@@ -13,6 +15,8 @@ from dualmap.router.picker.service import PickerServer
 from dualmap.router.picker.settings import PickerSettings
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.serve import MakeDoor
+from dualmap.router.settings import RouterSettings
+from dualmap.router.tenants.gateway import gateway_finder
 
 
 def door_of(settings: PickerSettings) -> MakeDoor:
@@ -36,9 +40,24 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             settings.choices,
             settings.observed_share,
             settings.test_headers,
+            is_gateway=gateway_streams(router),
         )
         server = PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
         runtime.certificates += server.certificates
         return server
 
     return make
+
+
+def gateway_streams(router: RouterSettings) -> Callable[[str], bool]:
+    """Whether a stream comes from an address of the gateway that names tenants."""
+    if router.gateway is None:
+        return lambda peer: False
+    is_gateway = gateway_finder(router.gateway)
+
+    def find(peer: str) -> bool:
+        kind, _, place = peer.partition(":")
+        address = unquote(place.rpartition(":")[0]).strip("[]")
+        return kind in ("ipv4", "ipv6") and is_gateway((address,), None)
+
+    return find

@@ -121,7 +121,7 @@ async def serve(
             listener=listeners[-1],
             tls=tls if len(listeners) == 1 else None,
         )
-        async with _opened(store, scheduling, wait) as opened:
+        async with _opened(store, scheduling, wait, needs_limits=router.limits_without_store == "closed") as opened:
             if opened is not None:
                 info = await asyncio.to_thread(_info, router, listeners, store.url)
                 if door_port is not None:
@@ -298,14 +298,14 @@ def _listening(router: RouterSettings, *, shared: bool) -> Iterator[list[socket.
 
 @contextlib.asynccontextmanager
 async def _opened(
-    store: StoreSettings, scheduling: SchedulingSettings, wait: Wait
+    store: StoreSettings, scheduling: SchedulingSettings, wait: Wait, *, needs_limits: bool
 ) -> AsyncIterator[FailoverStore | None]:
     """The open store, closed at the end; None if the process got a signal to stop before it could be opened.
 
     Once open it may go away: the replica then continues on a local state until it is back.
     """
     shared = await wait(lambda: open_store(store, scheduling=scheduling, shared=True))
-    opened = FailoverStore(shared, scheduling) if shared is not None else None
+    opened = FailoverStore(shared, scheduling, needs_limits=needs_limits) if shared is not None else None
     try:
         yield opened
     finally:

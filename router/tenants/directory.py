@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from dualmap.router.errors import InvalidApiKeyError, UnknownModelError
+from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, UnknownModelError, UnknownTenantError
+from dualmap.router.settings import GatewaySettings
 from dualmap.router.tenants.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
+from dualmap.router.tenants.signed_tokens import Tokens, is_token
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
+
+TOKEN: Final = "(token)"
+GATEWAY: Final = "(gateway)"
+"""What stands for the name of a key where a tenant was named otherwise: no key has such a name."""
 
 
 class TenantDirectory:
@@ -21,8 +28,18 @@ class TenantDirectory:
     """
 
     def __init__(
-        self, api_keys: Iterable[str], tenants: Sequence[TenantSettings] = (), *, needs_key: bool = False
+        self,
+        api_keys: Iterable[str],
+        tenants: Sequence[TenantSettings] = (),
+        *,
+        needs_key: bool = False,
+        tokens: Tokens | None = None,
+        gateway: GatewaySettings | None = None,
     ) -> None:
+        """``tokens`` are those that clients may send in place of keys; ``gateway`` is the one that names tenants."""
+        self._tokens = tokens
+        self._gateway = None if gateway is None else gateway.tenant_header.encode()
+        self._class_field = None if gateway is None or gateway.class_header is None else gateway.class_header.encode()
         self._api_keys = ApiKeys(api_keys)
         self._callers: dict[bytes, Caller] = {}
         self.tenants: dict[str, Tenant] = {}
@@ -37,7 +54,8 @@ class TenantDirectory:
             for key in settings.keys:
                 digest = bytes.fromhex(key.hash)
                 self._callers[digest] = Caller(tenant, key.name, digest)
-        self.is_closed = needs_key or bool(self._api_keys) or bool(self._callers)
+        known = bool(self._api_keys) or bool(self._callers)
+        self.is_closed = needs_key or known or tokens is not None or gateway is not None
         """Whether access needs a key."""
 
     def __bool__(self) -> bool:
@@ -47,25 +65,52 @@ class TenantDirectory:
         """Access needs a key from now on."""
         self.is_closed = True
 
-    def caller(self, field: Callable[[bytes], bytes | None]) -> Caller | None:
-        """Who sends a request with these fields; None where no tenant does.
+    def caller(self, field: Callable[[bytes], bytes | None], *, from_gateway: bool = False) -> Caller | None:
+        """Who sends a request with these fields; None where no tenant does. ``from_gateway``: over a connection of the
+        gateway, which is believed.
 
         Raises:
             InvalidApiKeyError: keys are needed, and none that is known was sent.
+            RouterError: a token is not to be trusted, or names no tenant that there is; or a client claims to be one.
         """
-        if self._callers:
-            caller = self._callers.get(hashlib.sha256(presented_key(field)).digest())
+        if self._gateway is not None and (named := field(self._gateway)) is not None:
+            return self._named_by_gateway(named, field, from_gateway=from_gateway)
+        if self._callers or self._tokens is not None:
+            key = presented_key(field)
+            caller = self._callers.get(hashlib.sha256(key).digest())
             if caller is not None:
                 return caller
+            if self._tokens is not None and is_token(key) and not self._api_keys.knows(key):
+                claims = self._tokens.claims(key)
+                return Caller(self._tenant(claims.tenant, "the token"), TOKEN, b"", claims.priority_class)
         if self._api_keys:
             self._api_keys.check(field)
         elif self.is_closed:
             raise InvalidApiKeyError(API_KEY_REFUSAL)
         return None
 
+    def _named_by_gateway(self, named: bytes, field: Callable[[bytes], bytes | None], *, from_gateway: bool) -> Caller:
+        name = (self._gateway or b"").decode()
+        if not from_gateway:
+            raise TenantHeaderError(
+                f"{name} is believed of the gateway alone (router.gateway): leave it out, and send the tenant's key"
+            )
+        tenant = self._tenant(named.decode("latin-1"), name)
+        by_key = self._callers.get(hashlib.sha256(presented_key(field)).digest())
+        if by_key is not None and by_key.tenant.name != tenant.name:
+            raise TenantHeaderError(f"{name} names another tenant than the one whose key is sent; send one of the two")
+        klass = None if self._class_field is None else field(self._class_field)
+        return Caller(tenant, GATEWAY, b"", "" if klass is None else klass.decode("latin-1"))
+
+    def _tenant(self, name: str, said_by: str) -> Tenant:
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            raise UnknownTenantError(f"{said_by} names tenant {name[:64]!r}, which is not known here; make it first")
+        return tenant
+
     def is_known(self, caller: Caller) -> bool:
         """Whether the key of a former request still gives access."""
-        return caller.digest in self._callers
+        return caller.digest in self._callers if caller.digest else caller.tenant.name in self.tenants
 
     def owner(self, digest: bytes) -> str | None:
         """The tenant that has the key; None: nobody."""

@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.4
 """How often the edition of the book is looked at: a change is in force everywhere within this time and a call."""
+TIME_READ_S = 60.0
+"""How often the store's time is read: keys end, and tokens expire, by it."""
 ENTERED_TOGETHER = 100
 """Tenants that are entered between two breaths of the event loop, and that are put back in one call."""
 MAX_TRIES = 8
@@ -57,6 +59,7 @@ class TenantKeeper:
         """Tenants with keys that end by themselves."""
         self._store_ahead_ms = 0.0
         """The store's clock less this process's monotonic one."""
+        self._read_time_s = float("-inf")
         self._failures = 0
 
     async def run(self) -> None:
@@ -79,6 +82,8 @@ class TenantKeeper:
             StoreError: the book cannot be read; the directory stays as it is.
         """
         async with self._reading:
+            if self._clock.monotonic_s() - self._read_time_s > TIME_READ_S:
+                await self._read_time()
             news = await self.book.news(self.edition)
             if news.edition == self.edition:
                 return
@@ -98,7 +103,7 @@ class TenantKeeper:
             if count % ENTERED_TOGETHER == ENTERED_TOGETHER - 1:
                 await asyncio.sleep(0)  # requests go on
         if self._ending:
-            self._store_ahead_ms = await self.book.now_ms() - self._clock.monotonic_s() * 1000
+            await self._read_time()
         if news.edition.number:
             self.directory.close()
         self.edition = news.edition
@@ -132,6 +137,10 @@ class TenantKeeper:
     def is_valid(self, key: KeyRecord) -> bool:
         """Whether a key has not ended, by the store's clock."""
         return key.expires_ms is None or key.expires_ms > self.now_ms()
+
+    async def _read_time(self) -> None:
+        self._store_ahead_ms = await self.book.now_ms() - self._clock.monotonic_s() * 1000
+        self._read_time_s = self._clock.monotonic_s()
 
     def now_ms(self) -> float:
         """The store's time, as far as it is known."""

@@ -427,6 +427,11 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "invalid_api_key": (
         Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys, admin_key, admins, and tenants.md."
     ),
+    "invalid_token": (Severity.NOTICE, "Clients send tokens that are not accepted: the answers say why (router.jwt)."),
+    "unknown_tenant": (Severity.NOTICE, "Tokens or the gateway name tenants that there are not: dualmap tenants list."),
+    "tenant_header": (Severity.NOTICE, "Clients name tenants themselves: only router.gateway is believed."),
+    "limits_unknown": (Severity.CRITICAL, "Bring the server at store.url back: router.limits_without_store is closed."),
+    "token_keys_coming": (Severity.WARNING, "The keys of an issuer of tokens cannot be had: see the log (router.jwt)."),
     "read_only": (Severity.NOTICE, "Administrators of the role reader try to change something: see router.admins."),
     "model_not_found": (Severity.NOTICE, "Clients name a model that no pool serves: /v1/models lists those that are."),
     "rate_limit_exceeded": (Severity.NOTICE, "A tenant has met a limit: see tenants in the settings."),

@@ -34,3 +34,5 @@ class Caller:
     digest: bytes = b""
     """SHA-256 of the key, to find out whether it was revoked; not to be shown, as a key that is no random one could be
     guessed by it. Empty for who came without a key."""
+    priority_class: str = ""
+    """The class that a token or the gateway names, within the tenant's; empty: the tenant's own."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ TENANTS = [
 ]
 OPTIONS = (
     *(*QUICK, "--replicas", "3", "--workers", "1", "--tenants", json.dumps(TENANTS)),
-    *("--router.tenant_cache_secret", "a-secret-of-the-fleet"),
+    *("--router.revoked_requests", "end", "--router.tenant_cache_secret", "a-secret-of-the-fleet"),
 )
 
 
@@ -114,6 +115,25 @@ def key_in(output: str) -> str:
     return found[1]
 
 
+async def end_of_a_revoked_stream(fleet: Fleet, key: str) -> str:
+    """The code of the error that ends a long answer whose key is revoked within it."""
+    body = {"model": fleet.model, "prompt": "tell", "max_tokens": 5000, "stream": True}
+    last, revoking = "", None
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = client.stream("POST", f"{fleet.endpoint}/v1/completions", json=body, headers={"x-api-key": key})
+        with contextlib.suppress(httpx.RemoteProtocolError):  # the body ends without its end, as it is not whole
+            async with answer as got:
+                assert got.status_code == 200
+                async for line in got.aiter_lines():
+                    last = line if line.startswith("data: {") else last
+                    if revoking is None:
+                        revoked = ("tenants", "revoke", "new", "ci", "--url", fleet.endpoint)
+                        revoking = asyncio.create_task(asyncio.to_thread(fleet.dualmap, *revoked))
+    assert revoking is not None
+    await revoking
+    return str(json.loads(last[6:]).get("error", {}).get("code"))
+
+
 def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_second(shared_fleet: Fleet) -> None:
     fleet = shared_fleet
     urls, endpoint = replica_urls(fleet), ("--url", fleet.endpoint)
@@ -127,13 +147,17 @@ def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_
     second = key_in(fleet.dualmap("tenants", "rotate", "new", "ci", *endpoint))
     soon(first, 401)
     soon(second, 200)
+    assert asyncio.run(end_of_a_revoked_stream(fleet, second)) == "invalid_api_key"
+    second = key_in(fleet.dualmap("tenants", "add-key", "new", "ci", *endpoint))
+    soon(second, 200)
     assert "requests_in_flight: 3" in fleet.dualmap("tenants", "set", "new", "requests_in_flight=3", *endpoint)
     fleet.dualmap("tenants", "revoke", "new", "ci", *endpoint)
     soon(second, 401)
 
     assert "new" in fleet.dualmap("tenants", "list", *endpoint)
     audit = json.loads(fleet.dualmap("tenants", "audit", "new", "--json", *endpoint))
-    assert [each["action"] for each in audit] == ["revoke key", "set", "rotate key", "create"]
+    actions = [each["action"] for each in audit]
+    assert actions == ["revoke key", "set", "create key", "revoke key", "rotate key", "create"]
     assert "@" in audit[0]["by"]
     kept = [*fleet.directory.glob("*.log"), *fleet.directory.glob("*.out")]
     assert kept and not any(key in path.read_text() for path in kept for key in (first, second))

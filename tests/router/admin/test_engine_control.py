@@ -82,7 +82,9 @@ async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
 ) -> None:
     engines = [await engine(200) for _ in range(3)]
     specs = [tools.spec(name, url=each.url) for name, each in zip("abc", engines, strict=True)]
-    client = client_of(await start_runtime(instances=tuple(specs), **access))
+    runtime = await start_runtime(instances=tuple(specs), **access)
+    client, caller = client_of(runtime), runtime.tenants.caller({b"x-api-key": b"client-key"}.get)
+    await runtime.intake.place(tools.request(request_id="r", caller=caller))
 
     refused = await client.post(ABORT_PATH, json={"request_ids": ["r"]})
     answer = await client.post(ABORT_PATH, json={"request_ids": ["r"]}, headers={"authorization": "Bearer client-key"})
@@ -90,6 +92,36 @@ async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
     assert (refused.status_code, answer.status_code, answer.content) == (401, 200, b"")
     assert [each.asked[0].endswith(b'{"request_ids":["r"]}') for each in engines] == [True] * 3
     assert not any(b"Bearer client" in each.asked[0] for each in engines)
+
+
+async def test_a_tenant_ends_no_request_but_its_own(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
+    made = await engine()
+    tenants = [
+        TenantSettings(name=name, keys=(TenantKeySettings(name="ci", key=SecretStr(f"{name}-secret")),))
+        for name in ("acme", "other")
+    ]
+    one = await start_runtime(instances=(tools.spec("a", url=made.url),), tenants=tenants)
+    two = await start_runtime(tenants=tenants)
+    for runtime, name in ((one, "acme"), (two, "other"), (two, "acme")):
+        caller = runtime.tenants.caller({b"x-api-key": f"{name}-secret".encode()}.get)
+        replica = "one" if runtime is one else "two"
+        await runtime.intake.place(tools.request(request_id=f"{name}-on-{replica}", caller=caller))
+    client = client_of(one)
+
+    async def abort(key: str, *ids: str) -> tuple[int, bytes]:
+        made.asked.clear()
+        headers = {"x-api-key": f"{key}-secret"}
+        answer = await client.post(ABORT_PATH, json={"request_ids": ids}, headers=headers)
+        return answer.status_code, b"".join(each.rpartition(b"\r\n")[2] for each in made.asked)
+
+    ids = ("cmpl-acme-on-one", "generate-tokens-acme-on-two", "other-on-two", "unknown")
+    assert await abort("acme", *ids) == (200, b'{"request_ids":["cmpl-acme-on-one","generate-tokens-acme-on-two"]}')
+    assert await abort("other", *ids) == (200, b'{"request_ids":["other-on-two"]}')
+    assert await abort("other", "acme-on-one") == (404, b"")
+    assert await abort("other", "unknown") == (404, b"")
+    for body in (b"", b"[]", b'{"request_ids": 7}', b'{"request_ids": [7]}'):
+        answer = await client.post(ABORT_PATH, content=body, headers={"x-api-key": "acme-secret"})
+        assert answer.status_code == 400
 
 
 async def test_who_failed_is_named_with_what_it_said(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:

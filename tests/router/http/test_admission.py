@@ -9,6 +9,7 @@ from dualmap.router.errors import (
     ForbiddenPathError,
     InvalidApiKeyError,
     MethodNotAllowedError,
+    NotFoundError,
     UnsupportedEncodingError,
 )
 from dualmap.router.http.admission import (
@@ -20,6 +21,7 @@ from dualmap.router.http.admission import (
     read_inference_request,
     read_request_id,
     read_slo_s,
+    read_stored_request,
 )
 from dualmap.router.http.paths import ENGINE_CONTROL_PATHS, is_inference, meant_path
 from dualmap.router.http.request_reader import ClientRequest
@@ -29,6 +31,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule, TokenPrompt
+from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from tests.support.bodies import BODIES, ODD_VALUES, places, with_value
 
 CHAT = "/v1/chat/completions"
@@ -234,6 +237,23 @@ def test_a_response_that_continues_another_names_the_instance_that_stored_it() -
     foreign = {"model": "m", "input": "hi", "previous_response_id": "resp_123", "request_id": "resp_mine"}
     read = read_inference_request(request("/v1/responses", foreign), "r")
     assert (read.pinned_to, read.leaves_id_open, read.continues) == (None, False, None)
+
+
+def test_what_a_tenant_stored_is_there_for_nobody_else() -> None:
+    stored = response_id("r", "npu-0", "acme")
+    body = {"model": "m", "input": "hi", "previous_response_id": stored}
+    for tenant in (None, "other", "acme"):
+        caller = None if tenant is None else Caller(Tenant(tenant), "ci")
+        asked, continued = request(f"/v1/responses/{stored}"), request("/v1/responses", body)
+        asked.caller = continued.caller = caller
+        if tenant == "acme":
+            assert read_stored_request(asked, "r").pinned_to == "npu-0"
+            assert read_inference_request(continued, "r").continues == stored
+            continue
+        with pytest.raises(NotFoundError, match="not found"):
+            read_stored_request(asked, "r")
+        with pytest.raises(NotFoundError, match="not found"):
+            read_inference_request(continued, "r")
 
 
 def test_a_body_of_embeddings_without_a_prompt_is_passed_on() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dualmap.router.admin import engine_control, explanations, inspection, instances, models, settings
+from dualmap.router.admin import engine_control, explanations, inspection, instances, models, settings, tenants
 from dualmap.router.http.paths import needs_admin
 
-ADMINISTRATION = (engine_control, explanations, inspection, instances, models, settings)
+ADMINISTRATION = (engine_control, explanations, inspection, instances, models, settings, tenants)
 
 
 def test_every_path_that_the_admin_key_closes_can_need_a_certificate() -> None:

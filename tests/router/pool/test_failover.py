@@ -20,9 +20,10 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period
 from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
-from dualmap.statestore.errors import StoreSchemaError, StoreUnavailableError
+from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
@@ -703,3 +704,32 @@ async def test_a_replica_leaves_a_pool_that_a_newer_version_took_over_and_comes_
         client.hset(key, mapping={"schema": SCHEMA, "oldest_schema": SCHEMA})
         await until(lambda: not replica.degraded)
     assert "during" in await shared.records(["during"])
+
+
+async def test_where_limits_must_hold_nothing_draws_from_them_without_the_store(
+    server: EmbeddedValkey, shared: PoolStore
+) -> None:
+    await shared.members.put_instance(instance("a", dispatch_window_tokens=4000))
+    settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
+    primary = RedisStore(settings, scheduling=SCHEDULING)
+    await primary.open()
+    store = FailoverStore(primary, SCHEDULING, needs_limits=True)
+    pool = store.pool("default")
+    await pool.membership()
+    await pool.heartbeat("one", 60_000, {})
+    draws = (Draw("acme/requests/day", 1, 8, 0.0, Limit(Measure.REQUESTS, Period.DAY, 8)),)
+    assert (await pool.place(placement("before", "a", draws=draws))).status is PlaceStatus.DISPATCHED
+    port = stop(server)
+
+    for _ in range(2):  # the first one finds out that the store is away
+        with pytest.raises(LimitsUnknownError):
+            await pool.place(placement("during", "a", draws=draws))
+    assert (await pool.place(placement("free", "a"))).status is PlaceStatus.DISPATCHED
+    retried = placement("again", "a", draws=draws, must_draw=True)
+    assert (await pool.place(retried)).status is PlaceStatus.DISPATCHED, "it was admitted before"
+
+    again = start_again(port)
+    await until(lambda: not pool.degraded)
+    assert (await pool.place(placement("after", "a", draws=draws))).status is PlaceStatus.DISPATCHED
+    await store.close()
+    again.stop()

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.errors import InvalidApiKeyError
+from dualmap.router.errors import InvalidApiKeyError, RouterError
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.tenants import keeper as keeper_module
 from dualmap.router.tenants.administration import TenantAdministration, hash_of
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import FleetKeys
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.tenants.tenant_book import Edition
+from tests.router import tools
 from tests.support.manual_clock import ManualClock, settle
 
 
@@ -197,3 +199,28 @@ async def test_tenants_of_the_settings_count_before_those_of_the_store(start_run
 
     assert caller is not None and caller.key == "ci"
     assert is_refused(runtime, "ci")
+
+
+@pytest.mark.parametrize("setting", ["finish", "end"])
+async def test_what_is_served_when_its_key_is_revoked_finishes_or_ends(
+    start_runtime: Any, clock: ManualClock, setting: str
+) -> None:
+    one = await start_runtime()
+    other = await start_runtime(instances=(tools.spec("a"),), revoked_requests=setting)
+    await put(one, "acme", record("ci", "web"))
+    await put(one, "gone", record("gone"))
+    await pass_time(clock, 1.0)
+    ended: list[tuple[str, RouterError]] = []
+    live = []
+    for key in ("ci", "web", "gone"):
+        asking = tools.request(key, caller=asked(other, key), cut_off=lambda error, key=key: ended.append((key, error)))
+        live.append(await other.intake.place(asking))
+    live.append(await other.intake.place(tools.request("of nobody")))
+    await put(one, "acme", record("web", limits=LimitSettings(requests_in_flight=1)))
+    await put(one, "gone", None)
+    await pass_time(clock, 1.0)
+
+    assert [key for key, _ in ended] == (["ci", "gone"] if setting == "end" else [])
+    assert all((error.status, error.code) == (401, "invalid_api_key") for _, error in ended)
+    for each in live:
+        each.finish(Outcome.COMPLETED)
