@@ -19,8 +19,10 @@ POLL_S = 0.4
 """How often the edition of the book is looked at: a change is in force everywhere within this time and a call."""
 TIME_READ_S = 60.0
 """How often the store's time is read: keys end, and tokens expire, by it."""
-ENTERED_TOGETHER = 100
-"""Tenants that are entered between two breaths of the event loop, and that are put back in one call."""
+ENTERED_TOGETHER = 20
+"""Tenants that are entered between two breaths of the event loop."""
+PUT_BACK_TOGETHER = 100
+"""Tenants that are put back in one call."""
 MAX_TRIES = 8
 """Tries to put back what the store lost, while other replicas do so too."""
 REMEMBERED_REMOVALS = 10_000
@@ -170,8 +172,8 @@ class TenantKeeper:
 
     async def _enter_again(self, edition: Edition, lost: Mapping[str, bytes | None], *, beyond: int) -> None:
         names, by = [*lost], f"replica {self._replica_id}"
-        for first in range(0, len(names), ENTERED_TOGETHER):
-            some = {name: lost[name] for name in names[first : first + ENTERED_TOGETHER]}
+        for first in range(0, len(names), PUT_BACK_TOGETHER):
+            some = {name: lost[name] for name in names[first : first + PUT_BACK_TOGETHER]}
             made = await self.book.change(edition, some, by=by, action="put back", before={}, after={}, beyond=beyond)
             if made is None:
                 return  # another replica does so, too, or somebody changes tenants

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dualmap.runtime.tenant_settings import LimitSettings, Name, TenantFields
 from dualmap.scheduling.tenants.tenant import Tenant
@@ -45,6 +46,8 @@ class TenantRecord(TenantFields):
     @classmethod
     def parse(cls, text: bytes) -> TenantRecord:
         """Raises ValueError where it cannot be read."""
+        with contextlib.suppress(ValidationError):
+            return cls.model_validate_json(text)
         try:
             values = orjson.loads(text)
             known = {
@@ -60,7 +63,7 @@ class TenantRecord(TenantFields):
         return orjson.dumps(self.model_dump(mode="json", exclude_defaults=True))
 
     def as_tenant(self, name: str) -> Tenant:
-        return self.tenant_named(name, {key.name: key.limits for key in self.keys})
+        return self.tenant_named(name, {key.name: key.limits for key in self.keys if key.limits.model_fields_set})
 
     def keys_named(self, name: str) -> Sequence[KeyRecord]:
         return [key for key in self.keys if key.name == name]

@@ -24,7 +24,7 @@ from dualmap.statestore.pool.readable import readable_texts, reads
 
 LOGGED_CHANGES: Final = 10_000
 """Changes of tenants that are kept in the log."""
-READ_TOGETHER: Final = 500
+READ_TOGETHER: Final = 100
 """Tenants that are read in one call."""
 _EDITION: Final = "edition"
 

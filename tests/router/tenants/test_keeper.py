@@ -101,7 +101,7 @@ def emptied(store: MemoryStore) -> None:
 async def test_a_store_that_comes_back_empty_is_given_its_tenants_again(
     start_runtime: Any, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper_module, "ENTERED_TOGETHER", 2)
+    monkeypatch.setattr(keeper_module, "PUT_BACK_TOGETHER", 2)
     one, other = await start_runtime(), await start_runtime()
     names = [f"tenant-{number}" for number in range(5)]
     for name in names:
