@@ -165,6 +165,14 @@ def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_
         stored = b"".join(store.dump(name) for name in store.scan_iter("dualmap:{fleet}:*"))
     assert first.encode() not in stored and second.encode() not in stored
 
+    kept_key = key_in(fleet.dualmap("tenants", "create", "kept", "--key", "ci", *endpoint))
+    soon(kept_key, 200)
+    with redis.Redis.from_url(fleet.store_url) as store:
+        store.delete(*store.scan_iter("dualmap:{fleet}:*"))
+        until(lambda: store.hexists("dualmap:{fleet}:tenants", "kept"), "a replica puts back what the store lost")
+    assert statuses(fleet, urls, kept_key) == [200] * 3
+    assert statuses(fleet, urls, second) == [401] * 3
+
 
 async def cached_of_a_prompt(fleet: Fleet) -> list[str]:
     """Two tenants send one prompt, each twice; the one found it in a cache that sent it the second time."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import pytest
 from pydantic import SecretStr
 
 from dualmap.router.errors import InvalidApiKeyError, UnknownModelError
+from dualmap.router.http.admission import make_head_check
+from dualmap.router.http.request_reader import ClientRequest, HeadCheck
+from dualmap.router.picker.picked import make_head_check as make_picker_head_check
 from dualmap.router.tenants.directory import TenantDirectory, check_model
+from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.tenants.tenant import Caller
 
@@ -72,3 +77,35 @@ def test_a_model_of_a_pool_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
     check_model(Caller(tenant, "ci"), "chat", "small")
     with pytest.raises(UnknownModelError, match="of pool 'large', and the tenant's are small"):
         check_model(Caller(tenant, "ci"), "chat", "large")
+
+
+@pytest.mark.parametrize("made", [make_head_check, make_picker_head_check], ids=["router", "picker"])
+def test_a_tenant_that_is_made_while_a_door_is_open_closes_it_to_strangers(made: Callable[..., HeadCheck]) -> None:
+    directory = TenantDirectory(())
+    check = made(directory, max_body_bytes=1000, forbidden_paths=())
+
+    def sent(key: str) -> ClientRequest:
+        request = ClientRequest("POST", "/v1/completions", b"", [(b"x-api-key", key.encode())], False, True)
+        check(request)
+        return request
+
+    assert sent("anything").caller is None
+    record = TenantRecord(keys=(KeyRecord(name="ci", sha256=hashlib.sha256(b"new-secret").hexdigest()),))
+    directory.put("new", record, lambda key: True)
+    directory.close()
+
+    caller = sent("new-secret").caller
+    assert caller is not None and caller.tenant.name == "new"
+    with pytest.raises(InvalidApiKeyError):
+        sent("anything")
+
+
+def test_a_key_that_a_tenant_has_is_not_given_to_another_one() -> None:
+    directory = TenantDirectory((), [ACME])
+    for name in ("thief", "acme"):
+        stolen = TenantRecord(keys=(KeyRecord(name="x", sha256=hashlib.sha256(b"acme-secret").hexdigest()),))
+        directory.put(name, stolen, lambda key: True)
+        directory.remove(name)
+
+    caller = asked(directory, b"acme-secret")
+    assert caller is not None and (caller.tenant.name, caller.key) == ("acme", "ci")

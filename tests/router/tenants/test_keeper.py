@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.errors import InvalidApiKeyError, RouterError
+from dualmap.router.errors import InvalidApiKeyError, RateLimitError, RouterError
 from dualmap.router.replica.runtime import Runtime
+from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.tenants import keeper as keeper_module
 from dualmap.router.tenants.administration import TenantAdministration, hash_of
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
@@ -224,3 +225,28 @@ async def test_what_is_served_when_its_key_is_revoked_finishes_or_ends(
     assert all((error.status, error.code) == (401, "invalid_api_key") for _, error in ended)
     for each in live:
         each.finish(Outcome.COMPLETED)
+
+
+async def test_a_limit_that_is_lowered_below_what_runs_ends_nothing_and_admits_nothing_until_there_is_room(
+    start_runtime: Any, clock: ManualClock
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=10_000),))
+
+    async def placed() -> LiveRequest:
+        live: LiveRequest = await runtime.intake.place(tools.request(caller=asked(runtime, "ci")))
+        return live
+
+    async def over(live: LiveRequest) -> None:
+        live.finish(Outcome.COMPLETED)
+        await pass_time(clock, 0.4)
+
+    await put(runtime, "acme", record("ci", limits=LimitSettings(requests_in_flight=3)))
+    first, second, third = [await placed() for _ in range(3)]
+    await put(runtime, "acme", record("ci", limits=LimitSettings(requests_in_flight=2)))
+    for live in (first, second):
+        with pytest.raises(RateLimitError, match="2 requests at a time"):
+            await placed()
+        await over(live)
+    fourth = await placed()
+    for live in (third, fourth):
+        await over(live)
