@@ -31,6 +31,7 @@ class Outage:
     certificates = ()
 
     def __init__(self, store: MemoryStore, clock: Any, scheduling: Any) -> None:
+        self.tenants = store.tenants
         self._tampered = tools.Tampered(store)
         self.pool_of_replica = FailoverPool(
             self._tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms
