@@ -97,7 +97,7 @@ SWITCHES: dict[str, Values] = {
         },
         "workers": {"serviceAccount": {"annotations": {"g": "h"}}},
         "image": {"pullSecrets": ["registry"]},
-        "pickers": {"enabled": True, "tlsSecret": "picker-tls"},
+        "pickers": {"enabled": True, "tlsSecret": "picker-tls", "autoscaling": {"kind": "hpa"}},
         "inferencePool": {"enabled": True, "annotations": {"i": "j"}},
         "extraObjects": [
             {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}},

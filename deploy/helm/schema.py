@@ -33,6 +33,7 @@ NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}
 CHOICES = {
     "pullPolicy": ["Always", "IfNotPresent", "Never"],
     "engine.autoscaling.kind": ["none", "fleet", "hpa", "keda"],
+    "pickers.autoscaling.kind": ["none", "hpa"],
     "autoscaling.kind": ["none", "hpa", "keda"],
     "service.type": ["ClusterIP", "NodePort", "LoadBalancer"],
     "httpRoute.backend": ["routers", "inferencePool"],
