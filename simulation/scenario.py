@@ -103,6 +103,9 @@ class Scenario:
     """Names of instances, by number from 1: names decide their places on the rings."""
     output_limits_known: bool = False
     """Requests have a limit on their answer, and use it up: no longer answer is expected. Otherwise they have none."""
+    first_tokens_seen: float = 1.0
+    """Share of the requests whose first token is seen, evenly spread: a gateway may carry answers past its pickers. The
+    first tokens of the others are presumed, and they end without a usage."""
     router_queue: RouterQueueRule | None = None
     """Another project's queue in the router, before an instance is chosen; None: there is none."""
     endless_cache: bool = False

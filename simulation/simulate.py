@@ -312,6 +312,7 @@ class Simulation:
             expected_output_tokens=expected_answer_tokens(self._fleet.learned.answer_tokens, output_limit),
             output_limit=output_limit,
             may_split=True,
+            hides_first_token=not self._is_seen(int(request_id)),
         )
         machine = RequestMachine(request_id, spec, self._rules, self._now_s)
         self._requests.live[request_id] = machine
@@ -323,6 +324,10 @@ class Simulation:
             outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
         if machine.estimate is not None:
             outcome.chosen_id = machine.estimate.decision.instance_id
+
+    def _is_seen(self, number: int) -> bool:
+        share = self._scenario.first_tokens_seen
+        return int((number + 1) * share) > int(number * share)
 
     def _output_limit(self, leg_id: str) -> int:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
@@ -434,7 +439,8 @@ class Simulation:
             return
         outcome.first_token_s = event.time_s
         self._staged.pop(request_id, None)
-        self._requests.report(machine, FirstToken())
+        if not machine.spec.hides_first_token:
+            self._requests.report(machine, FirstToken())
 
     def _on_staged(self, instance_id: str, request_id: str) -> None:
         self._staged[request_id] = KvSource(instance_id, request_id)
@@ -446,7 +452,10 @@ class Simulation:
         if machine is None or (machine.leg is Leg.PREFILL and event.request_id == request_id):
             return
         self._outcomes[int(request_id)].finish_s = event.time_s
-        self._requests.report(machine, Ended(Outcome.COMPLETED, Usage(output_tokens=event.tokens)))
+        if machine.spec.hides_first_token:
+            self._requests.report(machine, Ended(Outcome.ENDED))
+        else:
+            self._requests.report(machine, Ended(Outcome.COMPLETED, Usage(output_tokens=event.tokens)))
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:

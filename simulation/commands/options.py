@@ -85,6 +85,10 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--start-s", type=float, metavar="S", help="time until a started instance is ready")
     fleet.add_argument("--scaler", choices=sorted(SCALERS), default="dualmap", help="whose plan decides the size")
+    fleet.add_argument(
+        "--first-tokens-seen", type=float, default=1.0, metavar="SHARE",
+        help="share of the streams whose first token is seen, as endpoint pickers may see some alone",
+    )  # fmt: skip
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -119,6 +123,7 @@ class FleetOptions:
     instances: int
     autoscale: Autoscale | None = None
     slo_tpot_s: float | None = None
+    first_tokens_seen: float = 1.0
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
@@ -132,6 +137,7 @@ class FleetOptions:
             skip_requests=self.skip_requests,
             autoscale=self.autoscale,
             slo_tpot_s=self.slo_tpot_s,
+            first_tokens_seen=self.first_tokens_seen,
         )
 
 
@@ -151,6 +157,8 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     _at_least("instances", arguments.instances, 1)
     _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
     _at_least("skip", arguments.skip, 0)
+    if not 0 <= arguments.first_tokens_seen <= 1:
+        raise OptionError(f"--first-tokens-seen must be a share from 0 to 1, found {arguments.first_tokens_seen}")
     scheduling = configured.scheduling
     if arguments.slo_s is not None:
         if not 0 < arguments.slo_s < float("inf"):
@@ -182,6 +190,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         instances=instances,
         autoscale=autoscale,
         slo_tpot_s=_slo_tpot_s(arguments.slo_tpot_ms),
+        first_tokens_seen=arguments.first_tokens_seen,
     )
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.steps import at_once
@@ -67,6 +68,21 @@ def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_first_tokens_that_are_not_seen_are_presumed_and_nothing_is_left_behind(share: float) -> None:
+    trace = CONVERSATION.at_rate(2.0)
+    simulation = Simulation(trace, scenario(first_tokens_seen=share, scheduling=ALL_ARE_SERVED["dualmap"]))
+
+    record = simulation.run()
+
+    outcomes = [outcome.outcome for outcome in record.outcomes]
+    assert outcomes.count(Outcome.COMPLETED) == share * 400
+    assert outcomes.count(Outcome.ENDED) == (1 - share) * 400
+    left = at_once(simulation._pool.store.snapshot())
+    assert left.requests == ()
+    assert {load.pending_tokens for load in left.loads.values()} == {0}
 
 
 @pytest.mark.parametrize("policy", ["dualmap", "llm-d"])
