@@ -1,8 +1,9 @@
 """The endpoint picker: what it costs, and whether many of them place as well as one router.
 
-cost  CPU of a picker for a streamed answer of 200 chunks, and the latency that it adds to a plain Envoy, beside a gRPC
-      picker that decides nothing, and one that sees the body of every stream. The ways take turns; CPU is the process's
-      own, read from the kernel.
+cost  CPU of a picker for a streamed answer of 200 chunks, and the latency that it adds to a plain Envoy: where it sees
+      no first token (``unseen``), where the gateway reports it (``reported``), and where the picker sees the body of
+      every stream (``observed``); beside a gRPC picker that decides nothing (``plain``). The ways take turns. CPU is
+      that of the process, read from the kernel.
 knee  a trace at a rate near saturation through one router, then through Envoy with 1, 2 and 4 pickers and two routers
       at once, half of the connections each: hit rate and share on time.
 
@@ -34,7 +35,7 @@ from router_overhead import MockInstance
 
 from dualmap.statestore.embedded import EmbeddedValkey
 from tests.fleet.fleet_process import running_fleet, until
-from tests.support.envoy_process import example, free_port, page, running_envoy, running_picker
+from tests.support.envoy_process import example, free_port, page, running_envoy, running_picker, without
 
 CHUNKS = 200
 CONNECTIONS = 4
@@ -96,12 +97,6 @@ def plain_picker(port: int, destination: str) -> None:
     uvloop.run(serve())
 
 
-def without_picker(config: dict[str, Any]) -> dict[str, Any]:
-    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    del manager["http_filters"][0]
-    return config
-
-
 @contextlib.contextmanager
 def process_of(target: Any, *arguments: Any) -> Iterator[int]:
     process = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
@@ -159,10 +154,12 @@ def cost(requests: int, rounds: int, pace_ms: int) -> None:
         for name, port, pid in (
             ("none", plain, 0),
             ("plain", plain, plain_pid),
-            ("dualmap", picker.port, picker.process.pid),
+            ("unseen", picker.port, picker.process.pid),
+            ("reported", picker.port, picker.process.pid),
             ("observed", seeing.port, seeing.process.pid),
         ):
-            made = without_picker(example()) if name == "none" else example()
+            dropped = {"none": ("lua", "ext_proc"), "reported": ()}.get(name, ("lua",))
+            made = without(example(), *dropped)
             (folder / name).mkdir()
             envoy = stack.enter_context(running_envoy(folder / name, made, pickers=[port], instances=[instance]))
             until(lambda envoy=envoy: page(f"{envoy.admin_url}/ready"), "Envoy is ready")  # type: ignore[misc]
@@ -229,37 +226,66 @@ def replayed(url: str, options: argparse.Namespace, salt: str) -> dict[str, Any]
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, "-m", "dualmap", "replay", "--trace", options.trace, "--url", url, "--quiet"]
         command += ["--requests", str(options.requests), "--rate", str(options.rate), "--json", out.name]
-        command += ["--salt", salt, "--skip", str(options.requests // 5), "--time-scale", str(options.time_scale)]
+        command += [
+            "--seed",
+            str(options.seed),
+            "--salt",
+            salt,
+            "--skip",
+            str(options.requests // 5),
+            "--time-scale",
+            str(options.time_scale),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report: dict[str, Any] = json.loads(Path(out.name).read_text())
         return report
 
 
 def knee(options: argparse.Namespace) -> None:
-    scale = ("--time-scale", str(options.time_scale), "--instances", str(options.instances))
-    for pickers in (0, *options.pickers):
+    for way in options.ways:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            replicas = "2" if pickers else "1"
-            fleet = stack.enter_context(running_fleet(folder, ["--replicas", replicas, *scale]))
-            url = fleet.endpoint
-            if pickers:
-                config = fleet.directory / "fleet.yaml"
-                asked = [stack.enter_context(running_picker(folder, config)) for _ in range(pickers)]
-                for each in asked:
-                    until(lambda each=each: page(f"{each.ops_url}/ready"), "pickers are ready")  # type: ignore[misc]
-                ports = [int(each["url"].rpartition(":")[2]) for each in fleet.instances().values()]
-                envoy = stack.enter_context(
-                    running_envoy(folder, example(), pickers=[each.port for each in asked], instances=ports)
-                )
-                time.sleep(3)
-                port = free_port(25_000)
-                doors = [int(each.rpartition(":")[2]) for each in (envoy.url, fleet.endpoint)]
-                stack.enter_context(process_of(both_doors, port, doors))
-                url = f"http://127.0.0.1:{port}"
-                until(lambda url=url: page(f"{url}/v1/models"), "both doors are open")  # type: ignore[misc]
-            report = replayed(url, options, "same")
-            print(f"{pickers} pickers, {replicas} routers: {summary(report)}", flush=True)
+            url = _opened(way, folder, stack, options)
+            print(f"{_described(way)}: {summary(replayed(url, options, 'same'))}", flush=True)
+
+
+def _described(way: str) -> str:
+    named = {"router": "1 router", "routers": "2 routers", "envoy": "2 routers, half of it through a plain Envoy"}
+    return named.get(way, f"{way} pickers, 2 routers")
+
+
+def _opened(way: str, folder: Path, stack: contextlib.ExitStack, options: argparse.Namespace) -> str:
+    """Start a fleet and what stands in front of it; returns the URL for the load."""
+    scale = ("--time-scale", str(options.time_scale), "--instances", str(options.instances))
+    replicas = "1" if way == "router" else "2"
+    fleet = stack.enter_context(running_fleet(folder, ["--replicas", replicas, *scale]))
+    if way in ("router", "routers"):
+        return fleet.endpoint
+    if way == "envoy":
+        behind = [int(fleet.endpoint.rpartition(":")[2])]
+        envoy = stack.enter_context(
+            running_envoy(folder, without(example(), "lua", "ext_proc"), pickers=[free_port(25_000)], instances=behind)
+        )
+    else:
+        config = fleet.directory / "fleet.yaml"
+        share = () if options.observed_share is None else ("--picker.observed_share", str(options.observed_share))
+        asked = [stack.enter_context(running_picker(folder, config, *share)) for _ in range(int(way))]
+        for each in asked:
+            until(lambda each=each: page(f"{each.ops_url}/ready"), "pickers are ready")  # type: ignore[misc]
+        ports = [int(each["url"].rpartition(":")[2]) for each in fleet.instances().values()]
+        envoy = stack.enter_context(
+            running_envoy(folder, example(), pickers=[each.port for each in asked], instances=ports)
+        )
+        time.sleep(3)
+    if options.all_by_envoy:
+        url = envoy.url
+    else:
+        port = free_port(25_000)
+        doors = [int(each.rpartition(":")[2]) for each in (envoy.url, fleet.endpoint)]
+        stack.enter_context(process_of(both_doors, port, doors))
+        url = f"http://127.0.0.1:{port}"
+    until(lambda: page(f"{url}/v1/models"), "the doors are open")
+    return url
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -279,7 +305,16 @@ def main() -> None:
     kneeing.add_argument("--requests", type=int, default=600)
     kneeing.add_argument("--instances", type=int, default=8)
     kneeing.add_argument("--time-scale", type=float, default=1.0)
-    kneeing.add_argument("--pickers", type=int, nargs="*", default=[1, 2, 4])
+    kneeing.add_argument("--seed", type=int, default=1)
+    kneeing.add_argument(
+        "--ways",
+        nargs="*",
+        default=["router", "envoy", "1", "2", "4"],
+        help="router: one router; routers: two; envoy: two, with a plain Envoy in front of half of the connections;"
+        " a number: so many pickers, and two routers",
+    )
+    kneeing.add_argument("--observed-share", type=float, help="picker.observed_share (none: its default)")
+    kneeing.add_argument("--all-by-envoy", action="store_true", help="all connections go through Envoy, not half")
     options = parser.parse_args()
     if options.section == "cost":
         cost(options.requests, options.rounds, options.pace_ms)

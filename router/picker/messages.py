@@ -30,9 +30,20 @@ DESTINATION: Final = "x-gateway-destination-endpoint"
 """Request header, and key of the metadata, with the chosen addresses, the first choice first."""
 PREFILLER: Final = "x-prefiller-host-port"
 """Request header by which the sidecar of a decoder finds the instance of the prefill leg."""
-ROUTING_HEADERS: Final = (DESTINATION, PREFILLER, "x-encoder-hosts-ports", "x-data-parallel-host-port",
-                          "x-kv-cache-source-host-port", "x-data-parallel-rank")  # fmt: skip
-"""Request headers that no client may set: they say where a request goes."""
+REPORTS_FIRST_TOKEN: Final = "x-dualmap-reports-first-token"
+"""Request header by which the gateway says that a filter of its own reports the first token of a stream."""
+REPORT_TO: Final = "x-dualmap-first-token"
+"""Key of the metadata ``envoy.lb`` that tells this filter where."""
+ROUTING_HEADERS: Final = (
+    DESTINATION,
+    PREFILLER,
+    REPORTS_FIRST_TOKEN,
+    "x-encoder-hosts-ports",
+    "x-data-parallel-host-port",
+    "x-kv-cache-source-host-port",
+    "x-data-parallel-rank",
+)
+"""Request headers that no instance gets from a client: they say where a request goes, or are for the picker."""
 DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
 TEST_SELECTION: Final = b"test-epp-endpoint-selection"
 TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
@@ -194,9 +205,12 @@ def set_fields(mutation: Any, fields: Iterable[Header]) -> None:
         each.append_action = 2  # OVERWRITE_IF_EXISTS_OR_ADD
 
 
-def headers_reply(fields: Iterable[Header], *, wants_body: bool = False) -> bytes:
-    """The head of an answer goes on with these fields; with ``wants_body`` its body is to come here too."""
+def headers_reply(fields: Iterable[Header], *, wants_body: bool = False, report_to: str = "") -> bytes:
+    """The head of an answer goes on with these fields; with ``wants_body`` its body is to come here too. ``report_to``:
+    where the gateway is to report its first token."""
     reply = ProcessingResponse()
+    if report_to:
+        reply.dynamic_metadata.fields[_LB].struct_value.fields[REPORT_TO].string_value = report_to
     if wants_body:
         reply.mode_override.response_body_mode = BodyMode.STREAMED
         reply.mode_override.response_trailer_mode = 1  # SEND

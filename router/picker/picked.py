@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import orjson
@@ -48,6 +48,7 @@ from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker import messages
 from dualmap.router.picker.addresses import Addresses, UnknownAddressError
 from dualmap.router.picker.answer_watch import AnswerWatch
+from dualmap.router.picker.first_tokens import FirstTokens
 from dualmap.router.picker.messages import BodyMode
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
@@ -63,7 +64,7 @@ log = logging.getLogger(__name__)
 
 VIA_UPSTREAM: Final = "via_upstream"
 UNANSWERED: Final = 8
-"""So many bodies that were asked for, and none came, show that the gateway does not send them."""
+"""So many bodies that were asked for, or reports that were announced, and none came, show that none ever does."""
 MOVED: Final = InstanceFailure(FailureKind.MOVED, "the gateway sent it to another of its choices")
 
 
@@ -82,6 +83,27 @@ class Stream(Protocol):
 
 
 @dataclass(slots=True)
+class Awaited:
+    """Something that the gateway sends of some streams. One may be left by its client before; but where nothing ever
+    comes, no more is awaited: those requests would seem to have no first token until they end."""
+
+    missing: float = 0
+    """Times that it did not come, until it comes once."""
+
+    @property
+    def never_comes(self) -> bool:
+        return self.missing >= UNANSWERED
+
+    def came(self) -> None:
+        self.missing = -math.inf
+
+    def did_not_come(self) -> bool:
+        """Returns whether this shows that it never does."""
+        self.missing += 1
+        return self.missing == UNANSWERED
+
+
+@dataclass(slots=True)
 class Picker:
     """The parts that all requests of a picker share."""
 
@@ -95,17 +117,34 @@ class Picker:
     observed_share: float = 0.0
     """Share of the streams whose body is asked for, where it does not come by itself."""
     test_headers: bool = False
-    _observations_due: float = 0.0
-    _unanswered: float = 0
-    """Bodies that were asked for and did not come, until one comes."""
     is_gateway: Callable[[str], bool] = lambda peer: False
     """Whether a stream from there is the gateway's that names tenants."""
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
     cuts_off: bool = False
     """The time for requests in flight is over: what is cancelled now is cut off, and was not left by its client."""
+    _observations_due: float = 0.0
+    _bodies: Awaited = field(default_factory=Awaited)
+    _reports: Awaited = field(default_factory=Awaited)
+
+    def is_told(self, request: ClientRequest) -> bool:
+        """Whether the gateway will report the first token of a stream."""
+        if not self.first_tokens.listens or self._reports.never_comes:
+            return False
+        return request.get(messages.REPORTS_FIRST_TOKEN.encode()) is not None
+
+    def told(self, *, came: bool) -> None:
+        """Whether the report of a first token came."""
+        if came:
+            self._reports.came()
+        elif self._reports.did_not_come():
+            log.warning(
+                "the gateway says that it reports first tokens, and none is reported: does it reach"
+                " picker.first_token_port? The bodies of some streams are asked for instead (picker.observed_share)"
+            )
 
     def observes(self, modes: tuple[BodyMode, BodyMode]) -> bool:
         """Whether the next stream is one whose body is asked for. Envoy ignores that beside a full-duplex body."""
-        if modes[1] is not BodyMode.NONE or modes[0] is BodyMode.FULL_DUPLEX_STREAMED:
+        if modes[1] is not BodyMode.NONE or modes[0] is BodyMode.FULL_DUPLEX_STREAMED or self._bodies.never_comes:
             return False
         self._observations_due += self.observed_share
         if self._observations_due < 1.0:
@@ -114,11 +153,10 @@ class Picker:
         return True
 
     def observed(self, *, came: bool) -> None:
-        """Whether a body came that was asked for. A client may leave before it begins; but where none ever comes, no
-        more are asked for, as those requests would seem to have no first token until they end."""
-        self._unanswered = -math.inf if came else self._unanswered + 1
-        if self._unanswered >= UNANSWERED and self.observed_share:
-            self.observed_share = self._observations_due = 0.0
+        """Whether a body came that was asked for."""
+        if came:
+            self._bodies.came()
+        elif self._bodies.did_not_come():
             log.warning(
                 "the gateway sends no bodies of answers, though it was asked for some: prefill rates cannot be learned"
                 " from its streams. Set allow_mode_override in its filter, or picker.observed_share to 0"
@@ -146,6 +184,8 @@ class PickedRequest:
         """Bytes of the body that are counted in the replica's budget."""
         self._observes = False
         """The body of its answer is to be asked for."""
+        self._is_told = False
+        """Its first token is to be reported."""
         self._answered = "request_headers"
         """The phase whose reply has the choice."""
         self._gives_back = False
@@ -186,13 +226,11 @@ class PickedRequest:
         Raises:
             RouterError: it is refused, and Envoy knows of no choice.
         """
-        picker, plane, live = self._picker, self._picker.plane, None
+        plane, live = self._picker.plane, None
         try:
             await self._read_body(first, request)
             read = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
-            self._observes = read.stream and picker.observes(self._modes)
-            shows = self._observes or self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
-            read.hides_first_token = not shows
+            read.hides_first_token = not self._shows_first_token(request, read)
             read.caller = request.caller
             if plane.cache_salts is not None:
                 separate(request, read, plane.cache_salts)
@@ -217,6 +255,13 @@ class PickedRequest:
             if refusal.status == 500:
                 log.error("request %s failed inside the picker", refusal.request_id or request_id, exc_info=error)
             raise refusal from error
+
+    def _shows_first_token(self, request: ClientRequest, read: InferenceRequest) -> bool:
+        if self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED):
+            return True
+        self._is_told = read.stream and self._picker.is_told(request)
+        self._observes = read.stream and not self._is_told and self._picker.observes(self._modes)
+        return self._is_told or self._observes
 
     async def _read_body(self, first: Any, request: ClientRequest) -> None:
         """Read the body, where it comes before the choice."""
@@ -352,7 +397,9 @@ class PickedRequest:
     # the answer --------------------------------------------------------------------------------------------------
     async def _follow(self, live: LiveRequest, path: str) -> None:
         """Follow the answer to its end, and release what the request holds."""
-        answer = _Answer(self._stream, self._picker, live, path, self._modes[1], self._choices, self._observes)
+        answer = _Answer(
+            self._stream, self._picker, live, path, self._modes[1], self._choices, self._observes, self._is_told
+        )
         try:
             await answer.pass_on()
         except (asyncio.CancelledError, LeftError):  # so a stream ends whose last reply the gateway did not wait for
@@ -361,6 +408,8 @@ class PickedRequest:
         except BaseException:
             live.finish(Outcome.INTERNAL_ERROR)
             raise
+        finally:
+            answer.close()
         live.finish(*self._ended(answer))
 
     def _ended(self, answer: _Answer) -> tuple[Outcome, Usage | None]:
@@ -397,8 +446,12 @@ class _Answer:
         mode: BodyMode,
         choices: Mapping[str, InstanceSpec],
         observes: bool,
+        is_told: bool,
     ) -> None:
         self._observes = observes
+        self._is_told = is_told
+        self._report_to = ""
+        """Where its first token is to be reported, until it is."""
         self._stream = stream
         self._picker = picker
         self._live = live
@@ -422,8 +475,13 @@ class _Answer:
                 case "response_headers":
                     fields = await self._begin(message)
                     self.whole = message.response_headers.end_of_stream
-                    self._observes = self._observes and self._streams and self._status < 300 and not self.whole
-                    await self._stream.write(messages.headers_reply(fields, wants_body=self._observes))
+                    begins = self._streams and self._status < 300 and not self.whole
+                    self._observes = self._observes and begins
+                    if self._is_told and begins:
+                        self._report_to = self._picker.first_tokens.expect(self._first_token_reported)
+                    await self._stream.write(
+                        messages.headers_reply(fields, wants_body=self._observes, report_to=self._report_to)
+                    )
                 case "response_body":
                     part = message.response_body
                     self.whole = part.end_of_stream
@@ -436,6 +494,18 @@ class _Answer:
                 case "response_trailers":
                     self.whole = True
                     await self._stream.write(messages.GO_ON["response_trailers"])
+
+    def _first_token_reported(self) -> None:
+        self._report_to = ""
+        self._picker.told(came=True)
+        self._live.first_token()
+
+    def close(self) -> None:
+        """Await no report any more."""
+        if self._report_to:
+            self._picker.first_tokens.forget(self._report_to)
+            self._report_to = ""
+            self._picker.told(came=False)
 
     async def _give_back(self, part: Any) -> None:
         if self._mode is not BodyMode.FULL_DUPLEX_STREAMED:

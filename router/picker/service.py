@@ -38,10 +38,18 @@ class PickerServer:
     """Listens from ``start`` to ``stop``."""
 
     def __init__(
-        self, settings: PickerSettings, picker: Picker, accepts_traffic: Callable[[], bool], *, max_body_bytes: int
+        self,
+        settings: PickerSettings,
+        picker: Picker,
+        accepts_traffic: Callable[[], bool],
+        *,
+        max_body_bytes: int,
+        reached_at: str = "127.0.0.1",
     ) -> None:
-        """Raises CertificateError: a file of the settings cannot be used."""
+        """``reached_at``: the host at which the gateway reaches this picker. Raises CertificateError: a file of
+        the settings cannot be used."""
         self._settings = settings
+        self._reached_at = reached_at
         self._credentials, self.certificates = _credentials(settings.tls)
         self._picker = picker
         self._accepts_traffic = accepts_traffic
@@ -67,6 +75,7 @@ class PickerServer:
         """
         settings = self._settings
         port = _listen(self._server, settings.host, settings.port, self._credentials)
+        await self._picker.first_tokens.start(settings.host, settings.first_token_port, self._reached_at)
         if settings.health_port is not None:
             self._health_server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
             self._health_server.add_generic_rpc_handlers((self._health(),))
@@ -90,6 +99,7 @@ class PickerServer:
 
     async def close(self) -> None:
         """End the health service, the last sign of life."""
+        self._picker.first_tokens.close()
         await self._server.stop(None)
         if self._health_server is not None:
             await self._health_server.stop(None)

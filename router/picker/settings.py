@@ -30,6 +30,13 @@ class PickerSettings(BaseModel):
     tls_client_ca: Path | None = Field(
         None, description="file with the CAs whose clients may connect, PEM (none: any client)"
     )
+    first_token_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="HTTP port at which a filter of the gateway reports the first tokens of streams; 0 picks a free"
+        " one. The gateway is told it",
+    )
     choices: int = Field(
         2,
         ge=1,
@@ -41,8 +48,8 @@ class PickerSettings(BaseModel):
         0.25,
         ge=0,
         le=1,
-        description="share of the streams whose body is asked for, where the gateway sends none: only so is a first"
-        " token seen, from which prefill rates are learned. Each chunk of theirs costs the picker CPU",
+        description="share of the streams whose body is asked for, where the gateway neither sends bodies nor reports"
+        " first tokens: prefill rates are learned from those that are seen. Each chunk of theirs costs the picker CPU",
     )
     test_headers: bool = Field(
         False,

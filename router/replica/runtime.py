@@ -126,7 +126,9 @@ class Runtime:
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
         self.intake = Intake(self.pools, self.context)
-        self.context.metaserver.base_url = (info or {}).get("ops_url", "")
+        self.advertised_url = (info or {}).get("ops_url", "")
+        """Base URL at which others reach its own port; "" where it is not known."""
+        self.context.metaserver.base_url = self.advertised_url
         self.replicas = {
             name: Replica(pool, self.context, {"version": package_version(), **(info or {})})
             for name, pool in self.pools.pools.items()

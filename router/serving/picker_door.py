@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.picker.addresses import Addresses
@@ -30,19 +30,27 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             return runtime.pools.model_cards(started_s, known)
 
         check_head = make_head_check(
-            plane.tenants, max_body_bytes=router.max_body_bytes, forbidden_paths=router.forbidden_paths
+            plane.tenants,
+            max_body_bytes=router.max_body_bytes,
+            forbidden_paths=router.forbidden_paths,
         )
         picker = Picker(
             plane,
             check_head,
             Addresses(runtime.context.clock),
             model_cards,
-            settings.choices,
-            settings.observed_share,
-            settings.test_headers,
+            choices=settings.choices,
+            observed_share=settings.observed_share,
+            test_headers=settings.test_headers,
             is_gateway=gateway_streams(router),
         )
-        server = PickerServer(settings, picker, lambda: runtime.accepts_traffic, max_body_bytes=router.max_body_bytes)
+        server = PickerServer(
+            settings,
+            picker,
+            lambda: runtime.accepts_traffic,
+            max_body_bytes=router.max_body_bytes,
+            reached_at=urlsplit(runtime.advertised_url).hostname or settings.host,
+        )
         runtime.certificates += server.certificates
         return server
 

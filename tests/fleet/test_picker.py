@@ -225,11 +225,23 @@ async def _many(
         return await asyncio.gather(*(one(client, number) for number in range(count)))
 
 
+def test_envoy_reports_the_first_token_of_each_stream(gateway: Gateway, client: OpenAI) -> None:
+    """At once, and not when the answer ends: the record of a request has the time of a token that was seen."""
+    stream = client.chat.completions.create(model=gateway.fleet.model, messages=HELLO, max_tokens=100_000, stream=True)
+    next(iter(stream))
+    until(
+        lambda: [live["prefilled_ms"] for live in gateway.fleet.live_requests()] > [0], "its first token was seen", 5.0
+    )
+    stream.close()
+    gateway.fleet.until_idle(5.0)
+
+
 def test_some_streams_show_their_first_token_and_their_usage(gateway: Gateway, tmp_path: Path) -> None:
     config = gateway.fleet.directory / "fleet.yaml"
     with running_picker(tmp_path, config, "--picker.observed_share", "0.5") as third:
         until(lambda: page(f"{third.ops_url}/ready"), "the third picker is ready")
-        with gateway.beside(tmp_path, envoy_process.example(), [third]) as envoy:
+        silent = envoy_process.without(envoy_process.example(), "lua")
+        with gateway.beside(tmp_path, silent, [third]) as envoy:
             for _ in range(6):
                 content = {"model": gateway.fleet.model, "prompt": "x", "max_tokens": 9, "stream": True}
                 answer = httpx.post(f"{envoy.url}/v1/completions", json=content, timeout=60)

@@ -52,9 +52,21 @@ def example() -> dict[str, Any]:
 
 def ext_proc_of(config: dict[str, Any]) -> dict[str, Any]:
     """The settings of its filter that asks pickers."""
-    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
-    found: dict[str, Any] = manager["http_filters"][0]["typed_config"]
+    (found,) = [each["typed_config"] for each in http_filters(config) if each["name"].endswith(".ext_proc")]
     return found
+
+
+def http_filters(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """Its HTTP filters, in their order."""
+    manager = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    return manager["http_filters"]
+
+
+def without(config: dict[str, Any], *kinds: str) -> dict[str, Any]:
+    """The configuration without its filters of these kinds: ``lua``, ``ext_proc``."""
+    filters = http_filters(config)
+    filters[:] = [each for each in filters if each["name"].rpartition(".")[2] not in kinds]
+    return config
 
 
 def set_hosts(config: dict[str, Any], cluster: str, ports: Sequence[int]) -> None:

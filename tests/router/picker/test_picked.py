@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -437,6 +437,77 @@ async def test_the_bodies_of_some_streams_are_asked_for_so_that_their_first_toke
         await finished(task, gateway)
     assert asked == [False, True, False, True]
     assert gateway.outcomes == {"ended": 2, "completed": 2}
+
+
+@pytest.fixture
+async def reporting(start_runtime: StartRuntime) -> AsyncIterator[Gateway]:
+    """A picker to which first tokens can be reported."""
+    gateway = Gateway(await start_runtime(instances=MEMBERS), observed_share=1.0)
+    await gateway.picker.first_tokens.start("127.0.0.1", 0, "127.0.0.1")
+    yield gateway
+    gateway.picker.first_tokens.close()
+
+
+REPORTS = {"x_dualmap_reports_first_token": "true"}
+
+
+async def test_a_gateway_that_reports_first_tokens_is_told_where_and_is_asked_for_no_body(reporting: Gateway) -> None:
+    gateway = reporting
+    first = head(modes=(BodyMode.BUFFERED, NO_MODE), **REPORTS)
+    stream, task = gateway.open(first, prompt(stream=True))
+    await settle()
+    choice = stream.choice.request_body.response.header_mutation
+    assert "x-dualmap-reports-first-token" in choice.remove_headers
+    stream.send(answer_head(fields=STREAM))
+    await settle()
+    reply, live = stream.replies[-1], only_live(gateway)
+    assert not reply.HasField("mode_override")
+    place = reply.dynamic_metadata.fields["envoy.lb"].struct_value.fields["x-dualmap-first-token"].string_value
+    assert live.machine.phase is Phase.PREFILLING
+
+    address, _, key = place.partition("/")
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(f"POST /{key} HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
+    await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+    assert live.machine.phase is Phase.ANSWERING
+    assert live.machine.first_token_s is not None
+    stream.end()
+    await finished(task, gateway)
+    assert gateway.outcomes == {"ended": 1}
+
+
+async def test_a_gateway_that_never_reports_what_it_said_it_would_is_soon_not_believed(
+    reporting: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    gateway = reporting
+    told, asked = 0, 0
+    for number in range(UNANSWERED + 3):
+        first = head(modes=(BodyMode.BUFFERED, NO_MODE), x_request_id=f"r-{number}", **REPORTS)
+        stream, task = gateway.open(first, prompt(stream=True), answer_head(fields=STREAM))
+        await settle()
+        told += "envoy.lb" in stream.replies[-1].dynamic_metadata.fields
+        asked += stream.replies[-1].HasField("mode_override")
+        stream.end()
+        await finished(task, gateway)
+    assert (told, asked) == (UNANSWERED, 3)
+    assert "picker.first_token_port" in caplog.text
+    assert len(gateway.picker.first_tokens) == 0
+
+
+@pytest.mark.parametrize(
+    "answer", [answer_head(), answer_head(500, fields=STREAM), answer_head(fields=STREAM, ends=True)]
+)
+async def test_no_first_token_is_awaited_of_what_is_no_stream(reporting: Gateway, answer: Any) -> None:
+    gateway = reporting
+    first = head(modes=(BodyMode.BUFFERED, NO_MODE), **REPORTS)
+    stream, task = gateway.open(first, prompt(stream=True), answer)
+    await settle()
+    assert "envoy.lb" not in stream.replies[-1].dynamic_metadata.fields
+    assert len(gateway.picker.first_tokens) == 0
+    stream.end()
+    await finished(task, gateway)
 
 
 @pytest.mark.parametrize("modes", [(DUPLEX, NO_MODE), (BodyMode.BUFFERED, BodyMode.BUFFERED)])
