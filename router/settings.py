@@ -301,6 +301,11 @@ class RouterSettings(BaseModel):
         60.0, gt=0, description="time for requests in flight to finish, seconds; then they are cut"
     )
 
+    # metrics -------------------------------------------------------------------------------------------------
+    tenant_metrics: int = Field(
+        100, ge=0, description="tenants that have metrics of their own at most; the others are counted together"
+    )
+
     # logs and traces -----------------------------------------------------------------------------------------
     request_log: str | None = Field(
         None, min_length=1, description="file for one JSON line per request that ended; - is standard output"

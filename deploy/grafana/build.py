@@ -72,6 +72,33 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "reqps",
             {"{{reason}}": f"max by (pool, reason) (rate(dualmap_migrations_total{{{POOL}}}[$__rate_interval]))"},
         ),
+        (
+            "Requests of tenants",
+            "by tenant",
+            "reqps",
+            {"{{tenant}}": "sum by (tenant) (rate(dualmap_tenant_requests_total[$__rate_interval]))"},
+        ),
+        (
+            "Refused by limits",
+            "429 that a limit of the tenant gave",
+            "reqps",
+            {"{{tenant}}": "sum by (tenant) (rate(dualmap_tenant_limited_requests_total[$__rate_interval]))"},
+        ),
+        (
+            "Tokens of tenants",
+            "of prompts, cached ones among them, and of answers",
+            "short",
+            {"{{tenant}} {{kind}}": "sum by (tenant, kind) (rate(dualmap_tenant_tokens_total[$__rate_interval]))"},
+        ),
+        (
+            "Limits used",
+            "above 1 a limit is overdrawn",
+            "percentunit",
+            {
+                "{{tenant}} {{limit}} {{of}}": "max by (pool, tenant, limit, of)"
+                f" (dualmap_tenant_limit_used_ratio{{{POOL}}})"
+            },
+        ),
     ],
     "Instances": [
         ("Pending tokens", "to be prefilled", "short", of_instances("dualmap_instance_pending_tokens")),

@@ -116,6 +116,7 @@ async def requests(
     state: Annotated[RequestState | None, Query(description="only requests in this state")] = None,
     instance: Annotated[str | None, Query(description="only requests on this instance")] = None,
     replica: Annotated[str | None, Query(description="only requests of this replica")] = None,
+    tenant: Annotated[str | None, Query(description="only requests of this tenant")] = None,
     limit: Limit = 1000,
 ) -> list[dict[str, Any]]:
     """The live requests of the whole fleet, oldest first."""
@@ -128,6 +129,7 @@ async def requests(
             if state in (None, record.state)
             and instance in (None, record.instance_id)
             and replica in (None, record.replica_id)
+            and tenant in (None, record.tenant)
         ]
     return answer[:limit]
 

@@ -42,6 +42,7 @@ from dualmap.router.telemetry.recording import open_recorder
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.keeper import TenantKeeper
+from dualmap.router.tenants.limit_gauges import LimitGauges
 from dualmap.router.tenants.signed_tokens import Tokens
 from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
@@ -65,6 +66,7 @@ from dualmap.scheduling.request.retry_budget import (
     RetryBudget,
 )
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.statestore.port import ReplicaStore
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,10 @@ class Runtime:
             call=self.context.metrics.store_calls["overview"],
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
+        self.books = {name: pool.store.usage for name, pool in self.pools.pools.items()}
+        self.limit_gauges = LimitGauges(
+            self.books, self._limits_shown, self.context.metrics.tenants, self.context.clock
+        )
         self.port = (info or {}).get("port", "")
         """Port of the endpoint, which other replicas may share; "" where it is not known."""
         models = {name: pool.settings.model for name, pool in self.pools.pools.items()}
@@ -233,6 +239,7 @@ class Runtime:
         await asyncio.gather(*(_let_go(pool) for pool in self.pools.pools.values()))
         await self._supervisor.stop()
         await self.fleet.close()
+        await self.limit_gauges.close()
         with contextlib.suppress(TimeoutError):  # a lease that is not given up runs out
             async with asyncio.timeout(LEAVING_S / 2):
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
@@ -250,7 +257,12 @@ class Runtime:
     async def read_metrics(self) -> None:
         """Bring the gauges up to date; called before they are scraped."""
         self.read_own_gauges()
-        await self.fleet.refresh()
+        await asyncio.gather(self.fleet.refresh(), self.limit_gauges.refresh())
+
+    def _limits_shown(self) -> dict[str, Sequence[Limit]]:
+        """The limits of the tenants that have metrics of their own."""
+        known = self.tenants.tenants
+        return {name: known[name].limits for name in self.context.metrics.tenants.named if name in known}
 
     def read_own_gauges(self) -> None:
         """Bring the gauges of this replica alone up to date."""
@@ -289,7 +301,7 @@ def _call_each(
 def _context(
     settings: RouterSettings, pools: Sequence[str], *, replica_id: str, clock: Clock, call_later: CallLater
 ) -> ReplicaContext:
-    metrics, live = RouterMetrics(pools), LiveRequests(settings.max_requests)
+    metrics, live = RouterMetrics(pools, tenants=settings.tenant_metrics), LiveRequests(settings.max_requests)
     return ReplicaContext(
         replica_id=replica_id,
         settings=settings,

@@ -465,6 +465,8 @@ class LiveRequest:
         return Renamed(request_id)
 
     async def _refuse(self, effect: Refuse) -> Event:
+        if effect.why is Refusal.LIMITED:
+            self._context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
         raise refusal(effect, self.machine, self.pool)
 
     async def _await_trial(self, effect: AwaitTrial) -> Event:
@@ -496,6 +498,8 @@ class LiveRequest:
         context.live.leave(self)
         self._count_placed()
         count_end(machine, pool.metrics)
+        if machine.spec.tenant and machine.outcome is not None:
+            context.metrics.tenants.of(machine.spec.tenant).count_end(machine.outcome, machine.usage)
         if chain is None:
             if context.ended is not None:
                 context.ended(self._explanation(0), self.inference_request.trace)

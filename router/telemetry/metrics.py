@@ -9,6 +9,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry
 
 from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
+from dualmap.router.telemetry.tenant_metrics import TenantMetrics
 from dualmap.runtime.certificates import CertificateReport
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
@@ -47,6 +48,9 @@ STORE_CALLS = (
     "place", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of",
     "snapshot", "overview",
 )  # fmt: skip
+
+MOST_TENANTS = 100
+"""Tenants with series of their own."""
 
 TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
 """Outcomes of tokenizing a prompt: ``bytes`` if its tokens cannot be computed."""
@@ -152,11 +156,15 @@ class PoolMetrics:
 class RouterMetrics:
     """The metrics of one replica, in a registry of its own."""
 
-    def __init__(self, pools: Iterable[str], registry: CollectorRegistry | None = None) -> None:
+    def __init__(
+        self, pools: Iterable[str], registry: CollectorRegistry | None = None, *, tenants: int = MOST_TENANTS
+    ) -> None:
+        """``tenants``: those that have series of their own at most."""
         self.registry = registry if registry is not None else CollectorRegistry()
         self.instruments = instruments = Instruments()
         self._define_requests(instruments)
         self._define_store(instruments)
+        self.tenants = TenantMetrics(instruments, tenants)
         self.pools = {pool: PoolMetrics(self, pool) for pool in pools}
         self.store_calls = {
             call: StoreCall(self._store_latency_s.labels(call), self._store_errors.labels(call)) for call in STORE_CALLS

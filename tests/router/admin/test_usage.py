@@ -104,6 +104,30 @@ async def test_a_key_reads_its_own_usage_and_limits_and_nothing_else(runtime: Ru
         assert (await client.get(path)).status_code == 401
 
 
+async def test_live_requests_are_listed_by_tenant(runtime: Runtime, client_of: Any) -> None:
+    request = tools.request("hello", request_id="live")
+    request.caller = Caller(TENANTS[0].tenant(), "ci")
+    await runtime.intake.place(request)
+    client = client_of(runtime, headers=ADMIN)
+
+    assert [each["request_id"] for each in (await client.get("/admin/requests?tenant=acme")).json()] == ["live"]
+    assert (await client.get("/admin/requests?tenant=other")).json() == []
+
+
+async def test_metrics_have_a_bounded_number_of_tenants(start_runtime: Any, client_of: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), tenants=TENANTS, tenant_metrics=1)
+    for number, tenant in enumerate(("acme", "other", "other")):
+        await use(runtime, tenant, request_id=f"r{number}")
+
+    page = (await client_of(runtime).get("/metrics")).text
+
+    assert 'dualmap_tenant_requests_total{outcome="completed",tenant="acme"} 1.0' in page
+    assert 'dualmap_tenant_requests_total{outcome="completed",tenant="_other"} 2.0' in page
+    assert 'dualmap_tenant_tokens_total{kind="cached",tenant="_other"} 32.0' in page
+    month = 'dualmap_tenant_limit_used_ratio{limit="tokens_per_month",of="",pool="default",tenant="acme"}'
+    assert f"{month} 0.025" in page
+
+
 async def test_usage_needs_the_key_of_a_tenant(runtime: Runtime, start_runtime: Any, client_of: Any) -> None:
     assert (await client_of(runtime).get("/v1/usage")).status_code == 401
     assert (await client_of(runtime, headers={"x-api-key": "wrong"}).get("/v1/usage")).status_code == 401
