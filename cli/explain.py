@@ -89,6 +89,9 @@ def rendered(found: dict[str, Any]) -> RenderableType:
         f"{found['hash_key']} ({found['key_blocks']} blocks), policy {found['policy']}, SLO {found['slo_s']:g} s"
     )
     parts: list[RenderableType] = [head]
+    if found.get("tenant"):  # a replica of another version may not know it
+        parts.append(f"  Tenant {found['tenant']}, by its key {found['key']}")
+        parts += [f"    {limit}" for limit in found["limits"]]
     for number, each in enumerate(found["rounds"], 1):
         parts += ["", *_round(number, each)]
     decode = found.get("decode")

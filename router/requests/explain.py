@@ -12,6 +12,7 @@ import msgspec
 
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
@@ -148,6 +149,12 @@ class Explanation:
     decode_rounds: tuple[PlacementRound, ...] = ()
     transferred_tokens: int | None = None
     """Prompt tokens whose KV the decode instance was not believed to hold."""
+    tenant: str = ""
+    """Who it was for; empty: no tenant."""
+    key: str = ""
+    """The name of the key that it came with."""
+    limits: tuple[str, ...] = ()
+    """Its tenant's limits when it came, in words."""
 
 
 def explanation(
@@ -163,11 +170,14 @@ def explanation(
     tree with which the request began."""
     spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
     if spec.chain is None:
-        return _explanation_of_passed_on(machine, request.client, pool, received_unix_s)
+        return _explanation_of_passed_on(machine, request, pool, received_unix_s)
     chain, decode, usage = spec.chain, machine.decode, machine.usage or Usage()
     epoch, tree_version, tree = seen
     key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     is_placed = machine.tries or machine.placed is not None
+    decode_id, decode_placed_s, decode_rounds, transferred_tokens = (
+        _NOT_DECODED if decode is None else _decoded(decode, chain)
+    )
     # Arguments go by place: every request pays for this once, and by name it costs six times as much.
     return Explanation(
         machine.request_id,
@@ -201,11 +211,21 @@ def explanation(
         machine.prefilled_s,
         request.client,
         machine.continuations,
-        *((None, None, (), None) if decode is None else _decoded(decode, chain)),
+        decode_id,
+        decode_placed_s,
+        decode_rounds,
+        transferred_tokens,
+        spec.tenant,
+        "" if request.caller is None else request.caller.key,
+        limits_told(spec.draws, machine.drawn) if spec.draws else (),
     )
 
 
-def _decoded(decode: DecodeLeg, chain: Chain) -> tuple[str | None, float | None, tuple[PlacementRound, ...], int]:
+_Decoded = tuple[str | None, float | None, tuple[PlacementRound, ...], int | None]
+_NOT_DECODED: _Decoded = (None, None, (), None)
+
+
+def _decoded(decode: DecodeLeg, chain: Chain) -> _Decoded:
     """Where a decode leg went, when that was reserved, every decision on it, and the tokens that were transferred."""
     rounds = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
     return decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens
@@ -221,7 +241,7 @@ def _failures(machine: RequestMachine) -> tuple[tuple[str, ...], tuple[float, ..
 
 
 def _explanation_of_passed_on(
-    machine: RequestMachine, client: str | None, pool: ServedPool, received_unix_s: float
+    machine: RequestMachine, request: InferenceRequest, pool: ServedPool, received_unix_s: float
 ) -> Explanation:
     """The record of a request that was not placed by its prefix. Its tokens are known by report alone."""
     usage, (failures, failed_after_s) = machine.usage or Usage(), _failures(machine)
@@ -247,7 +267,10 @@ def _explanation_of_passed_on(
         reported_cached_tokens=usage.cached_tokens,
         reported_prompt_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
-        client=client,
+        client=request.client,
+        tenant=machine.spec.tenant,
+        key="" if request.caller is None else request.caller.key,
+        limits=limits_told(machine.spec.draws, machine.drawn) if machine.spec.draws else (),
     )
 
 
@@ -293,7 +316,7 @@ def _unpacked(packed: bytes) -> Explanation:
     told = dict(zip(_FIELDS, msgspec.msgpack.decode(packed), strict=True))
     for name in ("rounds", "decode_rounds"):
         told[name] = tuple([_round(*each) for each in told[name]])
-    texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s")}
+    texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s", "limits")}
     texts["continued"] = tuple(map(tuple, told["continued"]))
     return Explanation(**told | texts | {"leg": Leg(told["leg"])})
 

@@ -141,6 +141,7 @@ def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, A
         "request_id": explanation.request_id,
         "trace_id": None if trace is None else f"{trace.trace_id:032x}",
         "client": explanation.client,
+        "tenant": explanation.tenant or None,
         "model": explanation.model,
         "pool": explanation.pool,
         "instance": explanation.instance_id,

@@ -74,6 +74,21 @@ def duration(seconds: float) -> str:
     return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
 
 
+def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:
+    """The budgets that a request drew from, in words: what was left of each, and which one kept it out."""
+    if drawn is None:
+        return ()
+    took = "it took" if drawn.unmet is None else "it would have taken"
+    told = []
+    for place, (draw, left) in enumerate(zip(draws, drawn.left, strict=False)):
+        limit = draw.limit
+        whose = f" for {limit.of.replace(':', ' ')}" if limit.of else ""
+        before = f"{max(0, left + draw.cost):,} of {limit.amount:,} {_WORDS[limit.measure]} {_PERIODS[limit.period]}"
+        refused = ": too few" if place == drawn.unmet else ""
+        told.append(f"{before}{whose} were left, and {took} {draw.cost:,}{refused}")
+    return tuple(told)
+
+
 def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
     """The error for a request that a limit keeps out."""
     assert drawn.unmet is not None

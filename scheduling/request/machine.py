@@ -1043,6 +1043,7 @@ class RequestMachine:
             self._move(Input.SEARCHES_AGAIN)
             return _RENAME
         if why.limited is not None:
+            self.drawn = why.limited
             return self._refuse(Refusal.LIMITED, now_s, failed=why, reserved=False)
         if why.missed is not None:
             return self._refuse(Refusal.WOULD_BE_LATE, now_s, failed=why, reserved=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from dualmap.router.errors import QuotaSpentError
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.outcome import Outcome, Usage
@@ -102,6 +103,21 @@ async def test_a_key_reads_its_own_usage_and_limits_and_nothing_else(runtime: Ru
     assert "other" not in str(own) and "web" not in str(own) and "secret" not in str(own)
     for path in ("/admin/usage", "/admin/usage/records", "/admin/requests"):
         assert (await client.get(path)).status_code == 401
+
+
+async def test_a_request_that_a_limit_refused_is_explained(runtime: Runtime, client_of: Any) -> None:
+    await use(runtime, "acme", output=900)
+    request = tools.request("word " * 200, request_id="long")
+    request.caller = Caller(TENANTS[0].tenant(), "ci")
+    with pytest.raises(QuotaSpentError):
+        await runtime.intake.place(request)
+
+    found = (await client_of(runtime, headers=ADMIN).get("/admin/explain/long")).json()
+
+    assert (found["tenant"], found["key"], found["outcome"]) == ("acme", "ci", "refused")
+    spent, in_flight = found["limits"]
+    assert "80 of 1,000 tokens a month were left" in spent and spent.endswith(": too few")
+    assert "4 of 4 requests at a time for key ci were left" in in_flight
 
 
 async def test_live_requests_are_listed_by_tenant(runtime: Runtime, client_of: Any) -> None:
