@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
@@ -22,7 +22,10 @@ from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.tenants.usage import TenantNow, tenants_now
+from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.simulation.terminal import terminal
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store
@@ -41,6 +44,10 @@ SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = 
 _WINDOW_S = 15.0
 _OVERHEAD_LINES = 8
 _BAR = 16
+_TENANTS = 10
+_NEAR = 0.9
+Limits = Mapping[str, Sequence[Limit]]
+"""Limits of tenants by their names."""
 
 
 @dataclass
@@ -49,6 +56,17 @@ class Shown:
 
     traffic: FleetTraffic = field(default_factory=FleetTraffic)
     history: deque[tuple[float, TrafficCounts]] = field(default_factory=lambda: deque(maxlen=64))
+
+    tenants: deque[tuple[float, Mapping[str, Counts]]] = field(default_factory=lambda: deque(maxlen=64))
+    """What requests of tenants that ended today added up to, at times."""
+
+    def tenants_since(self, now: Sequence[TenantNow], now_s: float) -> tuple[Mapping[str, Counts], float]:
+        """The counts of some seconds before, and the seconds since."""
+        self.tenants.append((now_s, {each.tenant: each.today for each in now}))
+        while len(self.tenants) > 1 and self.tenants[0][0] < now_s - _WINDOW_S:
+            self.tenants.popleft()
+        since_s, before = self.tenants[0]
+        return before, now_s - since_s
 
     def read(self, overview: PoolOverview, now_s: float) -> tuple[TrafficCounts, TrafficCounts, float]:
         """The counts in all, the recent counts, and the seconds that these span."""
@@ -85,20 +103,21 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
     store = await open_store(settings.store, scheduling=settings.scheduling)
     shown = {pool.name: Shown() for pool in settings.pools}
     console = terminal()
+    limits = {tenant.name: tenant.tenant().limits for tenant in settings.tenants}
     try:
         if arguments.json:
             overviews = await _overviews(store, shown)
             print(as_json({name: values(overview) for name, overview in overviews.items()}))
             return
         if arguments.once or not console.is_terminal:
-            console.print(await _screen(store, shown, arguments.sort, None))
+            console.print(await _screen(store, shown, arguments.sort, None, limits))
             return
         with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             sort = arguments.sort
             key = ""
             while key != "q":
                 sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
-                live.update(await _screen(store, shown, sort, console.height), refresh=True)
+                live.update(await _screen(store, shown, sort, console.height, limits), refresh=True)
                 try:
                     async with asyncio.timeout(arguments.interval_s):
                         key = await keys.get()
@@ -108,13 +127,49 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
         await store.close()
 
 
-async def _screen(store: Store, shown: Mapping[str, Shown], sort: str, height: int | None) -> RenderableType:
+async def _screen(
+    store: Store, shown: Mapping[str, Shown], sort: str, height: int | None, limits: Limits | None = None
+) -> RenderableType:
+    """``limits`` are those of tenants, where there may be any."""
     overviews = await _overviews(store, shown)
     rows = None if height is None else max(3, height // len(overviews) - _OVERHEAD_LINES)
     slos_s = {name: await _slo_s(store.pool(name)) for name in shown}
-    parts = [pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows) for name in shown]
+    parts: list[RenderableType] = []
+    for name in shown:
+        parts.append(pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows))
+        if limits is not None:
+            tenants = await tenants_of(store.pool(name), limits)
+            parts += [tenant_table(tenants, shown[name], time.monotonic())] if tenants else []
     hint = "  ".join(f"{key} {name}" for name, (key, _) in SORTS.items())
     return Group(*parts, *([Text(f"sort: {hint}   q quit", "dim")] if height is not None else []))
+
+
+async def tenants_of(pool: PoolStore, limits: Limits) -> list[TenantNow]:
+    """The tenants that did most today; empty where there is none, which costs one small read."""
+    if not await pool.usage.of_day(await pool.usage.today()):
+        return []
+    requests = (await pool.snapshot()).requests
+    return await tenants_now(pool.usage, requests, lambda tenant: limits.get(tenant, ()), most=_TENANTS)
+
+
+def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> RenderableType:
+    """What tenants do now, and how far the limits are used that are nearest to their end."""
+    before, over_s = shown.tenants_since(tenants, now_s)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("tenant", no_wrap=True)
+    for heading in ("requests/s", "tokens/s", "refused/s", "held", "running", "requests today", "tokens today"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("limits used", no_wrap=True)
+    for each in tenants:
+        today, former = each.today, before.get(each.tenant, each.today)
+        tokens, formerly = (counts.prompt_tokens + counts.output_tokens for counts in (today, former))
+        grown = (today.requests - former.requests, tokens - formerly, today.refused - former.refused)
+        rates = [f"{max(0, count) / over_s:,.1f}" if over_s > 0 else "–" for count in grown]
+        counts = [f"{count:,}" for count in (each.held, each.running, today.requests, tokens)]
+        nearest = sorted(each.limits, key=lambda limit: -limit[2])[:2]
+        used = [Text(f"{name} {of} {part:.0%}", "red" if part > _NEAR else "") for name, of, part in nearest]
+        table.add_row(each.tenant, *rates, *counts, Text("  ").join(used))
+    return Group(table, "")
 
 
 async def _overviews(store: Store, pools: Iterable[str]) -> dict[str, PoolOverview]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Annotated, Any
 
@@ -12,7 +13,16 @@ from dualmap.router.admin.auth import caller_of
 from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam
 from dualmap.router.errors import InvalidRequestError, NotFoundError
 from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.tenants.usage import GROUPS, Books, grouped, limits_of_key, limits_used, record_line, usage_rows
+from dualmap.router.tenants.usage import (
+    GROUPS,
+    Books,
+    grouped,
+    limits_of_key,
+    limits_used,
+    record_line,
+    tenants_now,
+    usage_rows,
+)
 
 routes = APIRouter(prefix="/admin", tags=["usage"])
 own_routes = APIRouter(tags=["usage"])
@@ -39,6 +49,22 @@ async def usage(
     began, ended = _days(first, last, await pools[0].store.usage.today())
     rows = [row for row in await usage_rows(_books(pools), began, ended) if tenant in (None, row.account.tenant)]
     return {"first": began, "last": ended, "by": groups, "rows": grouped(rows, groups)}
+
+
+@routes.get("/usage/now")
+async def now(
+    pool: PoolParam,
+    runtime: RuntimeParam,
+    limit: Annotated[int, Query(ge=1, le=1000, description="tenants at most: those that did most today")] = 20,
+) -> list[dict[str, Any]]:
+    """Tenants as they are now: what they did today, what they have held and in flight, and how far their limits are
+    used."""
+    known = runtime.tenants.by_name
+    snapshot = await pool.store.snapshot()
+    found = await tenants_now(
+        pool.store.usage, snapshot.requests, lambda tenant: known[tenant].limits if tenant in known else (), most=limit
+    )
+    return [asdict(each) for each in found]
 
 
 @routes.get("/usage/records")

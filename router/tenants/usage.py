@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, timedelta
 from typing import Any, Final
 
 from dualmap.runtime.tenant_settings import limit_name
 from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import value
@@ -114,3 +116,49 @@ def limits_of_key(caller: Caller) -> list[Limit]:
     """The limits that requests of a key may meet."""
     own = f"key:{caller.key}"
     return [limit for limit in caller.tenant.limits if limit.of in ("", own) or limit.of.startswith("model:")]
+
+
+@value
+class TenantNow:
+    """One tenant in one pool, as people see it."""
+
+    tenant: str
+    today: Counts
+    """What its requests that ended today add up to."""
+    held: int
+    running: int
+    limits: tuple[tuple[str, str, float], ...] = ()
+    """Name, what it is for, and the share that is used, of each of its limits."""
+
+
+async def tenants_now(
+    books: UsageBooks,
+    live: Iterable[StoredRequest],
+    limits: Callable[[str], Sequence[Limit]],
+    *,
+    most: int,
+) -> list[TenantNow]:
+    """The tenants of a pool that did most today, and those with live requests, by name. ``limits`` returns those of a
+    tenant.
+
+    Raises:
+        StoreError: the store is out of reach.
+    """
+    today: Counter[str] = Counter()
+    sums: dict[str, Counts] = {}
+    for account, counts in (await books.of_day(await books.today())).items():
+        sums[account.tenant] = sums.get(account.tenant, Counts()) + counts
+        today[account.tenant] += counts.requests + counts.refused
+    held: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    for request in live:
+        if request.tenant:
+            (held if request.state is RequestState.HELD else running)[request.tenant] += 1
+    named = (held + running + today).most_common(most)
+    found = []
+    for tenant, _ in sorted(named):
+        given = limits(tenant)
+        used = await books.budgets(tenant, given)
+        shares = [(limit_name(each), each.of, amount / each.amount) for each, amount in zip(given, used, strict=True)]
+        found.append(TenantNow(tenant, sums.get(tenant, Counts()), held[tenant], running[tenant], tuple(shares)))
+    return found

@@ -130,6 +130,20 @@ async def test_live_requests_are_listed_by_tenant(runtime: Runtime, client_of: A
     assert (await client.get("/admin/requests?tenant=other")).json() == []
 
 
+async def test_tenants_are_shown_as_they_are_now(runtime: Runtime, client_of: Any) -> None:
+    await use(runtime, "acme", request_id="over")
+    request = tools.request("hello", request_id="live")
+    request.caller = Caller(TENANTS[1].tenant(), "ci")
+    await runtime.intake.place(request)
+
+    acme, other = (await client_of(runtime, headers=ADMIN).get("/admin/usage/now")).json()
+
+    assert (acme["tenant"], acme["today"]["requests"], acme["running"]) == ("acme", 1, 0)
+    assert ["tokens_per_month", "", 0.025] in acme["limits"]
+    assert (other["tenant"], other["today"]["requests"], other["running"]) == ("other", 0, 1)
+    assert ["requests_in_flight", "key:ci", 0.25] in other["limits"]
+
+
 async def test_metrics_have_a_bounded_number_of_tenants(start_runtime: Any, client_of: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),), tenants=TENANTS, tenant_metrics=1)
     for number, tenant in enumerate(("acme", "other", "other")):
