@@ -59,7 +59,7 @@ async def now(
 ) -> list[dict[str, Any]]:
     """Tenants as they are now: what they did today, what they have held and in flight, and how far their limits are
     used."""
-    known = runtime.tenants.by_name
+    known = runtime.tenants.tenants
     snapshot = await pool.store.snapshot()
     found = await tenants_now(
         pool.store.usage, snapshot.requests, lambda tenant: known[tenant].limits if tenant in known else (), most=limit

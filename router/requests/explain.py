@@ -154,7 +154,7 @@ class Explanation:
     key: str = ""
     """The name of the key that it came with."""
     limits: tuple[str, ...] = ()
-    """Its tenant's limits when it came, in words."""
+    """The limits that it drew from, in words, where one kept it out."""
 
 
 def explanation(
@@ -217,7 +217,7 @@ def explanation(
         transferred_tokens,
         spec.tenant,
         "" if request.caller is None else request.caller.key,
-        limits_told(spec.draws, machine.drawn) if spec.draws else (),
+        limits_told(spec.draws, machine.drawn),
     )
 
 
@@ -270,7 +270,7 @@ def _explanation_of_passed_on(
         client=request.client,
         tenant=machine.spec.tenant,
         key="" if request.caller is None else request.caller.key,
-        limits=limits_told(machine.spec.draws, machine.drawn) if machine.spec.draws else (),
+        limits=limits_told(machine.spec.draws, machine.drawn),
     )
 
 

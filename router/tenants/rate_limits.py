@@ -75,17 +75,17 @@ def duration(seconds: float) -> str:
 
 
 def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:
-    """The budgets that a request drew from, in words: what was left of each, and which one kept it out."""
-    if drawn is None:
+    """What was left of each budget that a request would have drawn from, in words, and which one kept it out; empty
+    where none did."""
+    if drawn is None or drawn.unmet is None:
         return ()
-    took = "it took" if drawn.unmet is None else "it would have taken"
     told = []
     for place, (draw, left) in enumerate(zip(draws, drawn.left, strict=False)):
         limit = draw.limit
         whose = f" for {limit.of.replace(':', ' ')}" if limit.of else ""
         before = f"{max(0, left + draw.cost):,} of {limit.amount:,} {_WORDS[limit.measure]} {_PERIODS[limit.period]}"
-        refused = ": too few" if place == drawn.unmet else ""
-        told.append(f"{before}{whose} were left, and {took} {draw.cost:,}{refused}")
+        end = ": too few" if place == drawn.unmet else ""
+        told.append(f"{before}{whose} were left, and it would have taken {draw.cost:,}{end}")
     return tuple(told)
 
 

@@ -149,6 +149,7 @@ class Feed:
             {
                 "replica_id": runtime.context.replica_id,
                 "version": package_version(),
+                "has_tenants": bool(runtime.tenants.tenants),
                 "load_fields": ["id", "state", *LOAD_FIELDS],
                 "request_fields": REQUEST_FIELDS,
                 "pools": [

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from dualmap.cli.main import main
+from tests.fleet.browser import chromium
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 TENANTS = [
@@ -92,6 +93,8 @@ def test_a_quota_holds_over_all_replicas_to_the_request(
 
     (short,) = asyncio.run(ask(fleet, 1, key="other-secret"))
     assert short.headers["x-ratelimit-limit-tokens"] == "100"
+
+    the_page_shows_tenants(fleet)
 
 
 def replica_urls(fleet: Fleet) -> list[str]:
@@ -172,6 +175,17 @@ def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_
         until(lambda: store.hexists("dualmap:{fleet}:tenants", "kept"), "a replica puts back what the store lost")
     assert statuses(fleet, urls, kept_key) == [200] * 3
     assert statuses(fleet, urls, second) == [401] * 3
+
+
+def the_page_shows_tenants(fleet: Fleet) -> None:
+    """Skips the rest of a test where no browser is installed."""
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{fleet.endpoint}/ui")
+        page.wait_for_selector("#tenants:not([hidden])", timeout=30_000)
+        row = page.locator("#tenants tbody tr", has_text="acme")
+        until(lambda: "requests per day 100%" in row.inner_text(), "the quota that is spent is shown")
+        assert row.locator("td").nth(5).inner_text() == "20"
 
 
 async def cached_of_a_prompt(fleet: Fleet) -> list[str]:

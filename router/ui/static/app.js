@@ -10,6 +10,7 @@ import { Requests } from "./requests.js";
 import { Rings } from "./rings.js";
 import { Story } from "./story.js";
 import { listen } from "./stream.js";
+import { Tenants } from "./tenants.js";
 
 const root = document.documentElement;
 const $ = (id) => document.getElementById(id);
@@ -22,6 +23,7 @@ const story = new Story($("story"), known, authorized);
 const rings = new Rings($("rings"), $("center"), $("keys"), $("hot"));
 const instances = new Instances($("instances"), (id) => rings.light(id), (id) => requests.filter("instance", id));
 const requests = new Requests($("traffic"), (id) => story.open(id), (id) => instances.pick(id));
+const tenants = new Tenants($("tenants"), authorized);
 const problems = new Problems($("verdict"), document.querySelector("#problems ol"), filter);
 
 function filter(name, value) {
@@ -65,6 +67,7 @@ function show() {
   instances.show(loads, pool, now.troubles ?? {}, known.at_s);
   requests.offer(loads.map(([id]) => id));
   requests.show();
+  tenants.show(pool.name, known.hello.has_tenants);
   if (last) showFleet(pool, last, topology);
   fit();
 }
