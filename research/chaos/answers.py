@@ -100,6 +100,8 @@ class StreamReader:
         self._roles: set[int] = set()
         self._next_number = 0
         """Of the next event of a response."""
+        self._blocks, self._in_block = 0, False
+        """Blocks of a message that have begun, and whether the last one is open."""
 
     def read(self, body: bytes, *, ended: bool) -> Answer:
         """The answer in the bytes of a stream, which came to its end or not. Raises MalformedError."""
@@ -159,8 +161,17 @@ class StreamReader:
         elif 0 not in self._roles:
             raise MalformedError(f"{kind} comes before the message starts")
         elif kind == "content_block_start":
+            if said["index"] != self._blocks or self._in_block:
+                raise MalformedError(f"block {said['index']} begins behind {self._blocks} others")
+            self._blocks, self._in_block = self._blocks + 1, True
             _take_block(choice, said["content_block"])
+        elif kind == "content_block_stop":
+            if not self._in_block or said["index"] != self._blocks - 1:
+                raise MalformedError(f"block {said['index']} ends, and is not open")
+            self._in_block = False
         elif kind == "content_block_delta":
+            if not self._in_block or said["index"] != self._blocks - 1:
+                raise MalformedError(f"a piece comes of block {said['index']}, which is not open")
             choice.text += said["delta"].get("text", "")
             choice.arguments += said["delta"].get("partial_json", "")
         elif kind == "message_delta":

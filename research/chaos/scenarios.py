@@ -1,7 +1,7 @@
 """The scenarios by name: every fault that docs/operate/faults.md describes, and what clients may notice of it.
 
-A stream that an engine has begun and cannot end is the only thing that a client may lose with an engine; with a router
-it loses the connections to that router. With a worker or the store it loses nothing.
+A stream with which no other engine can go on is the only thing that a client may lose with an engine; with a router it
+loses the connections to that router. With a worker or the store it loses nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dualmap.research.chaos.stage import Scenario
 from dualmap.simulation.emulator.lies import Lie
 
 NOTHING: Final = frozenset[Outcome]()
-BEGUN_STREAMS: Final = frozenset({Outcome.CUT, Outcome.BROKEN})
-"""Streams that an engine began may end with an error event."""
+BEGUN_STREAMS: Final = frozenset({Outcome.CUT})
+"""Streams that an engine began, and with which no other can go on, may end with an error event."""
 HALF_ANSWERS: Final = BEGUN_STREAMS | {Outcome.LOST}
 """So may they, and a whole answer of which half was passed on may end there."""
 CONNECTIONS: Final = frozenset({Outcome.LOST})

@@ -55,6 +55,8 @@ class AnswerSoFar:
         self.reasoned = False
         self.block: int | None = None
         """The index of a message's open block."""
+        self._blocks = 0
+        """Blocks of a message that have begun."""
         self.unfit = ""
 
     @property
@@ -74,6 +76,12 @@ class AnswerSoFar:
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt, where they are known."""
         return self.counted_prompt if self.prompt_ids is None else 1 + self.prompt_ids.count(b",")
+
+    def begin_block(self) -> int:
+        """The index of a new block of a message, which is open from now on."""
+        self.block = self._blocks
+        self._blocks += 1
+        return self.block
 
     def read(self, path: str, events: bytes) -> None:
         """Take in the next events, which are whole, of a stream of this path's API."""
@@ -143,7 +151,7 @@ class AnswerSoFar:
                 usage = found["message"].get("usage") or {}
                 self._count(usage.get("input_tokens"), None)
             case "content_block_start":
-                self.block = found.get("index")
+                self.begin_block()
                 kind = found["content_block"].get("type")
                 if kind == "thinking":
                     self.reasoned = True

@@ -52,6 +52,7 @@ class ContinuedAnswer:
         self._chars = rest.chars
         self._shows_usage = shows_usage
         self._shows_ids = shows_ids
+        self._so_far = so_far
         self._block = so_far.block
         self._stop: tuple[str | None, str | None] | None = None
         self._usage: Mapping[str, Any] = {}
@@ -154,9 +155,9 @@ class ContinuedAnswer:
         for choice in choices:
             if text := (choice.get("delta") or {}).get("content"):
                 if self._block is None:
-                    self._block = 0
+                    self._block = self._so_far.begin_block()
                     block = {"type": "text", "text": ""}
-                    made += _named({"type": "content_block_start", "content_block": block, "index": 0})
+                    made += _named({"type": "content_block_start", "content_block": block, "index": self._block})
                 delta = {"type": "text_delta", "text": text}
                 made += _named({"type": "content_block_delta", "delta": delta, "index": self._block})
             if (reason := choice.get("finish_reason")) is not None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
 from dualmap.router.http.sse import EventSplitter, is_comment
+from dualmap.router.prompts.inference_request import MESSAGES_PATH
 from dualmap.scheduling.request.outcome import InstanceFailure
 
 STEP_BYTES: Final = 8 << 10
@@ -30,6 +31,8 @@ _MOST_BEHIND: Final = 64
 """Most events that are kept behind the one that has announced a failure."""
 _FAILURE_WORDS: Final = (b'"error"', b'"abort"', b'"recomputed"')
 """An event by which an instance fails an answer has one of them."""
+_MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta"')
+"""The same for messages, where the event that ends an aborted one is known by the reason that it lacks."""
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _IDS: Final = b'token_ids":'
 _LISTED: Final = re.compile(rb'token_ids":\[[^\]]*\]')
@@ -68,6 +71,7 @@ class KeptStream:
     ) -> None:
         """``path``: of the API that answers. ``so_far``: what the client has of the answer already."""
         self._path = path
+        self._failure_words = _MESSAGE_WORDS if path == MESSAGES_PATH else _FAILURE_WORDS
         self._budget = budget
         self._hides_ids = hides_ids
         self._events: list[bytes] = []
@@ -98,7 +102,7 @@ class KeptStream:
             self._behind = [*self._behind, data][-_MOST_BEHIND:]
             return b""
         if self.watch is not None:
-            for word in _FAILURE_WORDS:
+            for word in self._failure_words:
                 if word in data:
                     data = self._before_failure(data, self.watch)
                     if not data:

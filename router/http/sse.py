@@ -40,13 +40,19 @@ _ERROR_WORDS: Final = (b'"error"', b"response.failed", b"event: error", b"event:
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
 _ABORT: Final = b'"abort"'
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
+_MESSAGE_DELTA: Final = b'"message_delta"'
+_WITHOUT_REASON: Final = re.compile(rb'"delta"\s*:\s*\{[^{}]*"stop_reason"\s*:\s*null')
+"""How the event looks that ends an aborted message: Anthropic's API has no word for that. The event that begins a
+message has its ``stop_reason`` elsewhere, and quotes in a text are escaped."""
 
 _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
 
 
 def is_aborted(data: bytes) -> bool:
     """Whether an answer, or an event of one, says that its instance aborted it."""
-    return _ABORT in data and _ABORTED.search(data) is not None
+    if _ABORT in data and _ABORTED.search(data) is not None:
+        return True
+    return _MESSAGE_DELTA in data and _WITHOUT_REASON.search(data) is not None
 
 
 class EventSplitter:

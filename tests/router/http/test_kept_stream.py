@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualmap.router.http import kept_stream
+from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.http.exchange_result import failure_in
 from dualmap.router.http.kept_stream import KeptBudget, KeptStream, without_ids
+from dualmap.router.prompts.inference_request import MESSAGES_PATH
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -106,3 +109,32 @@ def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: p
 
     assert len(passed) > 1000
     assert kept.lost
+
+
+def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> None:
+    def named(event: dict[str, Any]) -> bytes:
+        return f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n"
+
+    def events(delta: str | None) -> list[bytes]:
+        block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
+        said = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "one "}, "index": 0}
+        return [
+            named({"type": "message_start", "message": {"id": "x", "stop_reason": None}}),
+            named(block),
+            named(said),
+            named({"type": "content_block_stop", "index": 0}),
+            named({"type": "message_delta", "delta": {"stop_reason": delta}, "usage": {"output_tokens": 1}}),
+            named({"type": "message_stop"}),
+        ]
+
+    def kept(delta: str | None) -> tuple[KeptStream, bytes]:
+        stream = KeptStream(MESSAGES_PATH, KeptBudget(1 << 20), 10, hides_ids=False)
+        stream.watch = lambda event: failure_in(event, None)
+        return stream, b"".join(stream.feed([event]) for event in events(delta))
+
+    whole, passed = kept("end_turn")
+    assert (whole.failure, passed) == (None, b"".join(events("end_turn")))
+    aborted, passed = kept(None)
+    assert (aborted.failure, passed) == (ABORTED, b"".join(events(None)[:4]))
+    so_far = aborted.so_far()
+    assert (so_far.text, so_far.block, so_far.begin_block()) == ("one ", None, 1)
