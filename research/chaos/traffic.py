@@ -204,8 +204,12 @@ class Traffic:
         elif api is Api.MESSAGES and special < 0.15:
             tool = {"name": "forecast", "input_schema": _TOOL_SCHEMA}
             body |= {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 400}
-        elif api in (Api.COMPLETIONS, Api.MESSAGES) and special > 0.8:
-            body["stop" if api is Api.COMPLETIONS else "stop_sequences"] = [_words(rng, 1)]
+        elif api is Api.COMPLETIONS and special > 0.8:
+            body["stop"] = [_words(rng, 1)]
+        elif api is Api.MESSAGES and special > 0.8 and not stream:
+            # Where an engine looks for stop strings it holds characters back. A message goes on by its text alone, and
+            # from the middle of a token an engine may say anything.
+            body["stop_sequences"] = [_words(rng, 1)]
         elif api is Api.COMPLETIONS and special > 0.7:
             body["n"] = 2
         if stream and api in (Api.CHAT, Api.COMPLETIONS) and rng.random() < 0.5:
