@@ -16,7 +16,7 @@ from dualmap.simulation.commands.options import OptionError
 from dualmap.workers.settings import WorkerSettings
 
 WITHIN_S = 300.0
-IN_CI = ("engine-dead", "router-killed", "store-empty", "engine-terminated")
+IN_CI = ("engine-dead", "router-killed", "store-empty", "engine-reset")
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
