@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from dualmap.research.figures import Figures
@@ -39,7 +40,9 @@ class Bench:
         """The result of each search, for each of its targets; searches of variants that differ in name only
         run once."""
         different = list(dict.fromkeys(search.without_name for search in searches))
-        found = dict(zip(different, self.map(name, self._searched, different) if different else [], strict=True))
+        found = dict(
+            zip(different, self.map(name, partial(_searched, self.cache), different) if different else [], strict=True)
+        )
         return [found[search.without_name] for search in searches]
 
     def map(self, name: str, work: Callable[[Job], Answer], jobs: Sequence[Job]) -> list[Answer]:
@@ -51,5 +54,7 @@ class Bench:
             self.on_step(name, len(answers), len(jobs))
         return answers
 
-    def _searched(self, search: Search) -> tuple[float, ...]:
-        return search.goodputs(self.cache)
+
+def _searched(cache: RunCache, search: Search) -> tuple[float, ...]:
+    """What a process gets: no bench, whose callback cannot be sent to one."""
+    return search.goodputs(cache)

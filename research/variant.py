@@ -7,7 +7,7 @@ A setting is one of the scheduling section (dots lead into its parts) or one of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -20,7 +20,10 @@ from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.roles import roles_of
 from dualmap.simulation.router_queue import RouterQueueRule
-from dualmap.simulation.scenario import Dispatch, Scenario
+from dualmap.simulation.scenario import Dispatch, Scenario, SpeedChange
+
+SLOWDOWN = 2.0
+"""How much slower the slow instances of a fleet are."""
 
 
 class VariantError(SimulationError):
@@ -40,6 +43,8 @@ class ScenarioOptions(BaseModel):
     router_queue: RouterQueueRule | None = None
     endless_cache: bool | None = None
     roles: str | None = None
+    slow: Literal["half", "one"] | None = None
+    """Instances that are half as fast as their engine's model says, from the start: every second one, or the first."""
     autoscale: Autoscale | None = None
     """The fleet sizes itself; on a command line MIN:MAX."""
 
@@ -72,14 +77,22 @@ class Variant:
         scheduling, slo_s = self.scheduling, workload.traffic.slo_ttft_s
         if slo_s is not None:
             scheduling = scheduling.model_copy(update={"slo_ttft_s": slo_s})
-        return Scenario(
+        own = {name: value for name, value in self.options if value is not None and name != "slow"}
+        scenario = Scenario(
             scheduling=scheduling,
             engine=workload.engine,
             instances=workload.instances,
             changes=workload.changes,
             skip_requests=workload.skip_requests,
-            **{name: value for name, value in self.options if value is not None},
+            **own,
         )
+        return replace(scenario, speed_changes=self._slow_from_the_start(scenario))
+
+    def _slow_from_the_start(self, scenario: Scenario) -> tuple[SpeedChange, ...]:
+        if self.options.slow is None:
+            return ()
+        numbers = range(0, scenario.instances, 2) if self.options.slow == "half" else (0,)
+        return tuple(SpeedChange(0.0, scenario.spec(number).instance_id, SLOWDOWN) for number in numbers)
 
 
 def parse_variant(text: str, base: SchedulingSettings) -> Variant:

@@ -160,8 +160,34 @@ VARIATIONS = Suite(
 )
 """The default policy on other engines and other sizes of fleet, beside those that are best on the usual ones. Many
 seeds of short traces: for the same time they leave less to chance than few long ones."""
+CHANGING = Suite(
+    "changing",
+    traffic=tuple(traffic_of(name) for name in ("moving", "shared", "bursts", "onoff", "heavytail")),
+    sizes=(8,),
+    rates=("1x", "1.3x"),
+    goodput=False,
+    seeds=4,
+    requests_per_instance=120,
+    saturation_of="preble+llm-d-latency",
+    variants=crossed(BEST_OTHERS),
+)
+"""Traffic that does not stay as it is: a hot prompt that moves, one that everybody shares, bursts, answers of very
+different lengths."""
+HALF_SLOW, ONE_SLOW = (
+    replace(
+        CHANGING,
+        name=f"{slow}-slow",
+        traffic=TRAFFIC[:3],
+        variants=tuple(f"{variant},slow={slow}" for variant in CHANGING.variants),
+    )
+    for slow in ("half", "one")
+)
+"""Fleets of which half of the instances, or one, is half as fast as the others."""
 SUITES: Mapping[str, Suite] = MappingProxyType(
-    {suite.name: suite for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE, VARIATIONS)}
+    {
+        suite.name: suite
+        for suite in (STANDARD, QUICK, PUBLISHED, SPLITS, SPLIT_OR_WHOLE, VARIATIONS, CHANGING, HALF_SLOW, ONE_SLOW)
+    }
 )
 """Suites by name. A new suite is a value above and its name here."""
 

@@ -15,11 +15,34 @@ from dualmap.simulation.generators.agents import agents
 from dualmap.simulation.generators.coding import coding
 from dualmap.simulation.generators.conversation import conversation, thinking, toolagent
 from dualmap.simulation.generators.elastic import diurnal, flashcrowd, surge
-from dualmap.simulation.generators.prefixes import fewshot, hotspot, reasoning, uniform, zipf
+from dualmap.simulation.generators.prefixes import (
+    bursts,
+    fewshot,
+    heavytail,
+    hotspot,
+    moving,
+    onoff,
+    reasoning,
+    shared,
+    uniform,
+    zipf,
+)
 from dualmap.simulation.traces import Trace
 
-__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "coding", "conversation", "diurnal", "fewshot"]
-__all__ += ["flashcrowd", "hotspot", "reasoning", "surge", "thinking", "toolagent", "uniform", "zipf"]
+__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "conversation", "diurnal"]
+__all__ += [
+    "fewshot",
+    "flashcrowd",
+    "heavytail",
+    "hotspot",
+    "moving",
+    "onoff",
+    "reasoning",
+    "shared",
+    "surge",
+    "thinking",
+]
+__all__ += ["toolagent", "uniform", "zipf"]
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
@@ -33,6 +56,11 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "uniform": uniform,
         "zipf": zipf,
         "hotspot": hotspot,
+        "moving": moving,
+        "shared": shared,
+        "bursts": bursts,
+        "onoff": onoff,
+        "heavytail": heavytail,
         "reasoning": reasoning,
         "fewshot": fewshot,
         "diurnal": diurnal,

@@ -97,3 +97,14 @@ def test_a_description_holds_what_differs_from_the_defaults() -> None:
     variant = parse_variant("a=llm-d,llm_d.kv_weight=1,dispatch=hold", SchedulingSettings())
 
     assert dict(described(variant)) == {"policy": "llm-d", "llm_d.kv_weight": 1.0, "dispatch": "hold"}
+
+
+@pytest.mark.parametrize(("slow", "numbers"), [("half", (1, 3, 5, 7)), ("one", (1,))])
+def test_a_part_of_the_fleet_may_be_slow(slow: str, numbers: tuple[int, ...]) -> None:
+    variant = parse_variant(f"ours=dualmap-least-cost,slow={slow}", SchedulingSettings())
+
+    changes = variant.scenario(EIGHT).speed_changes
+
+    assert [(change.instance_id, change.at_s, change.slowdown) for change in changes] == [
+        (f"i{number:03d}", 0.0, 2.0) for number in numbers
+    ]

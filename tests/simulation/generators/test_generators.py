@@ -1,6 +1,9 @@
 import hashlib
+import itertools
 import os
+from collections import Counter
 from pathlib import Path
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -9,10 +12,15 @@ from dualmap.simulation.generators import (
     GENERATORS,
     GeneratorSpec,
     agents,
+    bursts,
     conversation,
     fewshot,
+    heavytail,
     hotspot,
+    moving,
+    onoff,
     reasoning,
+    shared,
     thinking,
     toolagent,
     zipf,
@@ -183,3 +191,50 @@ def test_thinking_is_toolagent_with_longer_answers() -> None:
     assert [one.output_tokens for one in longer.requests] == [3 * one.output_tokens for one in plain.requests]
     assert [one.hash_ids for one in longer.requests] == [one.hash_ids for one in plain.requests]
     assert longer.name == "thinking"
+
+
+def first_blocks(trace: Trace, blocks: int) -> Counter[tuple[int, ...]]:
+    return Counter(request.hash_ids[:blocks] for request in trace.requests)
+
+
+def test_the_moving_prompt_is_another_one_every_minute() -> None:
+    trace = moving(requests=3000, seed=1)
+
+    hot = [heads for heads, count in first_blocks(trace, 12).items() if count > 100]
+    spells = {
+        heads: [request.arrival_s for request in trace.requests if request.hash_ids[:12] == heads] for heads in hot
+    }
+    assert len(hot) == pytest.approx(trace.requests[-1].arrival_s / 60, abs=1)
+    assert all(max(times) - min(times) <= 60 for times in spells.values())
+    assert sum(map(len, spells.values())) / 3000 == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [20, 80])
+def test_a_share_of_the_requests_has_one_system_prompt_for_good(share: int) -> None:
+    assert first_blocks(shared(requests=3000, seed=1, share=share), 12).most_common(1)[0][1] == pytest.approx(
+        30 * share, rel=0.05
+    )
+
+
+@pytest.mark.parametrize("variation", [1, 3])
+def test_gaps_vary_as_they_are_told_to(variation: int) -> None:
+    arrivals = [request.arrival_s for request in bursts(requests=20_000, seed=1, variation=variation).requests]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
+
+    assert fmean(gaps) == pytest.approx(1 / 8, rel=0.1)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(variation, rel=0.1)
+
+
+def test_on_and_off_change_every_ten_and_twenty_seconds() -> None:
+    trace = onoff(requests=5000, seed=1)
+
+    on = sum(request.arrival_s % 30 < 10 for request in trace.requests)
+    assert on / 5000 == pytest.approx(0.9, abs=0.02)
+    assert trace.rate_per_s == pytest.approx(8.0, rel=0.05)
+
+
+def test_one_answer_in_a_hundred_is_very_long() -> None:
+    outputs = sorted(request.output_tokens for request in heavytail(requests=20_000, seed=1).requests)
+
+    assert quantile(outputs, 0.5) == pytest.approx(100, rel=0.1)
+    assert sum(tokens > 8000 for tokens in outputs) / 20_000 == pytest.approx(0.01, abs=0.003)
