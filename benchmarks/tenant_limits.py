@@ -114,10 +114,11 @@ def main() -> None:
     parser.add_argument("--kill-every-s", type=float, default=60.0)
     parser.add_argument("--replicas", type=int, default=8)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--time-scale", type=float, default=20.0, help="of the emulated instances")
     options = parser.parse_args()
     words = (
         *("--replicas", str(options.replicas), "--workers", "1", "--instances", "4"),
-        *("--emulator.time_scale", "4", "--tenants", json.dumps(TENANTS)),
+        *("--emulator.time_scale", str(options.time_scale), "--tenants", json.dumps(TENANTS)),
     )
     with tempfile.TemporaryDirectory() as folder, running_fleet(Path(folder), words) as fleet:
         clients, first_ms = asyncio.run(run(fleet, options))
