@@ -1,7 +1,7 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
---       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}], …} where counts or
---       blocks change, counted true where plans for these were made for other figures, and queue_of, an instance or '';
+--       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}, [field that becomes
+--       the time now, …]], …} where counts or blocks change, counted true where plans for these were made for other figures, and queue_of, an instance or '';
 --       then for each command the number of its words, and these
 -- Reply {now ms, what each command replied, …, and the queue of the instance queue_of or nil}, or nil if something is
 --       no longer as it was read; error FENCED
@@ -32,6 +32,9 @@ for id, fields in pairs(change.instances) do
     end
     for name, growth in pairs(fields[2]) do
       instance[name] = instance[name] + growth
+    end
+    for _, name in ipairs(fields[3]) do
+      instance[name] = now_ms
     end
     instance.cached_blocks = redis.call('ZCARD', keys.kv .. id)
     if change.counted then

@@ -41,6 +41,8 @@ class Change:
     """Plans for these instances were made for other figures."""
     queue_of: str = ""
     """The instance whose queue is replied, where that has room then."""
+    stamped: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Fields of instance records that become the time of the change, by id."""
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +65,7 @@ class Changes:
         about = {
             "read": [*_conditions(change)],
             "instances": {
-                name: (change.instances.get(name, {}), change.counts.get(name, {}))
+                name: (change.instances.get(name, {}), change.counts.get(name, {}), change.stamped.get(name, ()))
                 for name in change.instances.keys() | change.counts.keys()
             },
             "counted": change.counted,

@@ -116,13 +116,14 @@ class Members(Changes):
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
                 commands += self._forgotten(instance_id, claim is not None)
-            if known is not None and known.state is not spec.state:
-                fields |= dict.fromkeys(("work_since_ms", "running_since_ms"), await self._calls.now_ms())
+            stamped = ("work_since_ms", "running_since_ms") if known and known.state is not spec.state else ()
             # The claim is a condition too: forgetting the cache must also end a claim that comes meanwhile.
             read = [(instances, instance_id, text), (events, "fence", claim)]
             if known is None:
                 read.append((records, instance_id, record))
-            return True, Change(commands, read, fence, {instance_id: fields}, counted=True)
+            return True, Change(
+                commands, read, fence, {instance_id: fields}, stamped={instance_id: stamped}, counted=True
+            )
 
         return await self._derive(describe)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 
@@ -35,7 +35,7 @@ class Discovery:
     """
 
     name = "discovery"
-    interval_s = 0.25
+    interval_s = 0.1
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class Discovery:
         self._read: Mapping[str, InstanceSpec] = {}
         self._read_s = float("-inf")
         self._running: asyncio.Task[None] | None = None
+        self._planned: tuple[Sighting, Mapping[str, InstanceSpec], Plan] | None = None
+        """The last plan, and what it was made from."""
         self._reported = DiscoveryStatus()
         self._left_out: tuple[str, ...] = ()
         self._changed: dict[str, tuple[float, InstanceSpec | None]] = {}
@@ -90,16 +92,28 @@ class Discovery:
         if self._running is not None and self._running.done():
             self._running.result()  # a defect: the log shows it at every round
         sighting = self._source.sighting()
-        if sighting is not None:
-            members = await self._members()
-            plan = plan_round(sighting.found, members)
-            for first in range(0, len(plan.actions), _ACTIONS_TOGETHER):
-                actions = plan.actions[first : first + _ACTIONS_TOGETHER]
-                await asyncio.gather(*(self._carry_out(action, members.get(action.instance_id)) for action in actions))
-            if plan.actions:
-                self._on_change()  # a newcomer is to be checked at once
-            self._log_left_out(plan, sighting)
-        await self._publish(sighting)
+        if sighting is None:
+            return await self._publish(None)
+        members = await self._members()
+        plan = self._plan(sighting, members)
+        self._log_left_out(plan, sighting)
+        published: tuple[Awaitable[None], ...] = (self._publish(sighting),)
+        for first in range(0, max(1, len(plan.actions)), _ACTIONS_TOGETHER):
+            actions = plan.actions[first : first + _ACTIONS_TOGETHER]
+            # Together, as each waits for the store: what is published in turn would put off the next round.
+            await asyncio.gather(
+                *published, *(self._carry_out(action, members.get(action.instance_id)) for action in actions)
+            )
+            published = ()
+        if plan.actions:
+            self._on_change()  # a newcomer is to be checked at once
+        return None
+
+    def _plan(self, sighting: Sighting, members: Mapping[str, InstanceSpec]) -> Plan:
+        """The plan of a round. Thousands of pods are not compared again while nothing has changed."""
+        if self._planned is None or self._planned[0] is not sighting or self._planned[1] is not members:
+            self._planned = sighting, members, plan_round(sighting.found, members)
+        return self._planned[2]
 
     async def _carry_out(self, action: Action, member: InstanceSpec | None) -> None:
         after: InstanceSpec | None = None
