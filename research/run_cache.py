@@ -70,7 +70,8 @@ def _read(path: Path) -> Figures | None:
 def run_key(job: RunJob) -> str:
     """A digest of everything that the run depends on."""
     scenario = asdict(job.scenario) | {"scheduling": job.scenario.scheduling.model_dump(mode="json")}
-    parts = (asdict(job.source), _file_digest(job.source.source), scenario, job.rate_per_s)
+    files = [_file_digest(each) for each in job.source.sources]
+    parts = (asdict(job.source), files[0] if len(files) == 1 else files, scenario, job.rate_per_s)
     code = code_digest(job.scenario.scheduling.policy)
     return sha256(json.dumps([*parts, code], sort_keys=True, default=_plain).encode()).hexdigest()[:32]
 

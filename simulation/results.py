@@ -43,6 +43,12 @@ class RequestOutcome:
     """Instances that had room for it, one after the other."""
     outcome: Outcome | None = None
     """How it ended."""
+    tenant: str = ""
+    priority: str = ""
+    prefill_work_s: float = 0.0
+    """The prefill of what its instance had not cached, at the instance's rate."""
+    kv_share: float = 0.0
+    """The part of its instance's KV memory that its context takes."""
 
     @property
     def ttft_s(self) -> float:
@@ -66,6 +72,13 @@ class RequestOutcome:
     @property
     def on_time(self) -> bool:
         return self.ttft_s <= self.slo_s
+
+    def work_s(self, at_s: float) -> float:
+        """Its work on instances up to this time, in seconds of one instance, see ``scheduling.tenants.shares``."""
+        if self.dispatched_s is None or self.first_token_s is None or self.first_token_s > at_s:
+            return 0.0
+        ended_s = at_s if self.finish_s is None else min(at_s, self.finish_s)
+        return self.prefill_work_s + self.kv_share * (ended_s - self.dispatched_s)
 
     @property
     def answered(self) -> bool:
@@ -122,6 +135,21 @@ class Percentiles:
         if not ordered:
             return cls(0.0, 0.0, 0.0, 0.0)
         return cls(fmean(ordered), *(quantile(ordered, q) for q in (0.5, 0.9, 0.99)))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantResult:
+    """What one tenant got in a run."""
+
+    requests: int
+    on_time: float
+    """Share of its requests."""
+    refused: int
+    ttft_p99_s: float
+    work_s: float
+    """Work of instances on its requests until the last arrival, in seconds of one instance."""
+    work_share: float
+    """The part of it in that of all tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +216,8 @@ class RunResult:
     """Staged KV that was not pulled in time, in the whole run."""
     slo_tpot_s: float | None = None
     """SLO of the time per output token, where the run has one."""
+    by_tenant: Mapping[str, TenantResult] = field(default_factory=dict)
+    """Each tenant by its name; requests without one are left out."""
 
     @property
     def share_on_time(self) -> float:
@@ -277,7 +307,30 @@ def summarize(record: RunRecord) -> RunResult:
         moved_tokens=record.moved_tokens,
         leaks=record.leaks,
         slo_tpot_s=record.slo_tpot_s,
+        by_tenant=_by_tenant(counted),
     )
+
+
+def _by_tenant(counted: Sequence[RequestOutcome]) -> dict[str, TenantResult]:
+    names = sorted({outcome.tenant for outcome in counted if outcome.tenant})
+    if not names:
+        return {}
+    last_s = counted[-1].arrival_s
+    all_work_s = max(1e-9, sum(outcome.work_s(last_s) for outcome in counted))
+    results = {}
+    for name in names:
+        own = [outcome for outcome in counted if outcome.tenant == name]
+        work_s = sum(outcome.work_s(last_s) for outcome in own)
+        ttfts_s = sorted(outcome.ttft_s for outcome in own if outcome.answered)
+        results[name] = TenantResult(
+            requests=len(own),
+            on_time=sum(outcome.on_time for outcome in own) / len(own),
+            refused=sum(not outcome.answered for outcome in own),
+            ttft_p99_s=quantile(ttfts_s, 0.99) if ttfts_s else 0.0,
+            work_s=work_s,
+            work_share=work_s / all_work_s,
+        )
+    return results
 
 
 def _while_requests_arrived(samples: Sequence[LoadSample], counted: Sequence[RequestOutcome]) -> list[LoadSample]:

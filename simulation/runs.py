@@ -15,6 +15,7 @@ from dualmap.simulation.results import RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate
 from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.tenant_mix import TenantMix
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
@@ -24,7 +25,7 @@ Answer = TypeVar("Answer")
 class RunJob:
     """One run, complete."""
 
-    source: TraceSource
+    source: TraceSource | TenantMix
     scenario: Scenario
     rate_per_s: float | None = None
     """None: the trace's own times."""

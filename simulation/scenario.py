@@ -11,6 +11,7 @@ from dualmap.scheduling.placing.decision import holds
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.roles import roles_for
@@ -80,6 +81,8 @@ class Scenario:
     """Whether the decode leg of a split request is sent first and asks for its prefill leg: layerwise connectors."""
     move_roles: bool = False
     """Whether the leader gives instances to the role that is starved, see ``scheduling.scaling.role_plan``."""
+    tenants: tuple[Tenant, ...] = ()
+    """Those that share the fleet by their weights; without any, nothing is shared."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """Treatment of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()

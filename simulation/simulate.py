@@ -39,6 +39,7 @@ from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
+from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler
@@ -94,6 +95,7 @@ class Simulation:
         settings = scenario.in_blocks_of(trace.block_tokens)
         self._scheduling = settings.scheduling
         self._direct = scenario.dispatch_of is Dispatch.DIRECT
+        self._weights = {tenant.name: tenant.weight for tenant in scenario.tenants}
         self._policy = build_policy(settings.scheduling)
         self._order = queue_order_of(settings.scheduling)
         self._now_s = 0.0
@@ -275,7 +277,9 @@ class Simulation:
 
     def _new_outcome(self, request: TraceRequest, chain: Chain) -> RequestOutcome:
         target_s = slo_s(self._scheduling, chain.prompt_tokens, request.slo_ttft_s)
-        outcome = RequestOutcome(self._now_s, request.input_tokens, request.output_tokens, target_s)
+        outcome = RequestOutcome(
+            self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant
+        )
         self._outcomes.append(outcome)
         return outcome
 
@@ -313,6 +317,8 @@ class Simulation:
             output_limit=output_limit,
             may_split=True,
             hides_first_token=not self._is_seen(int(request_id)),
+            tenant=request.tenant,
+            weight=self._weights.get(request.tenant, UNNAMED_WEIGHT) if self._weights else None,
         )
         machine = RequestMachine(request_id, spec, self._rules, self._now_s)
         self._requests.live[request_id] = machine
@@ -435,12 +441,21 @@ class Simulation:
         outcome, machine = self._outcomes[int(request_id)], self._requests.live[request_id]
         if event.request_id == request_id:
             outcome.cached_tokens = event.tokens
+            self._count_work(outcome, machine)
         if machine.leg is Leg.PREFILL and event.request_id == request_id:
             return
         outcome.first_token_s = event.time_s
         self._staged.pop(request_id, None)
         if not machine.spec.hides_first_token:
             self._requests.report(machine, FirstToken())
+
+    def _count_work(self, outcome: RequestOutcome, machine: RequestMachine) -> None:
+        if outcome.tenant and machine.target is not None:
+            outcome.prefill_work_s = (
+                outcome.input_tokens - outcome.cached_tokens
+            ) / machine.target.prefill_tokens_per_s
+            context_tokens = outcome.input_tokens + outcome.output_tokens
+            outcome.kv_share = context_tokens / machine.target.kv_capacity_tokens
 
     def _on_staged(self, instance_id: str, request_id: str) -> None:
         self._staged[request_id] = KvSource(instance_id, request_id)

@@ -25,6 +25,11 @@ class TraceSource:
     start: int = 0
     """Requests of a file to skip before the first: windows of one file take the place of seeds."""
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The files and generators that it comes from."""
+        return (self.source,)
+
     def load(self, rate_per_s: float | None = None) -> Trace:
         """The trace, scaled to a mean rate; None keeps its own times.
 

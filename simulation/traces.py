@@ -6,7 +6,8 @@ Three formats are read:
   ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
-  Both may have ``slo_ttft_ms``, the TTFT SLO of a request.
+  Both may have ``slo_ttft_ms``, the TTFT SLO of a request, and ``tenant`` and ``priority``, who it is for and the
+  name of its priority class.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -40,6 +41,10 @@ class TraceRequest:
     """One id per block; equal ids in two requests mean that they agree up to and including that block."""
     slo_ttft_s: float | None = None
     """The TTFT SLO of the request, as a client sends it with ``x-slo-ttft-ms``; None: it leaves it to the fleet."""
+    tenant: str = ""
+    """The tenant that it is for; empty: none."""
+    priority: str = ""
+    """The name of its priority class; empty: that of its tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,8 @@ def _mooncake_request(line: bytes, block_tokens: int) -> TraceRequest:
         raise ValueError("hash_ids must be a list of whole numbers, 0 or more")
     _check_block_count(len(hash_ids), input_tokens, block_tokens)
     slo_ttft_s = _number(row, "slo_ttft_ms", least=1) / 1000 if row.get("slo_ttft_ms") is not None else None
-    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s)
+    tenant, priority = (_text(row, name) for name in ("tenant", "priority"))
+    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant, priority)
 
 
 def _check_block_count(blocks: int, input_tokens: int, block_tokens: int) -> None:
@@ -201,6 +207,13 @@ def _integer(row: dict[str, object], name: str, least: int) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{name} must be a whole number, found {value}")
     return value
+
+
+def _text(row: dict[str, object], name: str) -> str:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} must be a text, found {value!r}")
+    return value or ""
 
 
 def _azure_requests(source: Path, block_tokens: int | None) -> tuple[TraceRequest, ...]:

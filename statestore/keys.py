@@ -48,6 +48,8 @@ class PoolKeys:
     budgets = _Key("budgets")
     usage_log = _Key("usage:log")
     passed_on = _Key("passed_on")
+    shares = _Key("shares")
+    shares_active = _Key("shares:active")
     scaling = _Key("scaling")
     scaling_log = _Key("scaling:log")
     discovery = _Key("discovery")

@@ -55,6 +55,8 @@ class InstanceRecord:
     """When work on time came to it while it had none, or its state changed while work was pending."""
     running_since_ms: int = 0
     """When a request was dispatched to it while none ran, or its state changed while some did."""
+    yielding_tokens: int = 0
+    """Tokens of held requests that are not deferred, and are passed over before those of the lowest band."""
     kv_stamp: int = 0
     version: int = 0
 
@@ -124,7 +126,9 @@ class Record:
     def fields(self, text: bytes) -> dict[str, Any]:
         """The values of a record by name."""
         found: dict[str, Any] = orjson.loads(text)
-        return {**self.added, **found} if self.added else found
+        for name, usual in self.added.items():
+            found.setdefault(name, usual)
+        return found
 
     def lua(self, table: str) -> Mapping[str, str]:
         """Code for a script, of values in a Lua table."""
@@ -140,9 +144,9 @@ def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
 
 
-INSTANCE_ADDED: Final[Mapping[str, str | int]] = EMPTY
-PLACED_ADDED: Final[Mapping[str, str | int]] = EMPTY
-REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": "", "account": ""}
+INSTANCE_ADDED: Final[Mapping[str, str | int]] = {"yielding_tokens": 0}
+PLACED_ADDED: Final[Mapping[str, str | int]] = {"band": 0}
+REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": "", "account": "", "shares_as": ""}
 """Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
 
 INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)

@@ -127,7 +127,7 @@ class Runtime:
         )
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
-        self.intake = Intake(self.pools, self.context)
+        self.intake = Intake(self.pools, self.context, self.tenants)
         self.advertised_url = (info or {}).get("ops_url", "")
         """Base URL at which others reach its own port; "" where it is not known."""
         self.context.metaserver.base_url = self.advertised_url

@@ -13,11 +13,12 @@ from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRe
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
-from dualmap.router.tenants.directory import check_model
+from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.tenants.budgets import Draw, Measure, draws_of
+from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
 
 _NO_DRAWS: Final[tuple[Draw, ...]] = ()
@@ -26,9 +27,12 @@ _NO_DRAWS: Final[tuple[Draw, ...]] = ()
 class Intake:
     """Takes requests in and places them, on one replica."""
 
-    def __init__(self, pools: PoolDirectory[ServedPool], context: ReplicaContext) -> None:
+    def __init__(
+        self, pools: PoolDirectory[ServedPool], context: ReplicaContext, tenants: TenantDirectory | None = None
+    ) -> None:
         self.pools = pools
         self._context = context
+        self._tenants = tenants
 
     async def place(self, request: InferenceRequest) -> LiveRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
@@ -60,7 +64,7 @@ class Intake:
                 if request.continues is not None:
                     prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
                 request.prompt = None
-                live = self._taken_in(request, route, prompt, _scheduled(request, route, prompt))
+                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt))
             await live.place()
             return live
         except Exception as error:
@@ -95,36 +99,43 @@ class Intake:
         pool.metrics.in_flight.inc()
         return live
 
+    def _scheduled(self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
+        chain, caller = prompt.chain, request.caller
+        # Arguments go by place: by name this costs several times as much, and every request pays for it.
+        return RequestSpec(
+            chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
+            chain,
+            slo_s(route.pool.scheduling, prompt.tokens, request.slo_s),
+            route.model,
+            prompt.expected_output_tokens,
+            prompt.output_limit,
+            prompt.stored_tokens,
+            prompt.text_bytes or 0,
+            prompt.images,
+            request.stream,
+            request.may_split,
+            request.pinned_to,
+            request.only,
+            request.hides_first_token,
+            "" if caller is None else caller.tenant.name,
+            _NO_DRAWS if caller is None else _draws(request, caller, prompt),
+            "" if caller is None else str(Account(caller.tenant.name, caller.key, "", route.model)),
+            self._weight(caller),
+        )
+
+    def _weight(self, caller: Caller | None) -> float | None:
+        """The weight of its tenant in the shares of work. Requests without a tenant are one of their own; None where
+        there are no tenants."""
+        if caller is not None:
+            return caller.tenant.weight
+        return UNNAMED_WEIGHT if self._tenants is not None and self._tenants.has_tenants else None
+
     def _free_id(self, request_id: str) -> str:
         """The id itself unless a request of this replica has it, or its release is being sent; the
         reservation finds those of other replicas."""
         if self._context.live.is_free(request_id):
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"
-
-
-def _scheduled(request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
-    chain, caller = prompt.chain, request.caller
-    # Arguments go by place: by name this costs several times as much, and every request pays for it.
-    return RequestSpec(
-        chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
-        chain,
-        slo_s(route.pool.scheduling, prompt.tokens, request.slo_s),
-        route.model,
-        prompt.expected_output_tokens,
-        prompt.output_limit,
-        prompt.stored_tokens,
-        prompt.text_bytes or 0,
-        prompt.images,
-        request.stream,
-        request.may_split,
-        request.pinned_to,
-        request.only,
-        request.hides_first_token,
-        "" if caller is None else caller.tenant.name,
-        _NO_DRAWS if caller is None else _draws(request, caller, prompt),
-        "" if caller is None else str(Account(caller.tenant.name, caller.key, "", route.model)),
-    )
 
 
 def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:

@@ -65,6 +65,11 @@ class TenantDirectory:
         """Access needs a key from now on."""
         self.is_closed = True
 
+    @property
+    def has_tenants(self) -> bool:
+        """Whether there are any."""
+        return bool(self.tenants)
+
     def caller(self, field: Callable[[bytes], bytes | None], *, from_gateway: bool = False) -> Caller | None:
         """Who sends a request with these fields; None where no tenant does. ``from_gateway``: over a connection of the
         gateway, which is believed.

@@ -35,6 +35,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.shares import NOBODY, Share
 from dualmap.scheduling.values import record, value
 
 MAX_ROUNDS = 12
@@ -113,6 +114,8 @@ class Placement:
     """LIMITED where they do not all fit; else they are drawn with the reservation."""
     must_draw: bool = False
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
+    share: Share | None = None
+    """How it is judged among tenants; None: it is not."""
 
 
 @value
@@ -287,6 +290,8 @@ class Search:
     """What the request takes of its tenant's budgets."""
     must_draw: bool = False
     """It was admitted before: budgets are overdrawn rather than that it is refused."""
+    weight: float | None = None
+    """That of its tenant; None: no books of shares are kept."""
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     full: frozenset[str] = _NONE
@@ -438,7 +443,14 @@ class Search:
             other,
             self.draws,
             self.must_draw,
+            self._share(),
         )
+
+    def _share(self) -> Share | None:
+        """Nobody is passed over where requests go in the order in which they came."""
+        if self.weight is None or not self.order.by_deadline or self.leg is _DECODE:
+            return None
+        return Share(self.request.shares_as or NOBODY, self.weight, len(self.fleet.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""

@@ -12,6 +12,7 @@ not say, and one that died a moment ago looks idle.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, stall_s
 from dualmap.scheduling.queues.queue_order import QueueEntry, plan_on_time, step_rest_tokens
@@ -41,7 +42,11 @@ def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tu
     """The held requests that a queue by deadline would make late: deferred ones, and what its plan passes over."""
     load = queue.load
     on_time = [request for request in queue.held if not request.deferred]
-    entries = [QueueEntry(each.request_id, each.enqueued_ms + each.slo_ms, each.uncached_tokens) for each in on_time]
+    entries = [
+        QueueEntry(each.request_id, each.enqueued_ms + each.slo_ms, each.uncached_tokens, each.band) for each in on_time
+    ]
+    if entries and entries[-1].band:
+        entries.sort(key=attrgetter("rank_ms"))
     stall_tokens = round(stall_s(load, decode_stall_s) * load.prefill_tokens_per_s)
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, load.pending_tokens - load.deferred_tokens)
     ahead_tokens = load.dispatched_tokens + step_tokens + stall_tokens

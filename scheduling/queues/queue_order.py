@@ -6,6 +6,11 @@ sequencing algorithm for minimizing the number of late jobs", 1968, known as Moo
 known jobs). A new request does not wait for what a plan passed over. So the plan contains the sum of these tokens, and
 they do not count as work ahead until the next plan.
 
+Where tenants share the fleet each request has a *band*, and those of the highest band are passed over first
+(``scheduling.tenants.shares``). Of those that are kept the lowest band goes first: what makes others late, an
+estimate that was too short for example, then makes those late that sent more than their share. Within a band the
+deadlines decide as without bands.
+
 A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
 dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. Others
 that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's own queue. (Where
@@ -35,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from dualmap.scheduling.settings import Order, SchedulingSettings
@@ -49,8 +55,11 @@ CALM_WINDOWS = 4
 """Dispatch windows that an instance may be given ahead while no deadline is at stake."""
 LONG_SHARE = 0.1
 """Share of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
-DEFERRED_RANK_MS = 10**14
-"""Offset that is added to the rank of a deferred request, so that it is behind every deadline."""
+BAND_MS = 5 * 10**12
+"""Distance of two bands in a queue: more than any time of the store's clock."""
+DEFERRED_RANK_MS = 2 * 10**15
+"""Offset that is added to the rank of a deferred request, so that it is behind every deadline, in whatever band. Twice
+as much is still a whole number for a sorted set's scores, and is written as one."""
 
 
 class QueueEntry(NamedTuple):
@@ -58,9 +67,26 @@ class QueueEntry(NamedTuple):
 
     request_id: str
     rank_ms: int
-    """Place in the queue, on the store's clock: the deadline (order ``deadline``), or the time of first reservation
-    plus a constant."""
+    """Place in its band of the queue, on the store's clock: the deadline (order ``deadline``), or the time of first
+    reservation plus a constant."""
     uncached_tokens: int
+    band: int = 0
+    """The higher, the sooner it is passed over. Queues are in order of bands, so that a plan finds the lowest ones
+    however many wait."""
+
+    @classmethod
+    def at(cls, request_id: str, place: int, uncached_tokens: int) -> QueueEntry:
+        """The entry at this place of its queue (``place``)."""
+        if place < BAND_MS:
+            return cls(request_id, place, uncached_tokens)
+        deferred_ms = DEFERRED_RANK_MS if place >= DEFERRED_RANK_MS else 0
+        band, rank_ms = divmod(place - deferred_ms, BAND_MS)
+        return cls(request_id, rank_ms + deferred_ms, uncached_tokens, band)
+
+    @property
+    def place(self) -> int:
+        """Its score in the queue."""
+        return self.rank_ms + self.band * BAND_MS
 
     @property
     def deferred(self) -> bool:
@@ -81,7 +107,7 @@ class PlanStep(NamedTuple):
 
     request_id: str
     deferred_to_ms: int | None = None
-    """Its new rank; None: it is dispatched."""
+    """Its new place in the queue; None: it is dispatched."""
 
 
 @value
@@ -122,8 +148,8 @@ class QueueOrder:
         return request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
 
     def rank_of(self, request: StoredRequest) -> int:
-        """The rank at which a held request is listed."""
-        rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms)
+        """The place at which a held request is listed."""
+        rank_ms = request.enqueued_ms + self.rank_ms(request.slo_ms) + request.band * BAND_MS
         return rank_ms + DEFERRED_RANK_MS if request.deferred else rank_ms
 
 
@@ -203,8 +229,10 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         if not misses_deadline(entry, now_ms, step_tokens, rate):
             waiting.append(entry)
             continue
-        steps.append(PlanStep(entry.request_id, entry.rank_ms + DEFERRED_RANK_MS))
+        steps.append(PlanStep(entry.request_id, entry.place + DEFERRED_RANK_MS))
         deferred_tokens += entry.uncached_tokens
+    if waiting and waiting[-1].band:
+        waiting.sort(key=_rank_ms)
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     while waiting and room and room.fits(waiting[plan.first]):
@@ -255,28 +283,35 @@ class OnTimePlan(NamedTuple):
     """Ids of the requests that are passed over."""
 
 
+_rank_ms = attrgetter("rank_ms")
+
+
 def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:
     """The plan for a queue by deadline, behind the tokens ahead of them all.
 
-    Next is the first of those that it keeps on time. If it keeps none, the one with the fewest tokens, which is the
-    most likely to meet its deadline. O(n log n).
+    What is passed over is of the highest band, and the longest in that; where it is shorter than what makes the queue
+    late, more are. Next is the first of those that it keeps on time. If it keeps none, of the lowest band the one with
+    the fewest tokens, which is the most likely to meet its deadline. O(n log n).
     """
     if not queue:
         return OnTimePlan(0, 0)
     end_ms = now_ms + ahead_tokens * 1000 / tokens_per_s
-    kept: list[tuple[int, int]] = []
+    kept: list[tuple[int, int, int]] = []
     passed_over: set[int] = set()
     passed_over_tokens = 0
     for position, entry in enumerate(queue):
-        heappush(kept, (-entry.uncached_tokens, -position))
+        heappush(kept, (-entry.band, -entry.uncached_tokens, -position))
         end_ms += entry.uncached_tokens * 1000 / tokens_per_s
-        if end_ms > entry.rank_ms:
-            longest_tokens, longest = heappop(kept)
+        while end_ms > entry.rank_ms:
+            _, longest_tokens, longest = heappop(kept)
             end_ms += longest_tokens * 1000 / tokens_per_s
             passed_over.add(-longest)
             passed_over_tokens -= longest_tokens
+            if -longest_tokens >= entry.uncached_tokens:
+                break  # all before it were on time
     if kept:
-        first = next(position for position in range(len(queue)) if position not in passed_over)
+        on_time = [position for position in range(len(queue)) if position not in passed_over]
+        first = min(on_time, key=lambda position: queue[position].band)
     else:
-        first = min(range(len(queue)), key=lambda position: queue[position].uncached_tokens)
+        first = min(range(len(queue)), key=lambda position: (queue[position].band, queue[position].uncached_tokens))
     return OnTimePlan(first, passed_over_tokens, frozenset(queue[position].request_id for position in passed_over))

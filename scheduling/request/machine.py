@@ -53,6 +53,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.budgets import Draw, Drawn, drawn_text, returned_text
+from dualmap.scheduling.tenants.shares import NOBODY
 from dualmap.scheduling.values import value
 
 
@@ -672,6 +673,8 @@ class RequestSpec:
     """What it takes of that one's budgets."""
     account: str = ""
     """Who it is metered for, see ``scheduling.request.metering``; empty: nobody."""
+    weight: float | None = None
+    """The weight of its tenant; None: nothing is shared among tenants."""
 
 
 @dataclass(slots=True)
@@ -940,6 +943,7 @@ class RequestMachine:
             only=spec.only,
             draws=spec.draws,
             must_draw=self.attempt > 1,
+            weight=spec.weight,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -962,6 +966,7 @@ class RequestMachine:
             tenant=spec.tenant,
             drawn=drawn_text(spec.draws) if spec.draws else "",
             account=spec.account,
+            shares_as="" if spec.weight is None else spec.tenant or NOBODY,
         )
 
     def register_record(self) -> StoredRequest:

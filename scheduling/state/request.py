@@ -34,6 +34,7 @@ class Counts(NamedTuple):
     context_tokens: int
     queued_requests: int
     running_requests: int
+    yielding_tokens: int = 0
 
     @classmethod
     def sum(cls, requests: Iterable[StoredRequest]) -> Counts:
@@ -91,6 +92,12 @@ class StoredRequest:
         reported=True,
     )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
+    shares_as: str = documented(
+        "the name in the books of shares under which its work is entered; empty: no books are kept",
+        default="",
+        reported=True,
+    )
+    band: int = documented("what is passed over before it in its queue: all of a higher band", default=0)
 
     @property
     def context_tokens(self) -> int:
@@ -121,7 +128,8 @@ class StoredRequest:
         """The counts that the request adds to its instance in its present state."""
         tokens = self.uncached_tokens
         if self.state is RequestState.HELD:
-            return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0)
+            yields = self.band > 0 and not self.deferred
+            return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0, tokens if yields else 0)
         if self.state is RequestState.DISPATCHED:
             return Counts(tokens, tokens, 0, self.context_tokens, 0, 1)
         return Counts(0, 0, 0, self.context_tokens, 0, 1)

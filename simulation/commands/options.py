@@ -48,6 +48,16 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
 
 
+def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
+    tenants = parser.add_argument_group("tenants")
+    tenants.add_argument(
+        "--tenants", nargs="+", metavar="NAME=TRACE@RATE", default=(),
+        help="tenants in the place of a trace: light=uncached:tokens=16000@0.5 heavy=conversation@2x@weight=2; a rate"
+        " with an x is a multiple of what the fleet sustains of that trace",
+    )  # fmt: skip
+    tenants.add_argument("--seconds", type=float, default=120.0, metavar="S", help="time for which tenants send")
+
+
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet = parser.add_argument_group("fleet")
     names = ", ".join(POLICIES)

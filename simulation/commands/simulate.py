@@ -18,6 +18,7 @@ from dualmap.simulation.commands.options import (
     OptionError,
     add_fleet_arguments,
     add_output_arguments,
+    add_tenant_arguments,
     add_trace_arguments,
     exit_code,
     fleet_options,
@@ -27,6 +28,7 @@ from dualmap.simulation.commands.options import (
     write_whole,
 )
 from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.commands.simulate_tenants import run_tenants
 from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table, size_table
 from dualmap.simulation.fleet_size import FleetSizeJob, run_fleet_size
 from dualmap.simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fleet, of each engine that --preset lists",
     )  # fmt: skip
     add_trace_arguments(parser)
+    add_tenant_arguments(parser)
     add_fleet_arguments(parser)
     parser.add_argument("--rate", metavar="R[,R…]", help="requests per second (none: the trace's own; goodput: start)")
     parser.add_argument(
@@ -63,6 +66,8 @@ def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     if arguments.mode == "size":
         return _size(arguments, configured)
     options = fleet_options(arguments, configured)
+    if arguments.tenants:
+        return run_tenants(arguments, options)
     rates = rates_of(arguments.rate)
     source = trace_source(arguments)
     requests = len(source.load().requests)

@@ -24,6 +24,7 @@ from dualmap.simulation.generators.prefixes import (
     onoff,
     reasoning,
     shared,
+    uncached,
     uniform,
     zipf,
 )
@@ -42,7 +43,7 @@ __all__ += [
     "surge",
     "thinking",
 ]
-__all__ += ["toolagent", "uniform", "zipf"]
+__all__ += ["toolagent", "uncached", "uniform", "zipf"]
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
@@ -54,6 +55,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "coding": coding,
         "agents": agents,
         "uniform": uniform,
+        "uncached": uncached,
         "zipf": zipf,
         "hotspot": hotspot,
         "moving": moving,

@@ -136,6 +136,15 @@ def fewshot(requests: int, seed: int) -> Trace:
     )
 
 
+def uncached(requests: int, seed: int, tokens: int = 16_000, answer: int = 200) -> Trace:
+    """Prompts of one length that share nothing, and answers of one length."""
+    rng, draft, at_s = Random(seed), Draft(MOONCAKE_BLOCK_TOKENS), 0.0
+    for _ in range(requests):
+        draft.add(at_s, draft.extended((), tokens), answer)
+        at_s += exponential(rng, 1 / RATE_PER_S)
+    return draft.finish(f"uncached-{tokens}", requests)
+
+
 def _prefix_trace(
     name: str,
     requests: int,

@@ -124,7 +124,7 @@ local function enter_chosen(request, resident, told, head)
   if drawn then
     redis.call('HSET', keys.budgets, unpack(drawn))
   end
-  enter(instance, request, request.enqueued_ms + placement.rank_ms, now_ms)
+  enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms, now_ms)
   stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
@@ -159,6 +159,11 @@ local function place_one(told, head)
       return reply('limited')
     end
   end
+  local share, books, band = placement.share, nil, 0
+  if share then
+    books = read_shares(share.name, now_ms)
+    band, placement.precedes = level_of(books, share)
+  end
   weigh_options()
   if not best then
     return reply('not_ready')
@@ -173,7 +178,7 @@ local function place_one(told, head)
     id = placement.request_id, told = placement.told, instance_id = instance.id, leg = option.leg,
     state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
-    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0,
+    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0, band = band,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then
@@ -184,6 +189,10 @@ local function place_one(told, head)
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
+  if share then
+    local work_s = tokens / instance.tokens_per_s
+    write_shares(books, share, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, now_ms)
+  end
   return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end
 

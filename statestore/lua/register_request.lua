@@ -20,7 +20,7 @@ if #draws > 0 then
   redis.call('HSET', keys.budgets, unpack(drawn))
 end
 local request = { id = id, instance_id = '', leg = 'whole', state = 'dispatched', uncached_tokens = 0, enqueued_ms = now_ms,
-  dispatched_ms = now_ms, prefilled_ms = 0, alternative_id = '', alternative_uncached_tokens = 0, deferred = 0 }
+  dispatched_ms = now_ms, prefilled_ms = 0, alternative_id = '', alternative_uncached_tokens = 0, deferred = 0, band = 0 }
 redis.call('HSET', keys.request .. id, 'placed', placed_text(request), 'told', ARGV[4])
 redis.call('ZADD', keys.passed_on, now_ms, id)
 lease_first(told.replica_id, now_ms)

@@ -64,6 +64,10 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   local instance = read_instance(request.instance_id)
   if instance then
     leave(instance, request)
+    if request.dispatched_ms > 0 then
+      local memory_s = context_tokens_of(request) / instance.kv_capacity_tokens * math.max(0, now_ms - request.dispatched_ms) / 1000
+      give_work(request.told.shares_as, memory_s, memory_s, now_ms)
+    end
   end
   if instance and seen and request.prefilled_ms == 0 then
     instance.last_prefill_ms, instance.unseen_prefills = now_ms, instance.unseen_prefills + 1

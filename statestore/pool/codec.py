@@ -148,7 +148,7 @@ def queue_head_from(values: Sequence[Any] | None) -> QueueHead | None:
     for entry, rank_ms in zip(listed[::2], listed[1::2], strict=True):
         with contextlib.suppress(*UNREADABLE):  # no entry of this fleet: the repairer takes it out
             request_id, _, tokens = entry.decode().rpartition(" ")
-            entries.append(QueueEntry(request_id, int(rank_ms), int(tokens)))
+            entries.append(QueueEntry.at(request_id, int(rank_ms), int(tokens)))
     return QueueHead(now_ms, load_from(name.decode(), record, now_ms), tuple(entries))
 
 

@@ -69,6 +69,12 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     if placement.draws:
         known += b'"draws":%b,' % orjson.dumps(draw_words(placement.draws))
         known += b'"must_draw":true,' if placement.must_draw else b""
+    if (share := placement.share) is not None:
+        known += b'"share":{"name":"%b","weight":%.17g,"instances":%d},' % (
+            share.name.encode(),
+            share.weight,
+            share.instances,
+        )
     option = _number_of(placement, options)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)

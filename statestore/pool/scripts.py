@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from dualmap.scheduling.queues.queue_order import CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from dualmap.scheduling.queues.queue_order import BAND_MS, CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
 from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
 from dualmap.statestore.pool.codec import CONFIRMED_STAMP
@@ -100,6 +101,12 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "arrivals": scheduling.hotness_window_requests,
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
+        "band_ms": BAND_MS,
+        "share_window_s": WINDOW_S,
+        "share_active_ms": round(ACTIVE_S * 1000),
+        "share_levels": LEVELS,
+        "share_step": LEVEL_STEP,
+        "share_from": LEVELS_FROM,
         "confirmed": CONFIRMED_STAMP,
         "usage_log": USAGE_LOG,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),

@@ -89,6 +89,7 @@ _PLACEMENT_FIELDS = (
     "roles",
     "draws",
     "must_draw",
+    "share",
 )
 
 
@@ -168,7 +169,7 @@ async def drift(pool: PoolStore, instance_id: str, count: str, by: int) -> None:
     key = pool._keys.instance_records
     kept = INSTANCE.fields(await pool._calls.command("HGET", key, instance_id))
     kept[count] += by
-    await pool._calls.command("HSET", key, instance_id, INSTANCE.pack([*kept.values()]))
+    await pool._calls.command("HSET", key, instance_id, INSTANCE.pack([kept[name] for name in INSTANCE.names]))
 
 
 async def until(condition: Callable[[], object], within_s: float = 60.0) -> None:

@@ -101,8 +101,8 @@ async def test_a_queue_is_told_by_rank_with_the_tokens_of_its_requests(pool: Poo
     assert told.now_ms == clock.now_ms
     assert told.load == (await pool.loads())["a"]
     assert told.entries == (
-        ("urgent", clock.now_ms - 7 + 30_000, 200),
-        ("relaxed", clock.now_ms - 7 + 50_000, 100),
+        ("urgent", clock.now_ms - 7 + 30_000, 200, 0),
+        ("relaxed", clock.now_ms - 7 + 50_000, 100, 0),
     )
     assert await pool.queue_head("nobody") is None
 
@@ -441,7 +441,7 @@ async def test_a_moved_request_swaps_its_instances_and_its_queue_is_told_where_i
         held, instance_id="b", uncached_tokens=100, alternative_id="a", alternative_uncached_tokens=400
     )
     assert moved.queue is not None
-    assert moved.queue.entries == (("r", held.enqueued_ms + held.slo_ms, 100),)
+    assert moved.queue.entries == (("r", held.enqueued_ms + held.slo_ms, 100, 0),)
     assert (await pool.snapshot()).migrations == {"benefit": 1}
     await assert_sums_hold(pool)
     assert await samples.grant(pool, moved.queue, DEADLINE) == 1

@@ -18,6 +18,7 @@ from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
+from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -65,7 +66,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
     draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit)
     await pool.register(placement("passed on", account="acme ci - m").request, ())
-    await place(pool, "drawing", "a", draws=(draw,), tenant="acme", drawn=drawn_text((draw,)))
+    about = {"tenant": "acme", "drawn": drawn_text((draw,)), "shares_as": "acme"}
+    await place(pool, "drawing", "a", draws=(draw,), share=Share("acme", 1.0, 2), **about)
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)

@@ -42,10 +42,12 @@ local function is_calm(instance, tokens, deadline_ms, now_ms)
     and now_ms + (instance.pending_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
 end
 
--- What a new request on time need not wait for: what is deferred, and what the last plan passed over, while it is held.
-local function overtaken_tokens(instance)
+-- What a new request on time need not wait for: what is deferred, and what the last plan passed over, while it is held; also
+-- what yields to those of the lowest band, where it precedes others.
+local function overtaken_tokens(instance, precedes)
   local held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens
-  return instance.deferred_tokens + math.min(instance.passed_over_tokens, held_tokens)
+  local yielding_tokens = precedes and instance.yielding_tokens or 0
+  return instance.deferred_tokens + math.min(math.max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 end
 
 local function write_record(instance)
@@ -78,7 +80,7 @@ local function room(instance, now_ms)
   local found = instance.queued_requests > 0 and has_room(instance)
   if instance.queued_requests > 0 and not found then
     local first = redis.call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')
-    found = first[2] and is_calm(instance, 0, tonumber(first[2]), now_ms)
+    found = first[2] and is_calm(instance, 0, first[2] % terms.band_ms, now_ms)
   end
   return found and queue_head(instance, now_ms) or false
 end

@@ -28,6 +28,15 @@ local function listed_as(request)
   return request.id .. ' ' .. request.uncached_tokens
 end
 
+-- KV memory that it takes once it is dispatched.
+local function context_tokens_of(request)
+  local told = request.told
+  if request.leg == 'prefill' then
+    return told.prompt_tokens
+  end
+  return told.prompt_tokens + told.stored_tokens + told.expected_output_tokens
+end
+
 local function count(instance, request, sign)
   local tokens = sign * request.uncached_tokens
   if request.state ~= 'prefilled' then
@@ -36,16 +45,14 @@ local function count(instance, request, sign)
   if request.state == 'held' then
     instance.queued_requests = instance.queued_requests + sign
     instance.deferred_tokens = instance.deferred_tokens + request.deferred * tokens
+    if request.band > 0 then
+      instance.yielding_tokens = instance.yielding_tokens + (1 - request.deferred) * tokens
+    end
     return
-  end
-  local told = request.told
-  local context_tokens = told.prompt_tokens
-  if request.leg ~= 'prefill' then
-    context_tokens = context_tokens + told.stored_tokens + told.expected_output_tokens
   end
   instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
   instance.running_requests = instance.running_requests + sign
-  instance.context_tokens = instance.context_tokens + sign * context_tokens
+  instance.context_tokens = instance.context_tokens + sign * context_tokens_of(request)
 end
 
 -- Counts and lists a request on an instance.

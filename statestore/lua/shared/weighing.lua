@@ -8,9 +8,9 @@ local function weighted(weights, features)
   return sum
 end
 
-local function features_of(instance, uncached, prompt_tokens, now_ms)
+local function features_of(instance, uncached, prompt_tokens, precedes, now_ms)
   local rate, kv_demand = instance.tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
-  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance), instance.dispatched_tokens / rate, 0
+  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance, precedes), instance.dispatched_tokens / rate, 0
   if instance.pending_tokens > instance.deferred_tokens then
     silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
   end
@@ -28,7 +28,7 @@ end
 local function weigh(instance, chain, placement, option, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, hit)
-  local features = features_of(instance, uncached, placement.told.prompt_tokens, now_ms)
+  local features = features_of(instance, uncached, placement.told.prompt_tokens, placement.precedes, now_ms)
   local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
   local missed = ttft_s > placement.slo_s
   return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,

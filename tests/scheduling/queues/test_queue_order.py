@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.queue_order import (
+    BAND_MS,
     CALM_WINDOWS,
     DEFERRED_RANK_MS,
     OnTimePlan,
@@ -75,6 +76,29 @@ def test_nothing_is_passed_over_in_an_empty_queue() -> None:
 def test_when_nobody_can_make_it_the_shortest_is_the_likeliest() -> None:
     queue = [QueueEntry("long", 10, 30), QueueEntry("short", 11, 20), QueueEntry("later", 12, 20)]
     assert plan_on_time(queue, 0, 50, TOKENS_PER_S) == OnTimePlan(1, 70, frozenset({"long", "short", "later"}))
+
+
+def test_what_is_in_a_higher_band_is_passed_over_first_though_it_is_shorter_and_takes_several() -> None:
+    queue = [*(QueueEntry(f"over{i}", 60 + i, 20, 3) for i in range(3)), QueueEntry("within", 100, 90)]
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(3, 60, frozenset({"over0", "over1", "over2"}))
+
+
+def test_of_the_highest_band_the_longest_is_passed_over() -> None:
+    queue = [QueueEntry("within", 100, 50), QueueEntry("short", 100, 20, 2), QueueEntry("long", 100, 40, 2)]
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(0, 40, frozenset({"long"}))
+
+
+def test_the_lowest_band_goes_first_of_those_that_are_kept() -> None:
+    queue = [QueueEntry("over", 50, 20, 1), QueueEntry("within", 100, 20)]
+    assert plan_on_time(queue, 0, 0, TOKENS_PER_S) == OnTimePlan(1, 0)
+
+
+@given(st.integers(0, BAND_MS - 1), st.integers(0, 255), st.booleans())
+def test_a_place_in_the_queue_is_read_back_as_it_was_written(due_ms: int, band: int, late: bool) -> None:
+    place = due_ms + band * BAND_MS + (DEFERRED_RANK_MS if late else 0)
+    entry = QueueEntry.at("r", place, 10)
+    assert (entry.band, entry.deferred, entry.place, float(place)) == (band, late, place, place)
+    assert entry.rank_ms == due_ms + (DEFERRED_RANK_MS if late else 0)
 
 
 @pytest.mark.parametrize(("other_tokens", "rest_tokens"), [(0, 0), (900, 900), (5_000, 1_024)])

@@ -7,8 +7,10 @@ from dualmap.scheduling.state.request import Counts, StoredRequest
 from dualmap.scheduling.state.request import RequestState as State
 
 
-def request(state: State, *, deferred: bool = False) -> StoredRequest:
-    return StoredRequest("r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred)
+def request(state: State, *, deferred: bool = False, band: int = 0) -> StoredRequest:
+    return StoredRequest(
+        "r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred, band=band
+    )
 
 
 @pytest.mark.parametrize("state", [State.DISPATCHED, State.PREFILLED])
@@ -27,16 +29,18 @@ def test_a_request_takes_kv_memory_for_its_answer_too() -> None:
 def test_its_instance_counts_it_by_its_state() -> None:
     lives = (
         request(State.HELD),
-        request(State.HELD, deferred=True),
+        request(State.HELD, band=2),
+        request(State.HELD, deferred=True, band=2),
         request(State.DISPATCHED),
         request(State.PREFILLED),
     )
 
     assert [each.counts for each in lives] == [
-        (100, 0, 0, 0, 1, 0),
-        (100, 0, 100, 0, 1, 0),
-        (100, 100, 0, 1156, 0, 1),
-        (0, 0, 0, 1156, 0, 1),
+        (100, 0, 0, 0, 1, 0, 0),
+        (100, 0, 0, 0, 1, 0, 100),
+        (100, 0, 100, 0, 1, 0, 0),
+        (100, 100, 0, 1156, 0, 1, 0),
+        (0, 0, 0, 1156, 0, 1, 0),
     ]
-    assert Counts.sum(lives) == Counts(300, 100, 100, 2312, 2, 2)
+    assert Counts.sum(lives) == Counts(400, 100, 100, 2312, 3, 2, 100)
     assert Counts.sum(()) == Counts(0, 0, 0, 0, 0, 0)

@@ -1,0 +1,55 @@
+"""Fair shares: who is passed over when not everything fits.
+
+A tenant's *share* is its weight's part of the fleet's work among the tenants that are active now. Work is counted in
+seconds of one instance: the prefill of uncached tokens at the instance's rate, and the part of its KV memory that a
+context takes, for as long as it does. Requests are no measure: one may cost a thousand times what another does.
+
+The store keeps two books of each tenant, both as a sum that decays with ``WINDOW_S``: the work that it *sent*, and the
+work that instances were *given* of it. Prefill is entered when it is sent and when it is dispatched, and the memory
+that a context took in both at its end, when its time is known. A placement is judged by where its tenant stands then,
+its *level*:
+
+- 0: what it sent lately is within its share;
+- 1: it sent more, but what instances were given of it is within its share: as in the first moments of a burst;
+- from 2 on: it got more than its share. Each level is a factor of ``LEVEL_STEP``.
+
+A plan passes over the highest level first, and the longest within a level (``scheduling.queues.queue_order``). So a
+tenant within its share pays for no other's burst, tenants beyond theirs come out level by work, and among equals the
+deadlines decide as without tenants. Nobody's work is kept back while there is room: the books matter only where a queue
+cannot be on time as a whole.
+
+What was sent decides first, as it has no memory to speak of. By what was given alone, whoever was quiet for a minute
+would pass over a steady tenant until it has caught up.
+
+A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without a tenant are one tenant of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dualmap.scheduling.values import value
+
+WINDOW_S: Final = 10.0
+"""Time in which the books decay by the factor e: two SLOs."""
+ACTIVE_S: Final = 30.0
+LEVELS_FROM: Final = 0.7
+"""The part of its share that a tenant may have got on level 1."""
+LEVEL_STEP: Final = 1.05
+LEVELS: Final = 48
+"""Enough for ten times that part."""
+UNNAMED_WEIGHT: Final = 1.0
+"""The weight of all requests without a tenant together."""
+NOBODY: Final = "-"
+"""The name in the books of requests without a tenant. No tenant is called so."""
+
+
+@value
+class Share:
+    """What the store has to know of a request's tenant to place it."""
+
+    name: str
+    """The tenant's name in the books."""
+    weight: float
+    instances: int
+    """Ready instances: the fleet's work in each second."""

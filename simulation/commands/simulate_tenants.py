@@ -1,0 +1,115 @@
+"""``dualmap simulate --tenants``: what each tenant gets of a fleet, under the rules that there are to share it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import orjson
+from rich.table import Table
+
+from dualmap.scheduling.tenants.tenant import Tenant
+from dualmap.simulation.commands.options import FleetOptions, OptionError, write_whole
+from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.commands.tenant_options import tenant_mix
+from dualmap.simulation.fitting_table import fitting_table
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.tenant_mix import TenantMix
+from dualmap.simulation.terminal import terminal
+
+NO_SHARES = "none"
+SHARES = "shares"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRow:
+    """What one tenant got under one rule."""
+
+    rule: str
+    tenant: str
+    weight_share: float
+    """The part of its weight in those of all."""
+    requests: int
+    on_time: float
+    on_time_alone: float
+    """Share of its requests on time without the others."""
+    refused: int
+    ttft_p99_s: float
+    work_s: float
+    work_share: float
+
+
+def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
+    """Raises OptionError."""
+    if len(options.policies) > 1 or arguments.rate is not None:
+        raise OptionError("--tenants takes one --policy, and each tenant's rate with it: no --rate")
+    if not arguments.seconds > 0:
+        raise OptionError(f"--seconds must be above 0, found {arguments.seconds}")
+    mix = tenant_mix(arguments.tenants, arguments.seconds, options.engine, options.instances, arguments.seed)
+    scenario = options.scenario(options.policies[0])
+    names = [tenant.name for tenant in mix.tenants]
+    jobs = {f"alone {name}": RunJob(mix.alone(name), scenario) for name in names}
+    jobs |= {NO_SHARES: RunJob(mix, scenario), SHARES: RunJob(mix, replace(scenario, tenants=mix.tenants))}
+    results: dict[str, RunResult] = {}
+    with progress_bars(arguments.quiet) as progress:
+        task = progress.add_task("runs", total=len(jobs))
+        for name, result in zip(jobs, map_jobs(run_job, list(jobs.values()), arguments.workers), strict=True):
+            results[name] = result
+            progress.advance(task)
+    rows = tenant_rows(mix, results)
+    console = terminal()
+    console.print(tenant_table(rows, console.width))
+    for rule in (NO_SHARES, SHARES):
+        work_s = sum(row.work_s for row in rows if row.rule == rule)
+        console.print(f"{rule}: {work_s:.1f} s of work in all", highlight=False)
+    if arguments.json is not None:
+        write_whole(arguments.json, orjson.dumps([asdict(row) for row in rows], option=orjson.OPT_INDENT_2).decode())
+    return 0
+
+
+def tenant_rows(mix: TenantMix, results: Mapping[str, RunResult]) -> list[TenantRow]:
+    """A row for each rule and tenant. ``results`` are by rule, and ``alone NAME``."""
+    return [
+        _row(rule, tenant, mix.tenants, results)
+        for rule in results
+        if not rule.startswith("alone ")
+        for tenant in mix.tenants
+    ]
+
+
+def _row(rule: str, tenant: Tenant, tenants: Sequence[Tenant], results: Mapping[str, RunResult]) -> TenantRow:
+    got, alone = results[rule].by_tenant[tenant.name], results[f"alone {tenant.name}"].by_tenant[tenant.name]
+    return TenantRow(
+        rule=rule,
+        tenant=tenant.name,
+        weight_share=tenant.weight / sum(each.weight for each in tenants),
+        requests=got.requests,
+        on_time=got.on_time,
+        on_time_alone=alone.on_time,
+        refused=got.refused,
+        ttft_p99_s=got.ttft_p99_s,
+        work_s=got.work_s,
+        work_share=got.work_share,
+    )
+
+
+def tenant_table(rows: Sequence[TenantRow], width: int) -> Table:
+    """One row a rule and tenant."""
+    columns = ("rule", "tenant", "of weights", "of work", "on time", "alone", "requests", "refused", "TTFT P99 s")
+    cells = [
+        [
+            row.rule,
+            row.tenant,
+            f"{row.weight_share:.1%}",
+            f"{row.work_share:.1%}",
+            f"{row.on_time:.1%}",
+            f"{row.on_time_alone:.1%}",
+            str(row.requests),
+            str(row.refused),
+            f"{row.ttft_p99_s:.2f}",
+        ]
+        for row in rows
+    ]
+    return fitting_table(columns, cells, width)

@@ -1,0 +1,129 @@
+"""The store contract: what tenants were given of the work, and where that puts their requests, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.tenants.shares import ACTIVE_S, WINDOW_S, Share
+from dualmap.statestore.pool import PoolStore
+from tests.statestore.samples import HandClock, assert_sums_hold, finish, hold, instance, place, record
+
+INSTANCES = 1
+A_SHARE_TOKENS = round(WINDOW_S * 8000 / 2)
+"""Prompt tokens that are half of what one instance prefills in the window of the books."""
+
+
+@pytest.fixture(autouse=True)
+async def members(pool: PoolStore) -> None:
+    roomy = {"dispatch_window_tokens": 10**6, "max_running_requests": 1000, "max_queued_requests": 1000}
+    await pool.members.put_instance(instance("a", **roomy, kv_capacity_tokens=50_000))
+
+
+async def send(pool: PoolStore, name: str, tenant: str, tokens: int, weight: float = 1.0) -> int:
+    """Place a request at once, and say in which band it is."""
+    share = Share(tenant, weight, INSTANCES)
+    assert (await place(pool, name, tokens=tokens, share=share, shares_as=tenant)).status is PlaceStatus.DISPATCHED
+    return (await record(pool, name)).band
+
+
+async def test_who_is_alone_is_within_its_share_whatever_it_sends(pool: PoolStore) -> None:
+    assert [await send(pool, f"r{i}", "heavy", 10 * A_SHARE_TOKENS) for i in range(3)] == [0, 0, 0]
+    await assert_sums_hold(pool)
+
+
+async def test_who_sent_and_got_more_than_its_share_is_behind_those_who_did_not(pool: PoolStore) -> None:
+    await send(pool, "first", "light", 100)
+    assert await send(pool, "r1", "heavy", 2 * A_SHARE_TOKENS) == 0, "before it sent anything"
+
+    assert await send(pool, "r2", "heavy", 4 * A_SHARE_TOKENS) > 0
+    assert await send(pool, "second", "light", 100) == 0
+
+
+async def test_a_burst_is_over_its_share_before_any_instance_has_worked_on_it(pool: PoolStore) -> None:
+    await send(pool, "first", "light", 100)
+    share = Share("burst", 1.0, INSTANCES)
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1000))
+    for i in range(3):
+        await hold(pool, f"b{i}", tokens=A_SHARE_TOKENS, share=share, shares_as="burst")
+
+    assert [(await record(pool, f"b{i}")).band for i in range(3)] == [0, 0, 1]
+    await assert_sums_hold(pool)
+
+
+async def test_a_weight_is_a_part_of_the_fleet(pool: PoolStore) -> None:
+    await send(pool, "first", "light", 100)
+    assert await send(pool, "r1", "heavy", round(1.4 * A_SHARE_TOKENS), weight=3.0) == 0
+    assert await send(pool, "r2", "heavy", 100, weight=3.0) == 0, "three quarters are its share"
+    assert await send(pool, "r3", "heavy", 100, weight=1.0) > 0, "it is half now"
+
+
+async def test_books_decay_and_who_is_quiet_is_forgotten(pool: PoolStore, clock: HandClock) -> None:
+    await send(pool, "first", "light", 100)
+    await send(pool, "r1", "heavy", 4 * A_SHARE_TOKENS)
+    assert await send(pool, "r2", "heavy", 100) > 0
+
+    clock.advance(round(2 * WINDOW_S * 1000))
+    await send(pool, "second", "light", 100)
+    assert await send(pool, "r3", "heavy", 100) == 0
+    clock.advance(round(ACTIVE_S * 1000) + 1)
+    await send(pool, "r4", "heavy", 4 * A_SHARE_TOKENS)
+
+    assert await send(pool, "r5", "heavy", 100) == 0, "it is alone"
+
+
+async def test_the_memory_that_a_context_took_is_work_too(pool: PoolStore, clock: HandClock) -> None:
+    await send(pool, "r1", "light", round(2.8 * A_SHARE_TOKENS))
+    await send(pool, "r2", "heavy", round(3.2 * A_SHARE_TOKENS))
+    before = await send(pool, "r3", "heavy", 100)
+
+    clock.advance(3000)
+    assert await send(pool, "r4", "heavy", 100) <= before
+    await finish(pool, "r2")
+
+    assert await send(pool, "r5", "heavy", 100) > before, "more than all of the memory for 3 s"
+
+
+async def test_a_tenant_within_its_share_is_not_late_for_what_yields_to_it(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1000))
+    await place(pool, "busy", tokens=100)
+    heavy, light = Share("heavy", 1.0, INSTANCES), Share("light", 1.0, INSTANCES)
+    await place(pool, "first", tokens=100, share=light, shares_as="light", rank_ms=5000, defers=True)
+    for i in range(4):
+        await hold(pool, f"r{i}", tokens=A_SHARE_TOKENS, share=heavy, shares_as="heavy", slo_ms=60_000)
+
+    async def placed(name: str, share: Share) -> PlaceReply:
+        about = {"rank_ms": 5000, "defers": True, "refuses": True, "share": share}
+        return await place(pool, name, tokens=400, shares_as=share.name, slo_ms=15_000, **about)
+
+    assert (await placed("more", heavy)).status is PlaceStatus.MISSED
+    taken = await placed("second", light)
+    assert taken.status is PlaceStatus.HELD
+    assert taken.ttft_s < 15.0
+    queue = await pool.queue_head("a")
+    assert queue is not None
+    assert [each.band > 0 for each in queue.entries] == sorted(each.band > 0 for each in queue.entries)
+    await assert_sums_hold(pool)
+
+
+async def test_a_band_stays_with_a_request_that_is_moved_and_deferred(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=1, max_queued_requests=1000))
+    await pool.members.put_instance(instance("b", dispatch_window_tokens=1, max_queued_requests=1000))
+    await place(pool, "busy", tokens=100)
+    await place(pool, "other", "b", tokens=100)
+    light, heavy = Share("light", 1.0, INSTANCES), Share("heavy", 1.0, INSTANCES)
+    await hold(pool, "first", tokens=100, share=light, shares_as="light")
+    for i in range(3):
+        held = await hold(pool, f"r{i}", tokens=2 * A_SHARE_TOKENS, share=heavy, shares_as="heavy")
+    assert held.band > 0
+    queue = await pool.queue_head("a")
+    assert queue is not None
+    entry = queue.entries[-1]
+    assert (entry.request_id, entry.band) == ("r2", held.band)
+
+    step = PlanStep(entry.request_id, entry.place + DEFERRED_RANK_MS)
+    await pool.commit(QueuePlan("a", queue.load.version, (step,)))
+    deferred = await record(pool, "r2")
+    assert (deferred.deferred, deferred.band) == (True, held.band)
+    await assert_sums_hold(pool)
