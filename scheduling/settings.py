@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import xxhash
 from pydantic import (
@@ -14,6 +14,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_validator,
 )
 
 PolicyName = Literal[
@@ -129,6 +130,25 @@ class SplitSettings(BaseModel):
     )
 
 
+class PriorityClassSettings(BaseModel):
+    """One priority class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="name of the class")
+    floor: float = Field(
+        0.0, ge=0, le=1, description="part of the fleet's prefill that its waiting requests get in any case"
+    )
+    fills_idle: bool = Field(
+        False, description="dispatched only where nothing of another class wants to be prefilled and memory is left"
+    )
+    slo_ttft_s: float | None = Field(
+        None, gt=0, le=MAX_SLO_S, description="target time to first token, seconds (none: that of all requests)"
+    )
+    service_tiers: tuple[str, ...] = Field((), description="values of OpenAI's service_tier that ask for the class")
+    engine_priority: int = Field(0, description="priority that engines are told, the lower the sooner")
+
+
 class SchedulingSettings(BaseModel):
     """How requests are placed. Replicas, workers and the simulator of one pool must agree on them."""
 
@@ -174,6 +194,12 @@ class SchedulingSettings(BaseModel):
     least_cost: LeastCostSettings = Field(
         default_factory=LeastCostSettings, description="parameters of policy dualmap-least-cost"
     )
+    classes: tuple[PriorityClassSettings, ...] = Field(
+        (), max_length=8, description="priority classes of requests, the highest first (none: all are equal)"
+    )
+    engine_priorities: bool = Field(
+        False, description="engines schedule by priority (--scheduling-policy priority), and are told that of the class"
+    )
     split: SplitSettings = Field(default_factory=SplitSettings, description="prefill and decode on different instances")
     preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
     dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
@@ -190,6 +216,18 @@ class SchedulingSettings(BaseModel):
     @field_serializer("policy")
     def _policy_as_it_is(self, name: str) -> str:
         return name
+
+    @model_validator(mode="after")
+    def _classes_are_in_order(self) -> Self:
+        names = [each.name for each in self.classes]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two classes have one name: {', '.join(names)}")
+        fills = [each.fills_idle for each in self.classes]
+        if fills != sorted(fills) or (fills and fills[0]):
+            raise ValueError("classes that fill idle room come last, behind at least one that does not")
+        if sum(each.floor for each in self.classes) > 1:
+            raise ValueError("the floors of all classes together are more than 1")
+        return self
 
     @property
     def fingerprint(self) -> str:

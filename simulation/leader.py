@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dualmap.scheduling.estimates.learning import FleetLearner
+from dualmap.scheduling.queues.floors import Floors
 from dualmap.scheduling.queues.idle_work import IdleWork
-from dualmap.scheduling.queues.leader_jobs import HotnessKeeper, LearningKeeper, give_idle_work, rebalance, sweep_queue
+from dualmap.scheduling.queues.leader_jobs import (
+    HotnessKeeper,
+    LearningKeeper,
+    give_idle_work,
+    rebalance,
+    serve_floors,
+    sweep_queue,
+)
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.queues.rebalance import plan_sweep
 from dualmap.scheduling.scaling.role_plan import RoleChange, RoleState, RoleTargets, plan_roles
@@ -41,6 +49,7 @@ class Leader:
         self._fence = lease.fence
         self.led = SimulatedLed(pool, lease.fence)
         self._order = order
+        self._floors = Floors(order)
         self._events = events
         self._hotness = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
         self._learning = LearningKeeper(FleetLearner(fleet.learned))
@@ -74,6 +83,8 @@ class Leader:
         """Plan every queue: in deadline order, what is due changes with time alone."""
         for instance_id, load in self._pool.loads().items():
             if load.queued_requests:
+                if self._floors:
+                    drive_now(serve_floors(instance_id, self._floors), self.led)
                 drive_now(sweep_queue(instance_id, self._order), self.led)
 
     def rebalance_by_sweep(self) -> None:

@@ -39,6 +39,7 @@ from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
+from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
@@ -276,7 +277,10 @@ class Simulation:
         self._leader.listen(now_s)
 
     def _new_outcome(self, request: TraceRequest, chain: Chain) -> RequestOutcome:
-        target_s = slo_s(self._scheduling, chain.prompt_tokens, request.slo_ttft_s)
+        requested_s = request.slo_ttft_s
+        if requested_s is None and self._scheduling.classes:
+            requested_s = self._scheduling.classes[self._class_rank(request)].slo_ttft_s
+        target_s = slo_s(self._scheduling, chain.prompt_tokens, requested_s)
         outcome = RequestOutcome(
             self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant
         )
@@ -318,6 +322,7 @@ class Simulation:
             may_split=True,
             hides_first_token=not self._is_seen(int(request_id)),
             tenant=request.tenant,
+            class_rank=self._class_rank(request),
             weight=self._weights.get(request.tenant, UNNAMED_WEIGHT) if self._weights else None,
         )
         machine = RequestMachine(request_id, spec, self._rules, self._now_s)
@@ -334,6 +339,10 @@ class Simulation:
     def _is_seen(self, number: int) -> bool:
         share = self._scenario.first_tokens_seen
         return int((number + 1) * share) > int(number * share)
+
+    def _class_rank(self, request: TraceRequest) -> int:
+        classes = self._scheduling.classes
+        return class_rank(classes, request.priority or None) if classes else 0
 
     def _output_limit(self, leg_id: str) -> int:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0

@@ -127,7 +127,8 @@ class Record:
         """The values of a record by name."""
         found: dict[str, Any] = orjson.loads(text)
         for name, usual in self.added.items():
-            found.setdefault(name, usual)
+            if name not in found:
+                found[name] = usual
         return found
 
     def lua(self, table: str) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
 FOLDERS = {
-    "scheduling": ("prompts", "state", "estimates", "queues", "tenants", "placing", "scaling", "request"),
+    "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "request"),
     "router": (
         "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin", "ui",
         "serving",

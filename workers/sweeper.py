@@ -1,14 +1,16 @@
 """Sweeper: plans every queue that holds requests, even if no transition made room there.
 
 Replicas plan a queue when they make room. The rest is found here: a replica died between two steps, deadlines passed,
-or an engine became idle, which can take deferred requests.
+or an engine became idle, which can take deferred requests. Before that classes get what
+their floors give them.
 """
 
 from __future__ import annotations
 
 import logging
 
-from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.queues.floors import Floors
+from dualmap.scheduling.queues.leader_jobs import serve_floors, sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.led import LedPool
@@ -38,12 +40,15 @@ class Sweeper:
         self._led = LedPool(pool, fence)
         self._reader = reader
         self._order = order
+        self._floors = Floors(order)
         self._metrics = metrics
 
     async def tick(self) -> None:
         """Plan once on every instance that holds requests. Raises StoreUnavailableError, LeaseLostError."""
         holding = [name for name, load in (await self._reader.loads()).items() if load.queued_requests]
         for instance_id in holding:
+            if self._floors:
+                await drive(serve_floors(instance_id, self._floors), self._led)
             granted = await drive(sweep_queue(instance_id, self._order), self._led)
             if granted:
                 self._metrics.swept_granted.labels(self._pool.name).inc(granted)

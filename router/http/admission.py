@@ -209,6 +209,11 @@ def inference_request_of(
         stream=stream,
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
     )
+    tier, priority, asked = body.get("service_tier"), body.get("priority"), request.get(b"x-dualmap-priority")
+    if tier is not None or priority is not None or asked is not None:
+        read.asked_class = None if asked is None else asked.decode("latin-1").strip()
+        read.service_tier = tier if isinstance(tier, str) else None
+        read.sent_priority = priority if type(priority) is int else None
     if prompt is None:
         salt = body.get("cache_salt")
         read.sent_salt = salt if isinstance(salt, str) else None

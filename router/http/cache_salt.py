@@ -7,6 +7,7 @@ from typing import Final
 import orjson
 
 from dualmap.router.errors import InvalidRequestError
+from dualmap.router.http.added_fields import BLANK, field_edit
 from dualmap.router.http.admission import content_encoding
 from dualmap.router.http.model_field import Edit
 from dualmap.router.http.request_reader import ClientRequest
@@ -22,8 +23,6 @@ SALTED_PATHS: Final = SCHEDULED_PATHS | {
 }
 """The paths whose bodies vLLM takes a ``cache_salt`` in."""
 
-_BLANK: Final = b" \t\r\n"
-
 
 def separate(request: ClientRequest, read: InferenceRequest, salts: CacheSalts) -> None:
     """Have the instance, and the fleet's own books, keep the KV cache of a tenant's request apart.
@@ -37,7 +36,7 @@ def separate(request: ClientRequest, read: InferenceRequest, salts: CacheSalts) 
     salt = salts.of(caller.tenant, _sent_salt(read))
     if salt is None:
         return
-    if read.form or content_encoding(request) is not None or not request.body.rstrip(_BLANK).endswith(b"}"):
+    if read.form or content_encoding(request) is not None or not request.body.rstrip(BLANK).endswith(b"}"):
         raise InvalidRequestError(
             f"the KV cache of tenant {caller.tenant.name} is its own, which a field of the body says:"
             " send the body as a JSON object, and not compressed"
@@ -55,10 +54,8 @@ def _sent_salt(read: InferenceRequest) -> str | None:
 
 
 def salt_edit(body: bytes, salt: str) -> Edit:
-    """Adds the salt at the end of the body, where it stands for one before, as for any reader. The body must be a JSON
-    object."""
-    end = body.rindex(b"}")
-    return (end, end), salt_field(salt) if body[:end].rstrip(_BLANK).endswith(b"{") else b"," + salt_field(salt)
+    """Adds the salt to the body."""
+    return field_edit(body, salt_field(salt))
 
 
 def salt_field(salt: str) -> bytes:

@@ -12,6 +12,7 @@ import orjson
 
 from dualmap.api_bodies.json_body import read_json, write_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
+from dualmap.router.http.added_fields import BLANK, field_edit, priority_field
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import salt_edit, salt_field, separate
@@ -158,6 +159,8 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
             edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
     if inference_request.cache_salt is not None:
         edits.append(salt_edit(body, inference_request.cache_salt))
+    if inference_request.engine_priority is not None and body.rstrip(BLANK).endswith(b"}"):
+        edits.append(field_edit(body, priority_field(inference_request.engine_priority)))
     return edited(body, edits)
 
 
@@ -412,10 +415,12 @@ class _Forwarding:
     @property
     def other_fields(self) -> bytes:
         """The fields whose values at the instances are others than the client's, as JSON with a comma behind each: the
-        name of the model, the salt of the tenant."""
-        model, asked, salt = self._placed.model, self._inference_request.model, self._inference_request.cache_salt
-        fields = b'"model":%b,' % orjson.dumps(model) if asked and model != asked else b""
-        return fields if salt is None else b"%b%b," % (fields, salt_field(salt))
+        name of the model, the salt of the tenant, the priority of the class."""
+        model, request = self._placed.model, self._inference_request
+        fields = b'"model":%b,' % orjson.dumps(model) if request.model and model != request.model else b""
+        if request.engine_priority is not None:
+            fields += b"%b," % priority_field(request.engine_priority)
+        return fields if request.cache_salt is None else b"%b%b," % (fields, salt_field(request.cache_salt))
 
     @property
     def _is_decoded(self) -> bool:

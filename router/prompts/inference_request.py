@@ -173,6 +173,14 @@ class InferenceRequest:
     """Its answer does not pass here, and so its first token is not seen."""
     caller: Caller | None = None
     """The tenant that sent it, and its key; None: no tenant."""
+    asked_class: str | None = None
+    """The priority class that it asks for by header."""
+    service_tier: str | None = None
+    """OpenAI's ``service_tier``."""
+    sent_priority: int | None = None
+    """vLLM's ``priority``: lower goes first."""
+    engine_priority: int | None = None
+    """The priority that its instance is told in place of the client's; None: the client's own is left alone."""
     sent_salt: str | None = None
     """The client's ``cache_salt``, of a request that is passed on; else its prompt has it."""
     cache_salt: str | None = None

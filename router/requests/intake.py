@@ -9,7 +9,7 @@ from typing import Final
 from dualmap.router.errors import NotFoundError, from_exception
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.prompts.inference_request import RESPONSES_PATH, InferenceRequest
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
@@ -17,10 +17,14 @@ from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Draw, Measure, draws_of
+from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
 
+PRIORITY_PATHS: Final = COMPLETIONS_PATHS | {RESPONSES_PATH}
+"""The paths whose bodies vLLM takes a ``priority`` in, which the gateway can set."""
 _NO_DRAWS: Final[tuple[Draw, ...]] = ()
 
 
@@ -100,12 +104,21 @@ class Intake:
         return live
 
     def _scheduled(self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
-        chain, caller = prompt.chain, request.caller
+        chain, caller, scheduling = prompt.chain, request.caller, route.pool.scheduling
+        rank, class_name, requested_s = 0, "", request.slo_s
+        if scheduling.classes:
+            rank = _class_rank(request, scheduling)
+            its_class = scheduling.classes[rank]
+            class_name = its_class.name
+            if requested_s is None:
+                requested_s = its_class.slo_ttft_s
+            if scheduling.engine_priorities and request.path in PRIORITY_PATHS:
+                request.engine_priority = its_class.engine_priority
         # Arguments go by place: by name this costs several times as much, and every request pays for it.
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
-            slo_s(route.pool.scheduling, prompt.tokens, request.slo_s),
+            slo_s(scheduling, prompt.tokens, requested_s),
             route.model,
             prompt.expected_output_tokens,
             prompt.output_limit,
@@ -119,8 +132,9 @@ class Intake:
             request.hides_first_token,
             "" if caller is None else caller.tenant.name,
             _NO_DRAWS if caller is None else _draws(request, caller, prompt),
-            "" if caller is None else str(Account(caller.tenant.name, caller.key, "", route.model)),
+            "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
+            rank,
         )
 
     def _weight(self, caller: Caller | None) -> float | None:
@@ -136,6 +150,11 @@ class Intake:
         if self._context.live.is_free(request_id):
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"
+
+
+def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> int:
+    highest = None if request.caller is None else request.caller.tenant.priority_class
+    return class_rank(scheduling.classes, request.asked_class, request.service_tier, request.sent_priority, highest)
 
 
 def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:

@@ -35,6 +35,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import NOBODY, Share
 from dualmap.scheduling.values import record, value
 
@@ -116,6 +117,10 @@ class Placement:
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
     share: Share | None = None
     """How it is judged among tenants; None: it is not."""
+    band: int | None = None
+    """The lowest band of its priority class; None: there are no classes."""
+    fills: bool = False
+    """It fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as deferred."""
 
 
 @value
@@ -292,6 +297,7 @@ class Search:
     """It was admitted before: budgets are overdrawn rather than that it is refused."""
     weight: float | None = None
     """That of its tenant; None: no books of shares are kept."""
+    class_rank: int = 0
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
     full: frozenset[str] = _NONE
@@ -420,7 +426,11 @@ class Search:
         policy, option = self.policy, options[0]
         self.trips += 1
         beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
-        excluded = option.query.excluded
+        excluded, order = option.query.excluded, self.order
+        band, fills = None, False
+        if order.classes and self.leg is not _DECODE:
+            band = class_band(min(self.class_rank, len(order.classes) - 1))
+            fills = band >= order.fills_from
         if len(options) > 1:
             other = options[1].as_second(beyond_from_s)
             excluded |= options[1].query.excluded
@@ -434,7 +444,7 @@ class Search:
             self.order.rank_ms(self.request.slo_ms),
             self.order.by_deadline,
             self.at_once,
-            self.refuses and not self._trusts_prior,
+            self.refuses and not self._trusts_prior and not fills,
             policy.rebalances,
             0 if self._trusts_prior else most,
             option.leg,
@@ -444,6 +454,8 @@ class Search:
             self.draws,
             self.must_draw,
             self._share(),
+            band,
+            fills,
         )
 
     def _share(self) -> Share | None:

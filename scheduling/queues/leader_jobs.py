@@ -6,12 +6,14 @@ The port of these steps is the pool's store with the leader's fence (``statestor
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import FleetLearner, Sample
 from dualmap.scheduling.queues.evacuation import plan_evacuation
-from dualmap.scheduling.queues.granting import GrantingPort, grant_queue
+from dualmap.scheduling.queues.floors import Floors
+from dualmap.scheduling.queues.granting import Commit, GrantingPort, grant_queue
 from dualmap.scheduling.queues.idle_work import IdleWork
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
@@ -21,6 +23,8 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import value
 
+MAX_STALE_PLANS = 8
+"""Commits of one plan for floors, on an instance that changes all the time."""
 READ_LIMIT = 4096
 """Log entries of one read."""
 _RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
@@ -134,6 +138,21 @@ def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[SweepingPort, int]
     if queue is None or not queue.entries:
         return 0
     return (yield from grant_queue(queue, order))
+
+
+def serve_floors(instance_id: str, floors: Floors) -> Steps[MovingPort, int]:
+    """Dispatch what classes are owed on one instance; returns how many requests were dispatched."""
+    queue = yield from ReadQueue(instance_id)
+    plan = None if queue is None else floors.plan(queue)
+    if plan is None or not plan.steps:
+        return 0
+    for _ in range(MAX_STALE_PLANS):
+        reply = yield from Commit(plan)
+        if reply.grants or reply.queue is None:
+            return len(reply.grants)
+        # Who is owed does not depend on what changed meanwhile, and what is not held any more is left out.
+        plan = replace(plan, version=reply.queue.load.version)
+    return 0
 
 
 def rebalance(

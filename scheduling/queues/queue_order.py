@@ -43,10 +43,11 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from dualmap.scheduling.settings import Order, SchedulingSettings
+from dualmap.scheduling.settings import Order, PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.tenants.shares import LEVELS
 from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
@@ -57,6 +58,10 @@ LONG_SHARE = 0.1
 """Share of an instance's KV memory: a prompt with more to prefill waits until it fits beside what runs."""
 BAND_MS = 5 * 10**12
 """Distance of two bands in a queue: more than any time of the store's clock."""
+MANY_BANDS = 10**6
+"""More than there are."""
+FILL_MEMORY = 0.5
+"""Share of an instance's KV memory up to which running requests let classes that fill idle room in."""
 DEFERRED_RANK_MS = 2 * 10**15
 """Offset that is added to the rank of a deferred request, so that it is behind every deadline, in whatever band. Twice
 as much is still a whole number for a sorted set's scores, and is written as one."""
@@ -131,13 +136,25 @@ class QueueOrder:
     fifo_rank_ms: int = 0
     """First come, first served: added to the time of first reservation. The pool's SLO: should the order change while
     requests are held, their ranks are deadlines."""
+    classes: tuple[PriorityClassSettings, ...] = ()
+    """Priority classes, the highest first; none where requests go in the order in which they came."""
+    fills_from: int = MANY_BANDS
+    """The lowest band of classes that fill idle room."""
 
     @classmethod
     def of(cls, settings: SchedulingSettings, order: Order) -> QueueOrder:
         """The settings' queue order is not read: with ``auto`` the policy has it, see ``queue_order_of``."""
         pool_slo_ms = round(settings.slo_ttft_s * 1000)
         max_deferred_s = inf if settings.max_deferred_s is None else settings.max_deferred_s
-        return cls(order == "deadline", max_deferred_s, pool_slo_ms)
+        if order != "deadline":
+            return cls(False, max_deferred_s, pool_slo_ms)
+        first = next((rank for rank, each in enumerate(settings.classes) if each.fills_idle), None)
+        fills_from = MANY_BANDS if first is None else first * LEVELS
+        return cls(True, max_deferred_s, pool_slo_ms, settings.classes, fills_from)
+
+    def fills(self, waiting: StoredRequest | QueueEntry) -> bool:
+        """Whether it only fills idle room: it is deferred from the start, and never late."""
+        return waiting.band >= self.fills_from
 
     def rank_ms(self, slo_ms: int) -> int:
         """A request's place in its queue, counted from its first reservation."""
@@ -145,7 +162,8 @@ class QueueOrder:
 
     def gives_up(self, request: StoredRequest, waited_s: float) -> bool:
         """Whether a held request that has waited so long since its first reservation was deferred for too long."""
-        return request.deferred and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
+        is_late = request.deferred and not self.fills(request)
+        return is_late and waited_s >= request.slo_ms / 1000 + self.max_deferred_s
 
     def rank_of(self, request: StoredRequest) -> int:
         """The place at which a held request is listed."""
@@ -184,7 +202,7 @@ class _Room:
             and self.running_requests < load.max_running_requests
         )
 
-    def spares(self, late: QueueEntry) -> bool:
+    def spares(self, late: QueueEntry, *, fills: bool = False) -> bool:
         """Whether a late request would take nothing, or next to nothing, from requests on time: the engine has no other
         prefill than that of late ones which share a step with it."""
         if not self or self.dispatched_tokens > self._late_tokens:
@@ -192,6 +210,9 @@ class _Room:
         window_tokens, together_tokens = self._load.dispatch_window_tokens, self._late_tokens + late.uncached_tokens
         if self._late_tokens and (self._late_tokens >= window_tokens // 2 or together_tokens > window_tokens):
             return False
+        if fills:
+            capacity = FILL_MEMORY * self._load.kv_capacity_tokens
+            return self.context_tokens + late.uncached_tokens <= capacity or self.running_requests == 0
         takes_little = late.uncached_tokens <= window_tokens
         return takes_little or kv_demand(self.context_tokens, self._load.kv_capacity_tokens) < 1.0
 
@@ -226,7 +247,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         if entry.deferred:
             continue
         step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens - entry.uncached_tokens)
-        if not misses_deadline(entry, now_ms, step_tokens, rate):
+        if not order.fills(entry) and not misses_deadline(entry, now_ms, step_tokens, rate):
             waiting.append(entry)
             continue
         steps.append(PlanStep(entry.request_id, entry.place + DEFERRED_RANK_MS))
@@ -238,14 +259,14 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
     while waiting and room and room.fits(waiting[plan.first]):
         steps.append(room.take(waiting.pop(plan.first)))
         plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
-    if deferred_tokens == 0:
+    if deferred_tokens == 0 or order.fills_from < MANY_BANDS:
         while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
             if not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
                 break
             steps.append(room.take(waiting.pop(0)))
     if not waiting:
         for entry in queue.entries:
-            if entry.deferred and room.fits(entry) and room.spares(entry):
+            if entry.deferred and room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
                 steps.append(room.take(entry))
     return steps, plan.passed_over_tokens
 

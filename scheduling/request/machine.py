@@ -581,7 +581,7 @@ def turned_away(record: StoredRequest, waited_s: float, order: QueueOrder, *, re
     retry is never turned away for being late: its client has waited already."""
     if record.attempt > 1:
         return None
-    if refuses_late and record.deferred:
+    if refuses_late and record.deferred and not order.fills(record):
         return Refusal.IS_LATE
     if not order.gives_up(record, waited_s):
         return None
@@ -675,6 +675,8 @@ class RequestSpec:
     """Who it is metered for, see ``scheduling.request.metering``; empty: nobody."""
     weight: float | None = None
     """The weight of its tenant; None: nothing is shared among tenants."""
+    class_rank: int = 0
+    """The place of its priority class, where the pool has any."""
 
 
 @dataclass(slots=True)
@@ -944,6 +946,7 @@ class RequestMachine:
             draws=spec.draws,
             must_draw=self.attempt > 1,
             weight=spec.weight,
+            class_rank=spec.class_rank,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:

@@ -106,8 +106,16 @@ local function goes_at_once(instance, tokens, rank_ms)
   if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held
   end
+  if placement.fills then
+    return instance.pending_tokens == 0 and has_room(instance)
+      and (instance.running_requests == 0 or instance.context_tokens + tokens <= terms.fill_memory * instance.kv_capacity_tokens)
+  end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
-  return instance.queued_requests == 0 and (not placement.defers or finds_memory(instance, tokens)) and (
+  local waits = instance.queued_requests > 0
+  if placement.band == 0 then -- what fills idle room waits for it
+    waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
+  end
+  return not waits and (not placement.defers or finds_memory(instance, tokens)) and (
     has_room(instance, placement.at_once and math.huge) and (is_idle or not (placement.defers and best.missed))
     or placement.defers and is_calm(instance, tokens, rank_ms, now_ms))
 end
@@ -124,7 +132,8 @@ local function enter_chosen(request, resident, told, head)
   if drawn then
     redis.call('HSET', keys.budgets, unpack(drawn))
   end
-  enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms, now_ms)
+  enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
+    + request.deferred * terms.deferred_ms, now_ms)
   stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
@@ -159,11 +168,13 @@ local function place_one(told, head)
       return reply('limited')
     end
   end
-  local share, books, band = placement.share, nil, 0
+  local share, books, band, level, within = placement.share, nil, placement.band or 0, 0, false
   if share then
     books = read_shares(share.name, now_ms)
-    band, placement.precedes = level_of(books, share)
+    level, within = level_of(books, share)
+    band = band + level
   end
+  placement.precedes = band == 0 and (within or placement.band)
   weigh_options()
   if not best then
     return reply('not_ready')
@@ -178,7 +189,7 @@ local function place_one(told, head)
     id = placement.request_id, told = placement.told, instance_id = instance.id, leg = option.leg,
     state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
-    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = 0, band = band,
+    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = placement.fills and not goes_now and 1 or 0, band = band,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then

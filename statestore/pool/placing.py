@@ -75,6 +75,9 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
             share.weight,
             share.instances,
         )
+    if placement.band is not None:
+        known += b'"band":%d,' % placement.band
+        known += b'"fills":true,' if placement.fills else b""
     option = _number_of(placement, options)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from dualmap.scheduling.queues.queue_order import BAND_MS, CALM_WINDOWS, LONG_SHARE, PLAN_LIMIT
+from dualmap.scheduling.queues.queue_order import (
+    BAND_MS,
+    CALM_WINDOWS,
+    DEFERRED_RANK_MS,
+    FILL_MEMORY,
+    LONG_SHARE,
+    PLAN_LIMIT,
+)
 from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
@@ -102,6 +109,9 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "samples": scheduling.prefix_samples,
         "taught": SAMPLE_LOG,
         "band_ms": BAND_MS,
+        "deferred_ms": DEFERRED_RANK_MS,
+        "fill_memory": FILL_MEMORY,
+        "fills": int(any(each.fills_idle for each in scheduling.classes)),
         "share_window_s": WINDOW_S,
         "share_active_ms": round(ACTIVE_S * 1000),
         "share_levels": LEVELS,

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.simulation.bounds import sustainable_rate
 from dualmap.simulation.commands.tenant_options import tenant_mix
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.generators import uncached
 from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import simulate
 
@@ -66,3 +67,18 @@ def test_tenants_that_all_want_more_get_their_weights_of_the_work() -> None:
     result = simulate(mix.load(), scenario)
 
     assert result.by_tenant["one"].work_share == pytest.approx(2 / 3, abs=0.07)
+
+
+def test_a_class_that_fills_idle_room_leaves_the_others_on_time_and_a_floor_lets_it_go_on() -> None:
+    texts = [f"chat={SHORT}@1.4x@class=chat", f"batch={SHORT}@0.4x@class=batch"]
+    mix = tenant_mix(texts, 30, ENGINE, 2)
+
+    def run(floor: float) -> RunResult:
+        batch = PriorityClassSettings(name="batch", fills_idle=True, floor=floor)
+        classes = SchedulingSettings(classes=(PriorityClassSettings(name="chat"), batch))
+        return simulate(mix.load(), Scenario(classes, ENGINE, instances=2))
+
+    none, some = run(0.0), run(0.2)
+
+    assert none.by_tenant["batch"].work_share < 0.05
+    assert some.by_tenant["batch"].work_share == pytest.approx(0.2, abs=0.06)

@@ -90,6 +90,8 @@ _PLACEMENT_FIELDS = (
     "draws",
     "must_draw",
     "share",
+    "band",
+    "fills",
 )
 
 

@@ -127,3 +127,18 @@ async def test_a_band_stays_with_a_request_that_is_moved_and_deferred(pool: Pool
     deferred = await record(pool, "r2")
     assert (deferred.deferred, deferred.band) == (True, held.band)
     await assert_sums_hold(pool)
+
+
+async def test_what_fills_idle_room_waits_deferred_and_nobody_waits_for_it(pool: PoolStore) -> None:
+    fills = {"band": 48, "fills": True, "rank_ms": 5000, "defers": True}
+    assert (await place(pool, "idle", tokens=400, **fills)).status is PlaceStatus.DISPATCHED
+
+    assert (await place(pool, "filler", tokens=400, **fills)).status is PlaceStatus.HELD
+    assert (await record(pool, "filler")).deferred
+    await assert_sums_hold(pool)
+    first = await place(pool, "first", tokens=400, band=0, rank_ms=5000, defers=True)
+    assert first.status is PlaceStatus.DISPATCHED, "though one is held"
+
+    queue = await pool.queue_head("a")
+    assert queue is not None
+    assert [(entry.request_id, entry.band, entry.deferred) for entry in queue.entries] == [("filler", 48, True)]

@@ -37,9 +37,11 @@ local function finds_memory(instance, tokens)
 end
 
 -- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by then.
+-- Where classes fill idle room (terms.fills), some is always deferred.
 local function is_calm(instance, tokens, deadline_ms, now_ms)
-  return instance.deferred_tokens == 0 and has_room(instance, terms.calm_windows)
-    and now_ms + (instance.pending_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
+  local on_time_tokens = instance.pending_tokens - instance.deferred_tokens
+  return (instance.deferred_tokens == 0 or terms.fills == 1) and has_room(instance, terms.calm_windows)
+    and now_ms + (on_time_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
 end
 
 -- What a new request on time need not wait for: what is deferred, and what the last plan passed over, while it is held; also
