@@ -153,8 +153,13 @@ class Intake:
 
 
 def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> int:
-    highest = None if request.caller is None else request.caller.tenant.priority_class
-    return class_rank(scheduling.classes, request.asked_class, request.service_tier, request.sent_priority, highest)
+    classes, caller = scheduling.classes, request.caller
+    asked = request.asked_class, request.service_tier, request.sent_priority
+    if caller is None:
+        return class_rank(classes, *asked)
+    rank = class_rank(classes, *asked, caller.tenant.priority_class)
+    # What a token or the gateway names is within the tenant's.
+    return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
 
 
 def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
