@@ -79,7 +79,7 @@ class Scenario:
     held: int
     """In the queue of each instance."""
     tenants: int = 0
-    """Tenants whose requests they are in turn, each with four limits, and metered; 0: nobody's."""
+    """Tenants whose requests they are in turn, each with four limits, metered, and with a share; 0: nobody's."""
 
     def __str__(self) -> str:
         whose = f", {self.tenants} tenants" if self.tenants else ""
@@ -157,6 +157,7 @@ class Bench:
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
         self._delivering = asyncio.create_task(self._outbox.run())
         self._tenants = tenants
+        self._weight = 1.0 if tenants else None
         self._drawn: dict[str, tuple[Draw, ...]] = {}
 
     async def close(self) -> None:
@@ -174,9 +175,19 @@ class Bench:
             tenant = f"tenant-{len(self._drawn) % self._tenants}"
             draws = self._drawn[request_id] = draws_of(tenant, LIMITS, (), chain.prompt_tokens, 256)
             account = str(Account(tenant, "key", "", "model"))
-            request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account)
+            request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)
-        search = Search(self._policy, self._order, query, request, self.fleet, False, self._stall_s, draws=draws)
+        search = Search(
+            self._policy,
+            self._order,
+            query,
+            request,
+            self.fleet,
+            False,
+            self._stall_s,
+            draws=draws,
+            weight=self._weight,
+        )
         placed: Placed = await drive(search.run(), self.fleet)
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:

@@ -1,0 +1,169 @@
+"""What tenants and classes get of a fleet under overload, in virtual time.
+
+    python benchmarks/tenant_shares.py [--seconds 120] [--only light equal peers batch]
+
+Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``, late requests are refused. *None* is the fleet without
+shares; *alone* is the light tenant without the heavy one. Work is in seconds of an instance, as
+``scheduling.tenants.shares`` counts it. What peers have:
+
+- limits per replica: each tenant may send its half of the prefill of the fleet, a quarter of it through each of four
+  replicas, which clients meet at random; what is beyond is refused, whatever room there is;
+- strict priorities: one tenant goes before the other at all times.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from random import Random
+
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
+from dualmap.simulation.commands.tenant_options import tenant_mix
+from dualmap.simulation.presets import find_preset
+from dualmap.simulation.results import RunResult
+from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.simulate import simulate
+from dualmap.simulation.tenant_mix import TenantMix
+from dualmap.simulation.traces import Trace, TraceRequest
+
+ENGINE = find_preset("qwen2.5-7b-910b4").engine
+INSTANCES = 8
+LONG, SHORT = "uncached:tokens=16000,answer=50", "uncached:tokens=1000,answer=50"
+PAIRS = (
+    ("long prompts", f"{LONG}@0.5", "short prompts", SHORT),
+    ("short prompts", f"{SHORT}@4", "long prompts", LONG),
+    ("toolagent", "toolagent@1", "conversation", "conversation"),
+    ("conversation", "conversation@0.5", "toolagent", "toolagent"),
+    ("uniform", "uniform@1.5", "agents", "agents"),
+)
+MULTIPLES = ("1.3x", "2x", "5x", "20x")
+SLOWEST = {("short prompts", "20x")}
+"""Left out: a hundred thousand requests a minute."""
+EQUAL = (
+    ("conversation", "toolagent", SHORT),
+    (LONG, "uncached:tokens=8000,answer=50", SHORT),
+)
+REPLICAS = 4
+TABLES = ("light", "equal", "peers", "batch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES)
+    arguments = parser.parse_args()
+    for name, show in zip(TABLES, (show_light, show_equal, show_peers, show_batch), strict=True):
+        if name in arguments.only:
+            show(arguments.seconds)
+
+
+def fleet(*classes: PriorityClassSettings) -> Scenario:
+    return Scenario(SchedulingSettings(classes=classes), ENGINE, instances=INSTANCES, late_requests="refuse")
+
+
+def mix_of(seconds: float, *tenants: str) -> TenantMix:
+    return tenant_mix(tenants, seconds, ENGINE, INSTANCES)
+
+
+def show_light(seconds: float) -> None:
+    head("light tenant", "heavy tenant", "offers", "light on time: alone", "none", "shares", "work: none", "shares")
+    for name, light, heavy_name, heavy in PAIRS:
+        for multiple in MULTIPLES:
+            if (heavy_name, multiple) in SLOWEST:
+                continue
+            mix = mix_of(seconds, f"light={light}", f"heavy={heavy}@{multiple}")
+            alone = simulate(mix.alone("light").load(), fleet())
+            results = [simulate(mix.load(), replace(fleet(), tenants=tenants)) for tenants in ((), mix.tenants)]
+            on_time = [f"{each.by_tenant['light'].on_time:.1%}" for each in (alone, *results)]
+            row(name, heavy_name, multiple, *on_time, *(f"{work_s(each):.0f}" for each in results))
+
+
+def show_equal(seconds: float) -> None:
+    head("three tenants, each 0.67 × the fleet", "part of the work: none", "shares")
+    for traces in EQUAL:
+        mix = mix_of(seconds, *(f"t{number}={trace}@0.67x" for number, trace in enumerate(traces)))
+        results = [simulate(mix.load(), replace(fleet(), tenants=tenants)) for tenants in ((), mix.tenants)]
+        parts = [" / ".join(f"{each.work_share:.1%}" for each in result.by_tenant.values()) for result in results]
+        row(", ".join(traces), *parts)
+
+
+def show_peers(seconds: float) -> None:
+    head("rule", "light on time", "heavy on time", "work in all")
+    for multiple in ("0.7x", "2x"):
+        mix = mix_of(seconds, f"light={LONG}@0.5", f"heavy={SHORT}@{multiple}")
+        trace = mix.load()
+        light, heavy = (replace(trace, requests=tuple(in_class(trace, name))) for name in ("light", "heavy"))
+        first, second = PriorityClassSettings(name="first"), PriorityClassSettings(name="second")
+        limited = replace(trace, requests=tuple(within_limits(trace)))
+        runs = {
+            "none": simulate(trace, fleet()),
+            "limits per replica": simulate(limited, fleet()),
+            "strict, the light one first": simulate(light, fleet(first, second)),
+            "strict, the heavy one first": simulate(heavy, fleet(first, second)),
+            "shares": simulate(trace, replace(fleet(), tenants=mix.tenants)),
+        }
+        sent = {tenant.name: sum(each.tenant == tenant.name for each in trace.requests) for tenant in mix.tenants}
+        for rule, result in runs.items():
+            of_sent = [
+                each.on_time * each.requests / sent[name]
+                for name, each in sorted(result.by_tenant.items(), reverse=True)
+            ]
+            row(f"{rule}, heavy offers {multiple}", *(f"{each:.1%}" for each in of_sent), f"{work_s(result):.0f}")
+
+
+def show_batch(seconds: float) -> None:
+    head(
+        "interactive at 0.7 ×",
+        "batch offers",
+        "interactive TTFT P99 s: alone",
+        "equal",
+        "classes",
+        "work: equal",
+        "classes",
+    )
+    for trace in ("uniform", SHORT):
+        batch = "batch=uncached:tokens=2000,answer=100@0.6x@class=batch"
+        mix = mix_of(seconds, f"chat={trace}@0.7x@class=chat", batch)
+        classes = (PriorityClassSettings(name="chat"), PriorityClassSettings(name="batch", fills_idle=True))
+        alone = simulate(mix.alone("chat").load(), fleet())
+        results = [simulate(mix.load(), each) for each in (fleet(), fleet(*classes))]
+        p99_s = [f"{each.by_tenant['chat'].ttft_p99_s:.2f}" for each in (alone, *results)]
+        row(trace, "0.6 ×", *p99_s, *(f"{work_s(each):.0f}" for each in results))
+
+
+def in_class(trace: Trace, first: str) -> list[TraceRequest]:
+    """The requests with the class of their tenant, of which one is the first."""
+    return [replace(each, priority="first" if each.tenant == first else "second") for each in trace.requests]
+
+
+def within_limits(trace: Trace) -> list[TraceRequest]:
+    """The requests that the limits of their replica let in, buckets of ten seconds."""
+    rate = INSTANCES * ENGINE.instance_spec("i").prefill_tokens_per_s / 2 / REPLICAS
+    chance, used, admitted = Random(1), dict[tuple[str, int], tuple[float, float]](), []
+    for each in trace.requests:
+        bucket = each.tenant, chance.randrange(REPLICAS)
+        tokens, since_s = used.get(bucket, (0.0, 0.0))
+        tokens = max(0.0, tokens - rate * (each.arrival_s - since_s))
+        if tokens + each.input_tokens <= 10 * rate:
+            tokens += each.input_tokens
+            admitted.append(each)
+        used[bucket] = tokens, each.arrival_s
+    return admitted
+
+
+def work_s(result: RunResult) -> float:
+    return sum(each.work_s for each in result.by_tenant.values())
+
+
+def head(*columns: str) -> None:
+    print()
+    row(*columns)
+    row(*["---"] * len(columns))
+
+
+def row(*cells: str) -> None:
+    print("|", " | ".join(cells), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
