@@ -93,7 +93,8 @@ def test_the_page_of_paths_says_of_every_path_what_becomes_of_it() -> None:
 
 
 def test_the_page_of_paths_has_every_header_about_the_fleet() -> None:
-    listed = re.findall(r"^\| `(x-dualmap-[a-z-]+)` \|", PATHS.read_text(), re.MULTILINE)
+    of_answers = PATHS.read_text().partition("| header of an answer |")[2]
+    listed = re.findall(r"^\| `(x-dualmap-[a-z-]+)` \|", of_answers, re.MULTILINE)
 
     assert sorted(listed) == sorted(field.decode() for field in FLEET_FIELDS)
 
