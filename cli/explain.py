@@ -100,6 +100,8 @@ def rendered(found: dict[str, Any]) -> RenderableType:
             parts += ["", "Decode leg:", *_round(number, each)[1:]]
     for failure in found["failures"]:
         parts.append(f"failed: {failure}")
+    for instance_id, tokens, age_s in found.get("continued", ()):
+        parts.append(f"went on elsewhere: {instance_id} had answered {tokens:,} tokens after {age_s:.3f} s")
     return Group(*parts, "", _ending(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from http import HTTPStatus
@@ -25,6 +26,8 @@ _FIGURES = (
 )
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
 _SHOWN_MODELS = 4
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
+_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _ACTIONS = {
     "list": "all instances with state and load",
     "add": "add an instance; it serves as soon as its health check passes",
@@ -48,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument(
                 "--timeout-s", type=float, default=60.0, help="how long to wait for its requests"
             )
+        if action == "drain":
+            action_parser.add_argument(
+                "--within",
+                type=duration_s,
+                metavar="TIME",
+                help="let what it still has after this time go elsewhere: 30, 60s or 5m",
+            )
         if action == "role":
             action_parser.add_argument("role", choices=("mixed", "prefill", "decode"))
         if action == "add":
@@ -56,6 +66,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             for figure in _FIGURES:
                 kind = float if figure == "prefill_tokens_per_s" else int
                 action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
+
+
+def duration_s(text: str) -> float:
+    """Seconds, or a time with its unit: ``60s``, ``5m``, ``1h``."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30, 60s or 5m")
+    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
@@ -88,7 +106,9 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         remove(api, arguments.id, arguments.timeout_s)
         print(f"{arguments.id} removed")
     else:
-        changed = api.call("POST", f"/instances/{quote(arguments.id, safe='')}/{arguments.action}")
+        within_s = getattr(arguments, "within", None)
+        query = "" if within_s is None else f"?within_s={within_s:g}"
+        changed = api.call("POST", f"/instances/{quote(arguments.id, safe='')}/{arguments.action}{query}")
         print(f"{arguments.id} is {changed['state']}")
     return 0
 

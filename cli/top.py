@@ -242,7 +242,8 @@ def _headline(
         f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
         f"refused {_share(counts.refused, counts.ended)}",
     )
-    return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join(figures)), "")
+    went_on = (f"{total.continued:,} stream{'s'[: total.continued != 1]} went on elsewhere",) if total.continued else ()
+    return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join((*figures, *went_on))), "")
 
 
 def _bar(load: InstanceLoad, slo_s: float) -> Text:

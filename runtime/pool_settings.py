@@ -267,6 +267,12 @@ class PoolSettings(BaseModel):
         description="whether the leader gives instances of a prefill or decode side that has room to the other while"
         " that one starves (none: with connector nixl, whose instances can do both)",
     )
+    drain_within_s: float | None = Field(
+        None,
+        ge=0,
+        description="time after which what a draining instance still has goes elsewhere, seconds: streams from where"
+        " they are, other answers from their begin (none: it finishes them)",
+    )
     staged_timeout_s: float = Field(
         240.0,
         gt=0,

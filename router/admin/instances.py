@@ -67,6 +67,9 @@ class Instance(BaseModel):
     max_running_requests: int
     max_queued_requests: int
     data_parallel_rank: int | None = Field(None, description="rank of the server at this URL that it is")
+    drain_within_s: float | None = Field(
+        None, description="time after which what it has goes elsewhere while it drains; null: as its pool says"
+    )
     models: dict[str, str] | None = Field(
         None,
         description="model names that its server lists; for an adapter the model that it adapts, else empty. null: not"
@@ -127,8 +130,20 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
 
 
 @routes.post("/{instance_id}/drain")
-async def drain_instance(pool: PoolParam, instance_id: InstanceId) -> Instance:
-    """Send the instance nothing new; what it has is finished, what is held for it moves. Then it is on standby."""
+async def drain_instance(
+    pool: PoolParam,
+    instance_id: InstanceId,
+    within_s: Annotated[
+        float | None,
+        Query(ge=0, le=86_400, description="time after which what it still has goes elsewhere, seconds"),
+    ] = None,
+) -> Instance:
+    """Send the instance nothing new; what it has is finished, what is held for it moves. Then it is on standby.
+
+    With `within_s`, or `drain_within_s` of its pool, what it still has after that time goes elsewhere: streams from
+    where they are, other answers from their begin. What cannot is finished.
+    """
+    await pool.store.members.update_instance(instance_id, {"drain_within_s": within_s})
     return await _apply(pool, instance_id, InstanceEvent.DRAIN)
 
 

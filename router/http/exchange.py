@@ -214,6 +214,14 @@ class Exchange:
         if self._measure_silence_s(self._connection.loop.time()) > SILENT_S:
             self._lose(why)
 
+    def instance_leaves(self, why: str) -> None:
+        if not (self._begun or self._failing_status or self.done.done()):
+            self._leave(why)
+
+    def _leave(self, why: str) -> None:
+        self._connection.abort()
+        self._fail(InstanceFailure(FailureKind.DRAINED, why))
+
     def _lose(self, why: str) -> None:
         self._connection.abort()
         self._fail(InstanceFailure(FailureKind.DOWN, why))

@@ -61,6 +61,12 @@ class KeepingExchange(Exchange):
         if complete or failure is not GIVEN_BACK:
             self._fail(failure)
 
+    def instance_leaves(self, why: str) -> None:
+        if self._can_go_on and self._splitter is None and not self.done.done():
+            self._leave(why)
+        else:
+            super().instance_leaves(why)
+
     # steps ---------------------------------------------------------------------------------------------------
     @property
     def _can_go_on(self) -> bool:

@@ -32,6 +32,10 @@ class InstanceLossListener(Protocol):
         """The instance is down: break off an answer that has begun if it has fallen silent. Called at every check; must
         not wait."""
 
+    def instance_leaves(self, why: str) -> None:
+        """The instance is not to have this try any more: another one takes it over, if it can. Called at every check;
+        must not wait."""
+
 
 class InstanceLossNotifier:
     """The tries of one pool on one replica, by instance.
@@ -40,9 +44,12 @@ class InstanceLossNotifier:
     It goes by the state, not by its change, so a try that arrived at an instance too late is found by the next check.
     """
 
-    def __init__(self, retries: RetryBudget, clock: Clock) -> None:
+    def __init__(self, retries: RetryBudget, clock: Clock, drain_within_s: float | None = None) -> None:
+        """``drain_within_s``: time after which what a draining instance has goes elsewhere, unless it says another."""
         self._retries = retries
         self._clock = clock
+        self._drain_within_s = drain_within_s
+        self._draining_since_s: dict[str, float] = {}
         self._listeners: dict[str, set[InstanceLossListener]] = {}
         self._away_since_s: dict[str, float] = {}
 
@@ -67,13 +74,29 @@ class InstanceLossNotifier:
         now_s = self._clock.monotonic_s()
         self._note_away(view, now_s)
         self._tell_begun(view)
+        self._note_draining(view, now_s)
         if not view.ready:
             return
+        self._tell_leaving(view, now_s)
         retries = self._retries.available(now_s)
         for instance_id in tuple(self._listeners):
             why = self._loss(view, instance_id, now_s)
             if why is not None:
                 retries -= self._tell(instance_id, why, retries)
+
+    def _note_draining(self, view: ClusterView, now_s: float) -> None:
+        draining = [name for name in self._listeners if _is_draining(view.instances.get(name))]
+        self._draining_since_s = {name: self._draining_since_s.get(name, now_s) for name in draining}
+
+    def _tell_leaving(self, view: ClusterView, now_s: float) -> None:
+        """Notify all that a draining instance has for longer than it may."""
+        for instance_id, since_s in self._draining_since_s.items():
+            within_s = view.instances[instance_id].drain_within_s
+            if within_s is None:
+                within_s = self._drain_within_s
+            if within_s is not None and now_s - since_s >= within_s:
+                for listener in tuple(self._listeners[instance_id]):
+                    listener.instance_leaves(f"instance {instance_id} drains")
 
     def _tell_begun(self, view: ClusterView) -> None:
         for instance_id, listeners in self._listeners.items():
@@ -108,6 +131,10 @@ class InstanceLossNotifier:
 
 def _is_down(spec: InstanceSpec | None) -> bool:
     return spec is not None and spec.state is InstanceState.DOWN
+
+
+def _is_draining(spec: InstanceSpec | None) -> bool:
+    return spec is not None and spec.state is InstanceState.DRAINING
 
 
 def _serves(spec: InstanceSpec | None) -> bool:

@@ -332,7 +332,8 @@ def _served_pool(
     pairs_legs: bool,
 ) -> ServedPool:
     settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls, loss_notifier = context.metrics.store_calls, InstanceLossNotifier(budgets.retries, clock)
+    calls = context.metrics.store_calls
+    loss_notifier = InstanceLossNotifier(budgets.retries, clock, pool.drain_within_s)
     view = ViewKeeper(
         shared,
         clock=clock,

@@ -148,6 +148,7 @@ def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, A
         "outcome": explanation.outcome,
         "reason": rounds[-1].decision.reason if rounds else None,
         "attempts": 1 + len(explanation.failures),
+        "continued": len(explanation.continued),
         "prompt_tokens": explanation.reported_prompt_tokens or explanation.prompt_tokens,
         "expected_cached_tokens": explanation.expected_cached_tokens,
         "cached_tokens": explanation.reported_cached_tokens,

@@ -40,6 +40,8 @@ class TrafficCounts:
     """Prompt tokens found in the instances' caches."""
     output_tokens: int = 0
     """Output tokens of whole answers, as instances reported them."""
+    continued: int = 0
+    """Times that a stream was to go on elsewhere."""
     ttft_buckets: tuple[int, ...] = ()
     """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
     tpot_buckets: tuple[int, ...] = ()
@@ -59,6 +61,7 @@ class TrafficCounts:
             prompt_tokens=int((metrics.prompt_tokens_reported if reported else metrics.prompt_tokens_expected).value),
             hit_tokens=int((metrics.hit_tokens_reported if reported else metrics.hit_tokens_expected).value),
             output_tokens=int(metrics.output_tokens.value),
+            continued=int(sum(counter.value for counter in metrics.continuations.values())),
             ttft_buckets=_counted(metrics.ttft_s.counts),
             tpot_buckets=_counted(metrics.tpot_s.counts),
         )

@@ -41,9 +41,10 @@ class Evidence:
         charged where no work was done: a dead instance may refuse its whole queue within a moment."""
         return not failure.wasted_work or self.retries.withdraw(now_s)
 
-    def take_continuation(self, now_s: float) -> bool:
-        """Take the rest of an answer from the budget: an instance that dies may leave hundreds at once."""
-        return self.continuations.withdraw(now_s)
+    def take_continuation(self, failure: InstanceFailure, now_s: float) -> bool:
+        """Take the rest of an answer from the budget: an instance that dies may leave hundreds at once. What was meant
+        to go elsewhere is not charged."""
+        return failure.kind is FailureKind.DRAINED or self.continuations.withdraw(now_s)
 
     def began(self, instance_id: str, now_s: float) -> None:
         """The instance gave the first token of an answer, which may still break off."""

@@ -903,7 +903,7 @@ class RequestMachine:
             self._move(_ADMITTED)
             return self._search(now_s)
         evidence, continues = self.rules.evidence, self._continues
-        if not (evidence.take_continuation(now_s) if continues else evidence.take_retry(failure, now_s)):
+        if not (evidence.take_continuation(failure, now_s) if continues else evidence.take_retry(failure, now_s)):
             return self._refuse(Refusal.BUDGET_SPENT, now_s)
         self._move(_ADMITTED)
         self._continues = False

@@ -67,6 +67,8 @@ class FailureKind(StrEnum):
     """The KV of a decode leg did not come in time."""
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
+    DRAINED = "drained"
+    """It drains, and was not to have the request any longer."""
     MOVED = "moved"
     """The gateway that relays it sent it to another instance, and does not say why."""
 
@@ -88,7 +90,7 @@ class InstanceFailure:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the instance that the failure gives."""
-        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER):
+        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER, FailureKind.DRAINED):
             return Verdict.ANSWER
         if self.kind in (FailureKind.NO_ANSWER, FailureKind.MOVED):
             return Verdict.DISPUTED
@@ -121,9 +123,10 @@ class InstanceFailure:
 
     @property
     def wasted_work(self) -> bool:
-        """False when the instance never worked on the request, so that another try repeats nothing."""
+        """False when the instance never worked on the request, so that another try repeats nothing; and where it was
+        meant to."""
         refused = self.verdict in (Verdict.BUSY, Verdict.DISPUTED)
-        return self.kind is not FailureKind.CONNECT and not refused
+        return self.kind not in (FailureKind.CONNECT, FailureKind.DRAINED) and not refused
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""

@@ -59,6 +59,8 @@ class InstanceSpec:
     models: Mapping[str, str] | None = None
     """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
     adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
+    drain_within_s: float | None = None
+    """Time after which what it has goes elsewhere while it drains, as far as it can. None: as its pool says."""
     origin: Mapping[str, str] | None = None
     """Notes of discovery from when it entered the instance. None for one that was configured or entered by an operator,
     which discovery leaves alone."""

@@ -60,6 +60,7 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
         and spec.url.startswith(("http://", "https://"))
         and all(_is_like(getattr(spec, name), usual) for name, usual in _DESCRIPTION.items())
         and (rank is None or _is_like(rank, 0))
+        and (spec.drain_within_s is None or _is_like(spec.drain_within_s, 0.0))
         and all(texts is None or all(isinstance(each, str) for each in texts.values()) for texts in (models, origin))
     )
     if not is_right:

@@ -121,3 +121,24 @@ def test_a_stream_outlives_its_instances(streaming_fleet: Fleet, path: str, kill
     assert sum("role" in choice.get("delta", {}) for choice in cut.choices) == (path == CHAT)
     assert [choice["finish_reason"] for choice in cut.choices if choice["finish_reason"]] == ["length"]
     assert not any(choice.get("token_ids") or choice.get("prompt_token_ids") for choice in cut.choices)
+
+
+def test_a_drain_within_a_time_moves_long_streams_and_other_answers(streaming_fleet: Fleet) -> None:
+    fleet, how = streaming_fleet, {"max_tokens": 2000}
+    uncut = ask(fleet, Stream(COMPLETION), 50, **how)
+    cut = Stream(COMPLETION)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(ask, fleet, cut, 50, **how)
+        until(lambda: len(cut.lines) > 30, "the stream is under way")
+        (at,) = [each["instance_id"] for each in fleet.live_requests()]
+
+        fleet.dualmap("instances", "drain", at, "--within", "0.5s", "--url", fleet.endpoint)
+
+        until(lambda: fleet.instances()[at]["state"] == "standby", "the drain is over")
+        assert not reading.done(), "it did not wait for the answer"
+        reading.result(60)
+    assert cut.text == uncut.text
+    explained = fleet.get(f"/admin/explain/{cut.headers['x-request-id']}")
+    assert [name for name, *_ in explained["continued"]] == [at]
+    assert "drained" in explained["failures"][0]
+    fleet.dualmap("instances", "resume", at, "--url", fleet.endpoint)

@@ -24,7 +24,7 @@ export function showFigures(place, history, now, pool) {
     ["per output token", bound(tpot(tokens, 0.5)), note(tokens, `P50, P99 ${bound(tpot(tokens, 0.99))}`), series(history, (grown) => tpot(grown, 0.5)?.value ?? null), ""],
     ["output tokens / s", short(recent.output_tokens / Math.max(recent.span_s, 1)), `${short(total.output_tokens)} in all`, series(history, (grown, s) => grown.output_tokens / s), ""],
     ["hit rate", percent(share(prompts.hit_tokens, prompts.prompt_tokens)), note(prompts, "of prompt tokens"), series(history, (grown) => share(grown.hit_tokens, grown.prompt_tokens)), ""],
-    ["failed, refused", bad ? `${count(recent.failed)}, ${count(recent.refused)}` : "none", `${count(total.failed)}, ${count(total.refused)} in all`, series(history, (grown) => grown.failed + grown.refused), bad ? "bad" : ""],
+    ["failed, refused", bad ? `${count(recent.failed)}, ${count(recent.refused)}` : "none", `${count(total.failed)}, ${count(total.refused)} in all${total.continued ? `; ${count(total.continued)} went on elsewhere` : ""}`, series(history, (grown) => grown.failed + grown.refused), bad ? "bad" : ""],
     ["held now", count(held), `${count(running)} running`, history.map((each) => each.held), ""],
   ];
   if (place.children.length !== figures.length) place.replaceChildren(...figures.map(() => tile()));

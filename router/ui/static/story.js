@@ -52,6 +52,7 @@ export class Story {
       parts.push(element("h3", {}, `The candidates${several}`), this.candidates(story, round));
     });
     for (const failure of story.failures) parts.push(element("p", { class: "failure" }, `failed: ${failure}`));
+    for (const [instance, tokens, age] of story.continued) parts.push(element("p", {}, `went on elsewhere: ${instance} had answered ${count(tokens)} tokens after ${seconds(age)}`));
     parts.push(element("h3", {}, "The time line"), timeline(story, colour(story.instance_id), this.width()));
     return parts;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,10 @@ class Try:
         self.has_begun = has_begun
         self.told: list[str] = []
         self.told_of_down = 0
+        self.leaves: list[str] = []
+
+    def instance_leaves(self, why: str) -> None:
+        self.leaves.append(why)
 
     def instance_down(self, why: str) -> None:
         self.told_of_down += 1
@@ -194,3 +199,39 @@ def test_an_instance_counts_as_gone_when_it_stays_missing(
     clock.now_s += GONE_S
     loss_notifier.check(view_of(b=READY))
     assert waiting.told == ["instance a was removed"]
+
+
+@pytest.mark.parametrize(("own_s", "pool_s", "within_s"), [(3.0, None, 3.0), (3.0, 20.0, 3.0), (None, 5.0, 5.0)])
+async def test_all_that_a_draining_instance_has_leaves_after_the_time_for_that(
+    clock: Any, own_s: float | None, pool_s: float | None, within_s: float
+) -> None:
+    loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 1.0, clock.monotonic_s()), clock, pool_s)
+    on_a, on_b = Try(has_begun=True), Try()
+    loss_notifier.watch("a", on_a)
+    loss_notifier.watch("b", on_b)
+    draining = replace(tools.spec("a", state=InstanceState.DRAINING), drain_within_s=own_s)
+    instances = {"a": draining, "b": tools.spec("b", state=READY)}
+    view = ClusterView.build(epoch=1, tree_version=0, instances=instances, tree=HotnessTree(), virtual_nodes=4)
+
+    loss_notifier.check(view)
+    await clock.advance(within_s - 0.1)
+    loss_notifier.check(view)
+    assert on_a.leaves == []
+    await clock.advance(0.1)
+    loss_notifier.check(view)
+
+    assert (on_a.leaves, on_b.leaves, on_a.told) == (["instance a drains"], [], [])
+
+
+async def test_a_drain_without_a_time_and_one_without_another_instance_leave_everything_where_it_is(
+    clock: Any, loss_notifier: InstanceLossNotifier, view_of: Any
+) -> None:
+    alone = InstanceLossNotifier(RetryBudget(0.0, 1.0, clock.monotonic_s()), clock, 1.0)
+    on_a, draining = Try(), InstanceState.DRAINING
+    for notifier, view in ((loss_notifier, view_of(a=draining, b=READY)), (alone, view_of(a=draining))):
+        notifier.watch("a", on_a)
+        notifier.check(view)
+        await clock.advance(5.0)
+        notifier.check(view)
+
+    assert on_a.leaves == []

@@ -43,6 +43,9 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     class Listener:
         why = ""
 
+        def instance_leaves(self, why: str) -> None:
+            raise AssertionError(why)
+
         def instance_down(self, why: str) -> None:
             pass  # nothing of it has begun
 
