@@ -44,11 +44,14 @@ class KeepingExchange(Exchange):
         if kept is None:
             return super().body_received(wire, pieces, complete)
         data = kept.feed(pieces) if pieces else b""
+        if data and not complete and kept.failure is None:  # every chunk but the last
+            self._progressed = True
+            return self._receive(self, data, [data])
         if complete and kept.failure is None:
             data += kept.end()
         if kept.failure is not None:
             return self._failed_by_event(data, kept.failure, complete=complete)
-        if complete or data:
+        if complete:
             return super().body_received(data, [data] if data else [], complete)
         self._progressed = True
         return None

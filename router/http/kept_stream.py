@@ -19,7 +19,8 @@ from dualmap.scheduling.request.outcome import InstanceFailure
 STEP_BYTES: Final = 8 << 10
 """Memory is taken from the budget in steps of this."""
 PACKED_BYTES: Final = 16 << 10
-"""So many bytes of events are compressed at once."""
+"""So many bytes of events are compressed at once where much memory is taken, and four times as many otherwise: most
+streams end before that."""
 _LEVEL: Final = 1
 MAX_BYTES: Final = 4 << 20
 """Most bytes that are kept of a stream, with the body of its request; a longer one is not continued."""
@@ -29,12 +30,16 @@ MAX_EVENT_BYTES: Final = 8 << 20
 """Longest event: the first one may list all tokens of the prompt."""
 _MOST_BEHIND: Final = 64
 """Most events that are kept behind the one that has announced a failure."""
-_FAILURE_WORDS: Final = (b'"error"', b'"abort"', b'"recomputed"')
-"""An event by which an instance fails an answer has one of them."""
-_MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta"')
+_FAILURE_WORDS: Final = (b'"error', b'"abort', b'"recompute')
+"""An event by which an instance fails an answer has one of them. None ends with a quote: there are too many of them."""
+_MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta')
 """The same for messages, where the event that ends an aborted one is known by the reason that it lacks."""
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
+_GOES_ON: Final = b'finish_reason":null'
+"""An event of a chat or a completion has this if it does not end its choice. Searched from the end, it costs little."""
 _IDS: Final = b'token_ids":'
+_IDS_BYTES: Final = len(_IDS)
+_OPEN_IDS: Final = _IDS + b"["
 _LISTED: Final = re.compile(rb'token_ids":\[[^\]]*\]')
 _SPACED_IDS: Final = b'token_ids": ['
 _SPACED_LISTED: Final = re.compile(rb'token_ids": \[[^\]]*\]')
@@ -59,6 +64,11 @@ class KeptBudget:
     def give_back(self, count: int) -> None:
         self.held_bytes -= count
 
+    @property
+    def is_scarce(self) -> bool:
+        """Whether more than half of it is taken."""
+        return 2 * self.held_bytes > self._limit_bytes
+
 
 class KeptStream:
     """One stream, passed on by whole events, and what is kept of it. The caller must call ``release``.
@@ -81,6 +91,8 @@ class KeptStream:
         self._so_far = so_far
         self._splitter: EventSplitter | None = None
         self._first = True
+        self._is_plain = False
+        """The next byte begins an event, which is not the first one."""
         self.lost = False
         """It is not kept any more."""
         self.watch: Callable[[bytes], InstanceFailure | None] | None = None
@@ -92,6 +104,21 @@ class KeptStream:
     def feed(self, pieces: list[bytes]) -> bytes:
         """Take the next bytes; returns what is to be passed on: whole events, or nothing."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._is_plain and data.rfind(_GOES_ON) >= 0 and data.find(b"\n\n") == len(data) - 2:
+            # One event of an answer that goes on, as nearly all are: nothing more is searched in it.
+            self._events.append(data)
+            kept = self._bytes = self._bytes + len(data) + EVENT_BYTES
+            if kept > self._reserved:
+                self._grow()
+            if self._hides_ids and (at := data.rfind(_OPEN_IDS)) >= 0:
+                return data[: at + _IDS_BYTES] + b"null" + data[data.find(b"]", at) + 1 :]
+            return data
+        data = self._feed(data)
+        self._is_plain = self._splitter is None and not self._first and self.failure is None
+        return data
+
+    def _feed(self, data: bytes) -> bytes:
+        """The same, for any bytes."""
         if self._splitter is not None or not data.endswith(_EVENT_ENDS):
             data = self._whole(data)
             if not data:
@@ -183,7 +210,8 @@ class KeptStream:
             self._events.clear()
             self._bytes, self._reserved = 0, 0
             return
-        if self._bytes - self._packed_bytes > PACKED_BYTES:
+        loose_bytes = self._bytes - self._packed_bytes
+        if loose_bytes > 4 * PACKED_BYTES or (loose_bytes > PACKED_BYTES and self._budget.is_scarce):
             packed = zlib.compress(b"".join(self._events), _LEVEL)
             self._packed.append(packed)
             self._events.clear()
@@ -210,6 +238,10 @@ class KeptStream:
 
 def without_ids(data: bytes) -> bytes:
     """Events as they would be had the ids of their tokens not been asked for."""
-    if _IDS in data:
-        data = _LISTED.sub(_IDS + b"null", data)
+    at = data.find(_OPEN_IDS)
+    if at >= 0:
+        end = data.find(b"]", at)
+        if data.find(_OPEN_IDS, end) < 0:  # one event: cut out by hand, in a third of the time
+            return data[: at + _IDS_BYTES] + b"null" + data[end + 1 :]
+        return _LISTED.sub(_IDS + b"null", data)
     return _SPACED_LISTED.sub(b'token_ids": null', data) if _SPACED_IDS in data else data
