@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script
+from dualmap.simulation.emulator.scripts import TOKEN_CHARS, GivenText, MadeUpText, Script, begun_answer
+from dualmap.simulation.prompts import WORDS
 
 
 def test_an_answer_s_text_does_not_depend_on_how_it_is_cut() -> None:
@@ -60,3 +61,21 @@ def test_a_stop_string_is_found_in_an_endless_text_however_long_the_answer() -> 
     script = Script(source, 1_000_000, "length").stopped([stop], include_stop=True, min_tokens=0)
     assert script.text(0, script.tokens).endswith(stop)
     assert script.tokens <= 1003
+
+
+@pytest.mark.parametrize("said", [0, 1, 2, 3, 7, 500])
+def test_an_answer_goes_on_in_a_prompt_that_ends_with_its_begin(said: int) -> None:
+    prompt = b"a prompt, of no whole number of tokens"
+    seed, none = begun_answer(prompt, 5)
+    text = MadeUpText(seed).slice(0, 600 * TOKEN_CHARS)
+
+    found, known = begun_answer(prompt + text[: said * TOKEN_CHARS].encode(), 5)
+
+    assert (none, found, known) == (0, seed, said)
+    assert MadeUpText(found, known).slice(0, 80) == text[said * TOKEN_CHARS :][:80]
+
+
+def test_a_prompt_that_ends_with_words_of_its_own_begins_an_answer() -> None:
+    words = "".join(WORDS[number * 7 % len(WORDS)].decode() for number in range(40)).encode()
+
+    assert begun_answer(words, 5)[1] == 0

@@ -1,0 +1,83 @@
+"""What the rest of a broken answer is asked for by: token ids in streams, prompts of token ids, a message to continue.
+
+Each of these streams is cut in the middle by hand, and its rest asked for as a router does it: a greedy one goes on as
+if it had not been cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.kept_stream import KeptBudget, KeptStream
+from dualmap.router.http.rest_of_answer import Rest, rest_of
+from tests.conformance.server import Server
+
+CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+TOKENS = 24
+
+
+def asked(server: Server, path: str, **more: Any) -> dict[str, Any]:
+    words = "def answer(question): return the value of each word in the list " * 8
+    prompt = {"prompt": words} if path == COMPLETION else {"messages": [{"role": "user", "content": words}]}
+    how = {"model": server.model, "stream": True, "temperature": 0, "max_tokens": TOKENS}
+    return prompt | how | ({} if path == MESSAGE else {"ignore_eos": True}) | more
+
+
+async def events_of(server: Server, path: str, body: dict[str, Any]) -> list[bytes]:
+    answer = await server.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
+
+
+def read(path: str, events: list[bytes], *, so_far: AnswerSoFar | None = None) -> AnswerSoFar:
+    kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True, so_far=so_far)
+    for event in events:
+        kept.feed([event])
+    return kept.so_far()
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+async def test_a_stream_that_is_asked_for_ids_is_the_same_without_them(server: Server, path: str) -> None:
+    body = asked(server, path)
+    unasked = await events_of(server, path, body)
+    kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True)
+
+    passed = [kept.feed([event]) for event in await events_of(server, path, body | {"return_token_ids": True})]
+
+    so_far = kept.so_far()
+    assert (so_far.tokens, so_far.finished, so_far.has_ids) == (TOKENS, True, True)
+    assert so_far.text == read(path, unasked).text
+    assert not any(b'token_ids":[' in event for event in passed)
+    names = [event.count(b"token_ids") for event in unasked if b"usage" not in event]
+    assert set(names) == {event.count(b"token_ids") for event in passed if b"usage" not in event}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, MESSAGE])
+@pytest.mark.parametrize("stop", [False, True])
+async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server, path: str, stop: bool) -> None:
+    if stop and path == MESSAGE:
+        pytest.skip("messages name it otherwise, and go on by their text alone")
+    ids = {} if path == MESSAGE else {"return_token_ids": True}
+    body = asked(server, path, **({"stop": ["@@@@@@"]} if stop else {}))
+    whole = await events_of(server, path, body | ids)
+    uncut = read(path, whole).text
+    cut = [at for at in range(len(whole)) if 0 < len(read(path, whole[:at]).text) < len(uncut) * 2 // 3][-1]
+    so_far = read(path, whole[:cut])
+    client = so_far.text
+    counted = await server.post("/tokenize", prompt=client, add_special_tokens=False)
+
+    rest = rest_of(path, body, so_far, context_tokens=server.max_model_len, text_tokens=counted["count"])
+
+    assert isinstance(rest, Rest)
+    assert rest.by_tokens is (path != MESSAGE)
+    overlap = so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else ""
+    answer = await server.http.post(rest.path, content=rest.body, headers={"content-type": "application/json"})
+    assert answer.status_code == 200, answer.text
+    more = read(rest.path, [event + b"\n\n" for event in answer.content.split(b"\n\n") if event])
+    assert more.text.startswith(overlap)
+    assert client + more.text[len(overlap) :] == uncut
+    assert more.counted is not None
+    assert rest.tokens + more.counted == TOKENS
