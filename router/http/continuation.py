@@ -27,7 +27,7 @@ _MAX_HELD_BYTES: Final = 8 << 20
 """Most bytes that are held of an incomplete event; a longer one passes as it is."""
 _ENVELOPE: Final = ("id", "object", "created", "model")
 _DONE: Final = b"data: [DONE]\n\n"
-_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens"}
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class ContinuedAnswer:
@@ -54,6 +54,9 @@ class ContinuedAnswer:
         self._shows_ids = shows_ids
         self._so_far = so_far
         self._block = so_far.block
+        """The message's open block."""
+        self._call: int | None = None
+        """The tool call that the open block is of."""
         self._stop: tuple[str | None, str | None] | None = None
         self._usage: Mapping[str, Any] = {}
 
@@ -153,13 +156,18 @@ class ContinuedAnswer:
     def _message_events(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> bytes:
         made = b""
         for choice in choices:
-            if text := (choice.get("delta") or {}).get("content"):
-                if self._block is None:
-                    self._block = self._so_far.begin_block()
-                    block = {"type": "text", "text": ""}
-                    made += _named({"type": "content_block_start", "content_block": block, "index": self._block})
-                delta = {"type": "text_delta", "text": text}
-                made += _named({"type": "content_block_delta", "delta": delta, "index": self._block})
+            delta = choice.get("delta") or {}
+            if text := delta.get("content"):
+                if self._block is None or self._call is not None:
+                    made += self._next({"type": "text", "text": ""}, None)
+                made += self._more({"type": "text_delta", "text": text})
+            for call in delta.get("tool_calls") or ():
+                function = call.get("function") or {}
+                if function.get("name"):
+                    use = {"type": "tool_use", "id": call.get("id"), "name": function["name"], "input": {}}
+                    made += self._next(use, call.get("index", 0))
+                if function.get("arguments"):
+                    made += self._more({"type": "input_json_delta", "partial_json": function["arguments"]})
             if (reason := choice.get("finish_reason")) is not None:
                 stopped_by = choice.get("stop_reason")
                 if reason == "stop" and isinstance(stopped_by, str):
@@ -168,6 +176,18 @@ class ContinuedAnswer:
                     self._stop = _STOP_REASONS.get(reason), None
         self._usage = usage or self._usage
         return made
+
+    def _next(self, block: Mapping[str, Any], call: int | None) -> bytes:
+        """Begin another block."""
+        stopped = self._stop_block()
+        self._block, self._call = self._so_far.begin_block(), call
+        return stopped + _named({"type": "content_block_start", "content_block": block, "index": self._block})
+
+    def _more(self, delta: Mapping[str, Any]) -> bytes:
+        return _named({"type": "content_block_delta", "delta": delta, "index": self._block})
+
+    def _stop_block(self) -> bytes:
+        return b"" if self._block is None else _named({"type": "content_block_stop", "index": self._block})
 
     def end(self) -> bytes:
         """The last events, which the other answer has in another form."""
@@ -183,11 +203,10 @@ class ContinuedAnswer:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
         }
-        stopped = b"" if self._block is None else _named({"type": "content_block_stop", "index": self._block})
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         return b"".join(
             (
-                stopped,
+                self._stop_block(),
                 _named({"type": "message_delta", "delta": delta, "usage": usage}),
                 _named({"type": "message_stop"}),
             )

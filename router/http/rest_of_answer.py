@@ -94,6 +94,9 @@ def why_not_continued(path: str, request: Mapping[str, Any], *, one_answer: bool
     wanted = request.get("response_format") or {"type": "text"}
     if not isinstance(wanted, dict) or wanted.get("type") != "text":
         return "a grammar would begin anew (response_format)"
+    choice = request.get("tool_choice")
+    if (isinstance(choice, dict) and choice.get("type") not in ("auto", "none")) or choice == "required":
+        return "a grammar would begin anew (tool_choice)"
     output = request.get("output_config")
     if isinstance(output, dict) and output.get("format"):
         return "a grammar would begin anew (output_config)"
@@ -268,13 +271,14 @@ def _continue_message(body: dict[str, Any], text: str) -> None:
 
 def _chat_of(request: Mapping[str, Any]) -> dict[str, Any]:
     """The chat that stands for a message."""
-    if request.get("tools"):
-        raise CannotContinueError("it may use tools, whose form another API has")
     try:
         chat = chat_of_message(request)
     except PromptError as error:
         raise CannotContinueError(str(error)) from error
     chat |= {name: request[name] for name in _SAMPLING if request.get(name) is not None}
+    choice = request.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "none":
+        chat["tool_choice"] = "none"
     if request.get("stop_sequences"):
         chat["stop"] = request["stop_sequences"]
     return chat | {"model": request.get("model"), "stream": True}

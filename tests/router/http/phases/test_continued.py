@@ -274,3 +274,71 @@ async def test_a_client_is_told_where_it_goes_on_if_the_router_is_to_say_so(flee
 
     assert b": dualmap: goes on at i1 after 3 tokens\n\n" in answer.body
     assert text_of(answer.body) == "".join(WORDS)
+
+
+async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFleet) -> None:
+    def named(kind: str, **more: Any) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **more}))
+
+    async def answers(talk: Talk) -> None:
+        await talk.begin_stream()
+        message = {"id": "msg", "type": "message", "content": [], "usage": {"input_tokens": 9, "output_tokens": 0}}
+        await talk.chunk(named("message_start", message=message))
+        await talk.chunk(named("content_block_start", index=0, content_block={"type": "text", "text": ""}))
+        await talk.chunk(named("content_block_delta", index=0, delta={"type": "text_delta", "text": "I look"}))
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    rests: list[dict[str, Any]] = []
+
+    async def goes_on(talk: Talk) -> None:
+        asked = orjson.loads(talk.body)
+        if b"/tokenize " in talk.head:
+            return await talk.answer({"count": 2, "max_model_len": 4096})
+        rests.append(asked)
+        await talk.begin_stream()
+        await talk.role()
+        call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look", "arguments": '{"at":'}}
+        more = {"index": 0, "function": {"arguments": "1}"}}
+        for delta, reason in (
+            ({"content": " there"}, None),
+            ({"tool_calls": [call]}, None),
+            ({"tool_calls": [more]}, None),
+            ({}, "tool_calls"),
+        ):
+            await talk.event({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+        await talk.event({"id": "x", "choices": [], "usage": {"prompt_tokens": 11, "completion_tokens": 8}})
+        await talk.end_stream()
+        return None
+
+    _, _, client = await fleet(answers, goes_on, settings=ON)
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    ask(client, MESSAGE, max_tokens=50, tools=tools, system="be brief")
+    answer = await client.answer()
+
+    told = [orjson.loads(event.split(b"data: ")[1]) for event in answer.body.split(b"\n\n") if event]
+    kinds = [(event["type"], event.get("index")) for event in told]
+    assert kinds == [
+        ("message_start", None),
+        ("content_block_start", 0),
+        ("content_block_delta", 0),
+        ("content_block_delta", 0),
+        ("content_block_stop", 0),
+        ("content_block_start", 1),
+        ("content_block_delta", 1),
+        ("content_block_delta", 1),
+        ("content_block_stop", 1),
+        ("message_delta", None),
+        ("message_stop", None),
+    ]
+    assert told[5]["content_block"] == {"type": "tool_use", "id": "call-1", "name": "look", "input": {}}
+    assert "".join(event["delta"]["partial_json"] for event in told[6:8]) == '{"at":1}'
+    assert told[-2]["delta"]["stop_reason"] == "tool_use"
+    assert (told[-2]["usage"]["input_tokens"], told[-2]["usage"]["output_tokens"]) == (9, 10)
+    (rest,) = rests
+    assert rest["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "I look"},
+    ]
+    assert (rest["max_tokens"], rest["tools"][0]["function"]["name"]) == (48, "look")
