@@ -211,7 +211,7 @@ class Exchange:
     def instance_down(self, why: str) -> None:
         if self.done.done() or not self._begun:
             return
-        if self._measure_silence_s(self._connection.loop.time()) > SILENT_S:
+        if self._measure_silence_s(self._connection.loop.time()) > self._patience_s:
             self._lose(why)
 
     def instance_leaves(self, why: str) -> None:
@@ -545,10 +545,15 @@ class Exchange:
             self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=True)
             return
         silent_s = self._measure_silence_s(now_s)
-        if self._begun and silent_s > SILENT_S and self._port_refuses(self._connection.url):
+        if self._begun and silent_s > self._patience_s and self._port_refuses(self._connection.url):
             self._lose("the instance has closed its port and fallen silent")
         elif (failure := times.judge(silent_s, begun=self._begun)) is not None:
             self._fail(failure)
+
+    @property
+    def _patience_s(self) -> float:
+        """The silence after which an answer is given up whose instance is down, or whose port refuses."""
+        return SILENT_S
 
     def _measure_silence_s(self, now_s: float) -> float:
         """Time since the answer's last progress, to the interval of checks; 0 while the client is slower than the

@@ -8,7 +8,7 @@ stream is read to its end, which counts its tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult, failure_in
@@ -17,6 +17,9 @@ from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.sse import event_object
 from dualmap.router.http.upstream import AnswerHead, Framing
 from dualmap.scheduling.request.outcome import InstanceFailure
+
+GOES_ON_AFTER_S: Final = 1.0
+"""A stream that can go on elsewhere does so after this silence of an instance that is down, or whose port refuses."""
 
 
 def _event_failure(event: bytes) -> InstanceFailure | None:
@@ -69,6 +72,10 @@ class KeepingExchange(Exchange):
             self._leave(why)
         else:
             super().instance_leaves(why)
+
+    @property
+    def _patience_s(self) -> float:
+        return GOES_ON_AFTER_S if self._can_go_on else super()._patience_s
 
     # steps ---------------------------------------------------------------------------------------------------
     @property

@@ -342,3 +342,19 @@ async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFlee
         {"role": "assistant", "content": "I look"},
     ]
     assert (rest["max_tokens"], rest["tools"][0]["function"]["name"]) == (48, "look")
+
+
+async def test_a_silent_stream_goes_on_soon_where_the_port_of_its_instance_refuses(fleet: StartFleet) -> None:
+    engine = Engine(hangs)
+    intake, [first, _], client = await fleet(engine, engine, settings={**ON, "client_timeout_s": 0.4})
+    ask(client, COMPLETION, max_tokens=20)
+    await client.head()
+    await eventually(lambda: first.talks)
+    first.close_port()
+
+    answer = b""
+    while chunk := await client.chunk():
+        answer += chunk
+
+    assert text_of(answer) == "".join(WORDS)
+    assert "closed its port" in intake.placed_request.failures[0].detail
