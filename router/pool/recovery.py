@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from dualmap.scheduling.request.metering import used_by_lost
+from dualmap.scheduling.request.metering import KEPT, used_by_lost
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -58,11 +58,13 @@ async def recover_requests(
     former, here = {request.request_id: request for request in stored}, {request.request_id for request in live}
     wrong = [request for request in live if not _stands(request, former.get(request.request_id))]
     over = [request for request in stored if request.request_id not in here]
-    moved = [former[request.request_id] for request in wrong if request.request_id in former]
+    moved = [
+        Release(request.request_id, "", known.replica_id, known.attempt, used="" if request.instance_id else KEPT)
+        for request in wrong
+        if (known := former.get(request.request_id)) is not None
+    ]
     # Releases come first: ``adopt`` leaves known requests alone, so a wrong record must be gone before it.
-    await pool.release(
-        [*left_over(over), *(Release(each.request_id, "", each.replica_id, each.attempt) for each in moved)]
-    )
+    await pool.release([*left_over(over), *moved])
     entered = [_as_stored(each, former.get(each.request_id)) for each in wrong]
     adopted = await pool.adopt(entered) if entered else 0
     return Recovered(len(over), adopted)
@@ -84,7 +86,10 @@ def lost_members(found: Membership, known: Membership) -> bool:
 
 
 def _stands(mine: StoredRequest, stored: StoredRequest | None) -> bool:
-    """Whether the store may keep what it has of a live request."""
+    """Whether the store may keep what it has of a live request. One that no instance has stands on none, or where the
+    try is that is being made or released."""
+    if stored is not None and not mine.instance_id:
+        return not stored.instance_id or stored.attempt == mine.attempt
     if stored is None or stored.attempt != mine.attempt:
         return False
     return mine.state is RequestState.HELD or (mine.state, mine.instance_id) == (stored.state, stored.instance_id)

@@ -42,7 +42,7 @@ from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.evidence import Evidence
-from dualmap.scheduling.request.metering import used_by
+from dualmap.scheduling.request.metering import KEPT, used_by
 from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import SURVIVED_S, OtherTrial, Quarantined, Trial
@@ -842,6 +842,20 @@ class RequestMachine:
             return None
         return self.estimate.decision.expected_ttft_s
 
+    @property
+    def was_kept(self) -> bool:
+        """Whether its record was kept after a try, so that it is metered even if no instance has it any more."""
+        return self.attempt > 1 and self.spec.account != ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether no instance has its record, or is to have it, and it is not over."""
+        if not self.spec.account or self.spec.chain is None or self.phase is _DONE:
+            return False
+        if self.placed is None:
+            return self.tries > 0 or self.attempt > 1
+        return self.decode is not None and self.decode.answered
+
     def age_s(self, now_s: float) -> float:
         return now_s - self.started_s
 
@@ -910,7 +924,7 @@ class RequestMachine:
         counted = CountRetry(failure.kind, continues=continues)
         if self.spec.chain is None:
             return (counted, *self._search(now_s))
-        released: tuple[Release, ...] = (self._over(self.request_id, self.attempt),)
+        released: tuple[Release, ...] = (self._try_over(),)
         if self.decode is not None:
             released = (self._over(self.decode.request_id, self.decode_attempt), *released)
             self.decode, self.answering_id = None, self.instance_id
@@ -976,6 +990,12 @@ class RequestMachine:
         """The record of a request that is passed on: it counts on no instance."""
         nothing = Chain((), 1, 0)
         return replace(self._unplaced(self.request_id, nothing, self.spec.slo_s, 1), state=RequestState.DISPATCHED)
+
+    def kept_record(self) -> StoredRequest:
+        """The record that was kept of its last try: it counts on no instance, and has drawn nothing."""
+        nothing = Chain((), 1, 0)
+        unplaced = self._unplaced(self.request_id, nothing, self.spec.slo_s, self.attempt)
+        return replace(unplaced, state=RequestState.DISPATCHED, drawn="")
 
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
         if self.phase is not _PLACING or self.spec.chain is not None:
@@ -1101,7 +1121,7 @@ class RequestMachine:
         self.placed = None
         self.attempt += 1
         # The store may have it after all: an older copy of the store may have said that it is lost.
-        return (ReleaseFirst((self._over(self.request_id, self.attempt),)), *self._search(now_s))
+        return (ReleaseFirst((self._try_over(),)), *self._search(now_s))
 
     def _turned_away(self, event: TurnedAway, now_s: float) -> Effects:
         return self._refuse(event.why, now_s)
@@ -1151,7 +1171,7 @@ class RequestMachine:
         if decode.answered:
             return _NOTHING
         decode.answered = True
-        return (Post(self._over(self.request_id, self.attempt, self._transfer_sample(decode, now_s))),)
+        return (Post(self._try_over(self._transfer_sample(decode, now_s))),)
 
     def _prefill_over(self) -> Post:
         """The first token came, or the prefill leg has answered: no tokens of the request are pending any more."""
@@ -1475,7 +1495,8 @@ class RequestMachine:
         left: Effects = ()
         if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
             left = (self._leave(None),)
-        if reserved and self.spec.chain is not None and (self.tries or before not in _NEVER_RESERVED):
+        may_be_reserved = reserved and (self.tries or before not in _NEVER_RESERVED)
+        if self.spec.chain is not None and (may_be_reserved or self.was_kept):
             return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
         if self.registered or (reserved and before is _PLACING and self.spec.account):
             over = self._over(self.request_id, 1, returned=self._returned(outcome), used=self._used(outcome))
@@ -1487,8 +1508,8 @@ class RequestMachine:
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
             return (Post(self._over(self.request_id, self.attempt, sample, answered, returned, used), False, True),)
-        if decode.answered:
-            over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned, used)
+        if decode.answered and not used:
+            over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
             return (Post(over, last=True),)
         over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
         own = self._over(self.request_id, self.attempt, seen=answered, used=used)
@@ -1512,6 +1533,10 @@ class RequestMachine:
             return used_by(outcome, None, None)
         prompt = 0 if spec.chain is None else spec.stored_tokens + spec.chain.prompt_tokens
         return used_by(outcome, self.usage, (prompt, spec.expected_output_tokens))
+
+    def _try_over(self, note: str = "") -> Release:
+        """The release of all that it has, up to this attempt, but for the record by which it is metered."""
+        return self._over(self.request_id, self.attempt, note, used=KEPT if self.spec.account else "")
 
     def _over(
         self, leg_id: str, attempt: int, note: str = "", seen: bool = False, returned: str = "", used: str = ""

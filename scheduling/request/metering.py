@@ -1,8 +1,9 @@
 """Metering: what each request of a tenant used, counted once.
 
 A request is metered by the script that ends it, in the step that removes its record: a repetition finds no record, and
-so counts nothing. What becomes of its tries does not matter, as only its end says what it used. A request whose replica
-died is metered by whoever ends it then, with what its record says, as ``LOST``.
+so counts nothing. What becomes of its tries does not matter, as only its end says what it used: the release of a try
+keeps the record (``KEPT``), on no instance, until the next try takes it over or the request ends without one. A request
+whose replica died is metered by whoever ends it then, with what its record says, as ``LOST``.
 
 The store adds up; what is counted is said here.
 """
@@ -20,6 +21,9 @@ from dualmap.scheduling.values import value
 
 LOST: Final = "lost"
 """The outcome of a request whose replica died, or forgot it: how it ended is not known."""
+KEPT: Final = "kept"
+"""In the place of what a request used: its try is over, and it is not. Nothing is left of what that took but a record
+on no instance."""
 NO_CLASS: Final = "-"
 REPORTED: Final = "reported"
 EXPECTED: Final = "expected"

@@ -27,4 +27,5 @@ class Release:
     """What the request gives back to the budgets that it drew from, where it is over, see ``budgets.returned_text``.
     Empty: all that its record says it drew."""
     used: str = ""
-    """What it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not."""
+    """What it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not. ``KEPT``
+    there: its try is over, and its record stays to be metered by."""

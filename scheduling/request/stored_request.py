@@ -27,6 +27,8 @@ def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple
 
 def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredRequest | None:
     placed, state, decode = machine.placed, _STATES.get(machine.phase), machine.decode
+    if machine.is_kept:
+        return machine.kept_record()
     if placed is None or state is None or (decode is not None and decode.answered):
         return None
     decision, dispatched = placed.decision, state is not RequestState.HELD

@@ -12,7 +12,7 @@ local FIRST_REQUEST = 3
 local options, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, budgets, drawn
+local placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -129,6 +129,9 @@ local function enter_chosen(request, resident, told, head)
     redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
     resident = #chain / 8
   end
+  if kept then
+    redis.call('ZREM', keys.passed_on, request.id)
+  end
   if drawn then
     redis.call('HSET', keys.budgets, unpack(drawn))
   end
@@ -156,7 +159,9 @@ end
 
 local function place_one(told, head)
   local former = read_request(placement.request_id, 'told')
-  if former then
+  kept = former and former.instance_id == '' and former.told.replica_id == placement.told.replica_id
+    and former.told.attempt < placement.told.attempt -- the record of a try that is over
+  if former and not kept then
     return reply_again(former)
   end
   if placement.draws then

@@ -2,7 +2,8 @@
 -- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 8 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
 --       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
---       what it gives back of its draws, where it is over (give_back), or '' for all of them; what it is metered by, where it is over for good, or ''
+--       what it gives back of its draws, where it is over (give_back), or '' for all of them; what it is metered by, where it is over
+--       for good, 'kept' where only its try is, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -36,6 +37,15 @@ local function prefill(id, note, seen, instance_id)
   return request
 end
 
+-- Keeps a record by which a request is metered, or reaped, that has drawn nothing and is nowhere.
+local function keep(request, told)
+  local state, instance_id, key = request.state, request.instance_id, keys.request .. request.id
+  request.state, request.instance_id = state == 'prefilled' and state or 'dispatched', ''
+  redis.call('HSET', key, 'placed', placed_text(request), 'told', (string.gsub(told, '"drawn":"[^"]*"', '"drawn":""')))
+  redis.call('ZADD', keys.passed_on, now_ms, request.id)
+  request.state, request.instance_id = state, instance_id
+end
+
 -- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
 -- where something was left.
 local function finish(id, note, seen, _, replica_id, attempt, returned, used)
@@ -48,8 +58,15 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     or (lease ~= '' and redis.call('HGET', keys.replicas, replica_id) ~= lease) then
     return nil
   end
+  local keeps = used == terms.kept and request.told.account and request.told.account ~= ''
+  if keeps and request.instance_id == '' then
+    return nil
+  end
+  local told = keeps and redis.call('HGET', keys.request .. id, 'told')
   redis.call('DEL', keys.request .. id)
-  if request.instance_id == '' then
+  if keeps then
+    keep(request, told)
+  elseif request.instance_id == '' then
     redis.call('ZREM', keys.passed_on, id)
   end
   if note ~= '' then
@@ -58,7 +75,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   if request.told.drawn and request.told.drawn ~= '' then
     give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms, now_ms)
   end
-  if used ~= '' and request.told.account and request.told.account ~= '' then
+  if used ~= '' and used ~= terms.kept and request.told.account and request.told.account ~= '' then
     meter(request, used, now_ms)
   end
   local instance = read_instance(request.instance_id)

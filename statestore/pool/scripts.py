@@ -27,7 +27,7 @@ from dualmap.scheduling.queues.queue_order import (
     LONG_SHARE,
     PLAN_LIMIT,
 )
-from dualmap.scheduling.request.metering import COUNTS, Counts
+from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
 from dualmap.statestore.keys import KEY_NAMES
@@ -121,6 +121,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "usage_log": USAGE_LOG,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "refused": str(Counts(refused=1)),
+        "kept": KEPT,
     }
 
 

@@ -8,7 +8,7 @@ from datetime import date
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
-from dualmap.scheduling.request.metering import LOST, Account, Counts, used_by
+from dualmap.scheduling.request.metering import KEPT, LOST, Account, Counts, used_by
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
@@ -132,6 +132,110 @@ async def test_a_split_request_is_metered_once_whichever_leg_ends_last(pool: Poo
     await pool.release([Release(legs[1]), Release(legs[0], used=used())])
 
     assert await counts_of(pool) == {ACME: Counts(1, 100, 64, 20)}
+
+
+async def try_over(pool: PoolStore, request_id: str = "r1", attempt: int = 1) -> None:
+    await finish(pool, request_id, replica_id="one", attempt=attempt, used=KEPT)
+
+
+async def test_a_request_that_is_refused_between_two_tries_is_metered_once(pool: PoolStore) -> None:
+    await place(pool, "r1", draws=(IN_FLIGHT,), drawn=drawn_text((IN_FLIGHT,)))
+    for _ in range(2):
+        await try_over(pool)
+    assert await counts_of(pool) == {}
+    (kept,) = await pool.requests_of("one")
+    assert (kept.instance_id, kept.drawn) == ("", "")
+    load = (await pool.loads())["a"]
+    assert (load.running_requests, load.pending_tokens, load.context_tokens) == (0, 0, 0)
+    assert await pool.usage.budgets("acme", [IN_FLIGHT.limit]) == [0]
+
+    refused = used_by(Outcome.UPSTREAM_FAILED, None, None)
+    for _ in range(2):
+        await finish(pool, "r1", replica_id="one", attempt=2, used=refused)
+
+    assert await counts_of(pool) == {ACME: Counts(1, unanswered=1)}
+    assert await pool.requests_of("one") == []
+    assert await pool.usage.budgets("acme", [IN_FLIGHT.limit]) == [0]
+
+
+async def test_the_next_try_takes_the_record_over(pool: PoolStore) -> None:
+    await place(pool, "r1")
+    await try_over(pool)
+
+    assert (await place(pool, "r1", attempt=2)).status is PlaceStatus.DISPATCHED
+    await try_over(pool)  # late
+    (again,) = await pool.requests_of("one")
+    assert (again.instance_id, again.attempt) == ("a", 2)
+    await first_token(pool, "r1", "a")
+    for _ in range(2):
+        await finish(pool, "r1", replica_id="one", attempt=2, used=used())
+
+    assert await counts_of(pool) == {ACME: Counts(1, 100, 64, 20)}
+    assert await pool.requests_of("one") == []
+
+
+async def test_a_kept_record_is_taken_over_by_later_tries_of_its_replica_alone(pool: PoolStore) -> None:
+    await place(pool, "r1", attempt=2)
+    await try_over(pool, attempt=2)
+
+    for about in ({"replica_id": "two", "attempt": 3}, {"attempt": 1}):
+        assert (await place(pool, "r1", **about)).status is PlaceStatus.DUPLICATE
+    assert not (await finish(pool, "r1", replica_id="two", used=used())).done
+    assert not (await finish(pool, "r1", replica_id="one", attempt=1, used=used())).done
+
+    assert await counts_of(pool) == {}
+
+
+async def test_a_held_request_is_kept_too(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=100, max_running_requests=1))
+    await place(pool, "before")
+    assert (await place(pool, "r1")).status is PlaceStatus.HELD
+
+    await try_over(pool)
+
+    load = (await pool.loads())["a"]
+    assert (load.queued_requests, load.pending_tokens) == (0, 100), "that of the one before"
+    assert (await place(pool, "r1", attempt=2)).status is PlaceStatus.HELD
+    assert len([each for each in await pool.requests_of("one") if each.request_id == "r1"]) == 1
+
+
+async def test_a_replica_that_dies_between_two_tries_leaves_a_request_that_is_metered(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    fence = await lead(pool)
+    await pool.heartbeat("one", 1000, {})
+    await place(pool, "r1")
+    await try_over(pool)
+    clock.advance(1001)
+
+    for _ in range(2):
+        await pool.upkeep.reap("one", fence=fence)
+
+    assert await counts_of(pool) == {ACME: Counts(1, lost=1)}
+    assert await pool.requests_of("one") == []
+
+
+async def test_of_a_split_answer_whose_replica_dies_the_prompt_is_metered_once(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    fence = await lead(pool)
+    await pool.heartbeat("one", 1000, {})
+    await place(pool, "r1", leg=Leg.PREFILL)
+    await first_token(pool, "r1", "a")
+    await place(pool, decode_leg_id("r1"), leg=Leg.DECODE)
+    await try_over(pool)
+    clock.advance(1001)
+
+    await pool.upkeep.reap("one", fence=fence)
+
+    assert await counts_of(pool) == {ACME: Counts(1, 100, lost=1)}
+
+
+async def test_nothing_is_kept_of_a_request_without_a_tenant(pool: PoolStore) -> None:
+    await pool.place(placement("r1", tokens=100))
+    await try_over(pool)
+
+    assert await pool.requests_of("one") == []
 
 
 async def test_many_replicas_at_once_lose_no_count(pool: PoolStore) -> None:

@@ -27,6 +27,7 @@ from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan, plan_queue
+from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
@@ -359,7 +360,10 @@ class Traffic:
 
     async def retry(self) -> None:
         if request := self.pick():
-            await self.finish(request)
+            kept = self.number % 2 == 0
+            await self.finish(request, KEPT if kept else None)
+            if kept:
+                await self.twins.both(lambda pool: pool.requests_of(request.replica_id))
             named = {"request_id": request.request_id, "replica_id": request.replica_id}
             await self.arrive(**named, attempt=request.attempt + 1, enqueued_ms=request.enqueued_ms)
 
@@ -369,14 +373,15 @@ class Traffic:
             await self.twins.both(lambda pool: first_token(pool, request.request_id, request.instance_id, note=note))
             self.seen["first tokens"] += 1
 
-    async def finish(self, request: StoredRequest | None = None) -> None:
+    async def finish(self, request: StoredRequest | None = None, used: str | None = None) -> None:
         request = request or self.pick()
         if request is not None:
             note, returned = (
                 self.rng.choice(("", '{"text_bytes":900,"tokens":200}')),
                 self.rng.choice(("", "acme/tokens/minute 7 acme/requests/in_flight 1", "acme/tokens/minute -9:150.0")),
             )
-            used = "1 200 0 30 0 0 0 completed reported" if returned else ""
+            if used is None:
+                used = "1 200 0 30 0 0 0 completed reported" if returned else ""
             name, about = request.request_id, {"replica_id": request.replica_id, "attempt": request.attempt}
             await self.twins.both(lambda pool: finish(pool, name, note=note, returned=returned, used=used, **about))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.pool.recovery import Recovered, lost_members, recover_requests, restore_members
+from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.answers import Membership
 from dualmap.statestore.memory import MemoryStore
@@ -109,6 +110,26 @@ async def test_what_was_placed_after_the_store_was_read_stays(pool: PoolStore) -
 
     assert await recover_requests(pool, stored, live) == Recovered(0, 0)
     assert list(await names(pool)) == ["before", "just now"]
+
+
+async def test_a_request_between_two_tries_is_kept(pool: PoolStore) -> None:
+    first, second = await pool_with(pool, "r1", "r2", account="acme ci - m")
+    await finish(pool, "r1", replica_id="one", attempt=1, used=KEPT)
+    live = [replace(each, instance_id="", attempt=2) for each in (first, second)]
+
+    await recover(pool, *live)
+
+    assert {each.request_id: each.instance_id for each in await pool.requests_of("one")} == {"r1": "", "r2": ""}
+    assert await pool.usage.of_day(await pool.usage.today()) == {}
+    await assert_sums_hold(pool)
+
+
+async def test_a_try_that_is_being_made_stays(pool: PoolStore) -> None:
+    (live,) = await pool_with(pool, "r1", account="acme ci - m", attempt=2)
+
+    assert await recover(pool, replace(live, instance_id="")) == Recovered(0, 0)
+
+    assert (await record(pool, "r1")).instance_id == "a"
 
 
 async def test_another_replicas_live_request_of_the_id_stays(pool: PoolStore) -> None:

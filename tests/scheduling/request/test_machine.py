@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
@@ -52,6 +53,7 @@ from dualmap.scheduling.request.machine import (
     TrialOver,
     TurnedAway,
 )
+from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.quarantine import SURVIVED_S
 from dualmap.scheduling.request.release import Release
@@ -911,7 +913,8 @@ ACCOUNT = "acme ci - m"
 
 def used_in(life: Life) -> list[str]:
     """What the last releases say that the request used."""
-    return [effect.release.used for effect in life.effects if isinstance(effect, Post) and effect.release.used]
+    posted = [effect.release.used for effect in life.effects if isinstance(effect, Post)]
+    return [used for used in posted if used not in ("", KEPT)]
 
 
 def test_an_answer_is_metered_by_what_its_instance_counted() -> None:
@@ -952,7 +955,7 @@ def test_a_try_that_failed_is_not_metered_and_the_request_is_once() -> None:
     life.on(Sent())
     life.on(Failed(CLOSED))
     released = [each.used for effect in life.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
-    assert released == [""]
+    assert released == [KEPT]
     life.reserve("b")
     life.on(FirstToken())
 
@@ -973,7 +976,80 @@ def test_a_split_request_is_metered_by_its_last_release_alone(phase: Phase) -> N
     life.on(Ended(Outcome.COMPLETED, Usage(48, None, 9)))
 
     posted = [effect for effect in life.effects if isinstance(effect, Post)]
-    assert [bool(effect.release.used) for effect in posted] == [effect.last for effect in posted]
+    assert [effect.release.used not in ("", KEPT) for effect in posted] == [effect.last for effect in posted]
+    assert posted[-1].release.request_id == "x"
+
+
+def limit_of_tries(life: Life) -> None:
+    life.on(NotPlaced(SearchFailed()))
+
+
+def client_leaves(life: Life) -> None:
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+
+@pytest.mark.parametrize("end", [limit_of_tries, client_leaves])
+def test_a_request_that_ends_between_two_tries_is_metered_once(end: Callable[[Life], None]) -> None:
+    life = Life(account=ACCOUNT)
+    life.dispatch()
+    life.on(Sent())
+    life.on(Failed(CLOSED))
+    assert life.machine.phase is Phase.PLACING
+    (kept,) = stored_requests(life.machine, 0, life.now_s)
+    assert (kept.request_id, kept.instance_id, kept.attempt, kept.drawn) == ("x", "", 2, "")
+
+    end(life)
+
+    outcome = life.machine.outcome
+    assert used_in(life) == [f"1 0 0 0 1 0 0 {outcome} reported"]
+    assert life.released[-1] == ("x", 2)
+    assert stored_requests(life.machine, 0, life.now_s) == ()
+
+
+def test_a_held_request_that_the_store_lost_is_metered_if_no_instance_takes_it_again() -> None:
+    life = Life(account=ACCOUNT)
+    life.hold()
+    life.on(ReservationLost())
+
+    life.on(NotPlaced(SearchFailed(full=True)))
+
+    assert used_in(life) == ["1 0 0 0 1 0 0 refused reported"]
+
+
+def test_what_was_refused_at_its_first_try_is_not_metered() -> None:
+    life = Life(account=ACCOUNT)
+    life.on(Arrived())
+
+    life.on(NotPlaced(SearchFailed(full=True)))
+
+    assert life.machine.is_done
+    assert life.released == []
+
+
+def test_an_answer_that_cannot_go_on_is_metered_by_what_its_client_had() -> None:
+    life = Life(account=ACCOUNT, expected_output_tokens=50)
+    life.dispatch()
+    life.on(Sent())
+    life.on(FirstToken())
+    life.on(Failed(CLOSED, sent_tokens=7))
+
+    life.on(NotPlaced(SearchFailed()))
+
+    (used,) = used_in(life)
+    assert used.startswith("1 48 0 50 0 0 0 ")
+
+
+def test_of_a_split_answer_a_record_of_its_own_id_is_kept() -> None:
+    life = Life(split=True, account=ACCOUNT)
+    life.stage()
+    life.decode()
+    life.on(Sent())
+    life.on(FirstToken())
+
+    own, decode = stored_requests(life.machine, 0, life.now_s)
+
+    assert (own.request_id, own.instance_id) == ("x", "")
+    assert decode.request_id == decode_leg_id("x")
 
 
 def test_nobody_is_metered_without_an_account() -> None:
