@@ -54,7 +54,7 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
-from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.router.tenants.directory import TenantDirectory, usable_models
 from dualmap.scheduling.request.answers import is_server_fault
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -421,7 +421,7 @@ class PickedRequest:
 
     async def _answer_models(self, request: ClientRequest) -> None:
         self._picker.check_head(request)
-        body = orjson.dumps(await self._picker.model_cards())
+        body = orjson.dumps(usable_models(request.caller, await self._picker.model_cards()))
         fields = [(b"content-type", b"application/json")]
         await self._stream.write(messages.immediate_reply(200, fields, body, "models"))
 

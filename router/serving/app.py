@@ -18,7 +18,7 @@ from starlette.routing import Match, Route
 
 from dualmap.router.admin import engine_control, explanations, inspection, instances, models, tenants, usage
 from dualmap.router.admin import settings as fleet_settings
-from dualmap.router.admin.auth import admin_finder, require_caller
+from dualmap.router.admin.auth import admin_finder, caller_of, require_caller
 from dualmap.router.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
@@ -35,7 +35,7 @@ from dualmap.router.serving.health import health_report
 from dualmap.router.serving.listeners import is_loopback
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
-from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.router.tenants.directory import TenantDirectory, check_model, usable_models
 from dualmap.router.ui.routes import add_ui
 from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreError
@@ -153,15 +153,19 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         description="vLLM's own, at every instance in service: only one has the request.",
     )  # fmt: skip
 
-    @app.get("/v1/models", tags=["models"], dependencies=[Depends(needs_api_key)])
-    async def list_models() -> dict[str, Any]:
-        """Every model, alias and LoRA adapter of all pools, in OpenAI's shape."""
-        return await model_cards()
+    @app.get("/v1/models", tags=["models"])
+    async def list_models(request: Request) -> Mapping[str, Any]:
+        """Every model, alias and LoRA adapter of all pools that the caller may use, in OpenAI's shape."""
+        caller = caller_of(runtime.tenants, request)
+        return usable_models(caller, await model_cards())
 
-    @app.get("/v1/models/{model:path}", tags=["models"], dependencies=[Depends(needs_api_key)])
-    async def model(model: str) -> dict[str, Any]:
-        """One model by its name."""
-        runtime.pools.resolve(model)
+    @app.get("/v1/models/{model:path}", tags=["models"])
+    async def model(model: str, request: Request) -> dict[str, Any]:
+        """One model by its name, which the caller may use."""
+        caller = caller_of(runtime.tenants, request)
+        route = runtime.pools.resolve(model)
+        if caller is not None:
+            check_model(caller, model, route.pool.settings.name)
         card: dict[str, Any] = next(card for card in (await model_cards())["data"] if card["id"] == model)
         return card
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, UnknownModelError, UnknownTenantError
 from dualmap.router.settings import GatewaySettings
@@ -145,6 +145,17 @@ class TenantDirectory:
     def _forget_keys(self, name: str) -> None:
         for digest in self._keys_of.pop(name, ()):
             self._callers.pop(digest, None)
+
+
+def usable_models(caller: Caller | None, listed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The answer of ``GET /v1/models`` with the models alone that the caller may use."""
+    if caller is None:
+        return listed
+    models, pools = caller.tenant.models, caller.tenant.pools
+    cards = [
+        card for card in listed["data"] if (not models or card["id"] in models) and (not pools or card["pool"] in pools)
+    ]
+    return {**listed, "data": cards}
 
 
 def check_model(caller: Caller, model: str, pool: str) -> None:

@@ -149,7 +149,7 @@ class Gateway:
 
     def __init__(self, runtime: Runtime, **options: Any) -> None:
         self.runtime = runtime
-        self.plane = build_data_plane(runtime.context.settings, runtime.intake)
+        self.plane = build_data_plane(runtime.context.settings, runtime.intake, tenants=runtime.tenants)
         settings = runtime.context.settings
         check = make_head_check(
             self.plane.tenants, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths

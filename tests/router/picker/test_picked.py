@@ -8,11 +8,13 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
 from dualmap.router.picker.messages import BodyMode
 from dualmap.router.picker.picked import UNANSWERED
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Phase
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
@@ -330,6 +332,18 @@ async def test_models_are_answered_without_an_instance(start_runtime: StartRunti
     (reply,) = stream.replies
     assert reply.immediate_response.status.code == 200
     assert [each["id"] for each in orjson.loads(reply.immediate_response.body)["data"]] == ["default"]
+
+
+async def test_a_tenant_is_told_the_models_that_it_may_use(start_runtime: StartRuntime) -> None:
+    acme = TenantSettings(
+        name="acme", models=("gpt",), keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),)
+    )
+    pools = (PoolSettings(model="base", aliases=("gpt",)),)
+    gateway = Gateway(await start_runtime(instances=(), tenants=(acme,), pools=pools))
+    stream, task = gateway.open(head("/v1/models", method="GET", ends=True, authorization="Bearer acme-secret"))
+    await finished(task, gateway)
+    (reply,) = stream.replies
+    assert [each["id"] for each in orjson.loads(reply.immediate_response.body)["data"]] == ["gpt"]
 
 
 # the answer ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from dualmap.router.http.paths import is_own
 from dualmap.router.replica.runtime import Runtime
@@ -12,6 +13,7 @@ from dualmap.router.serving.app import create_app
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.extras import package_version
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
@@ -79,6 +81,36 @@ async def test_models_are_listed_and_one_is_found_by_name(start_runtime: Any, cl
     assert (await client.get("/v1/models/org/base")).json()["id"] == "org/base"
     missing = await client.get("/v1/models/none")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("may", "seen"),
+    [
+        ({}, ["org/base", "gpt", "other"]),
+        ({"models": ("gpt", "other")}, ["gpt", "other"]),
+        ({"pools": ("one",)}, ["org/base", "gpt"]),
+        ({"models": ("gpt", "other"), "pools": ("two",)}, ["other"]),
+    ],
+)
+async def test_a_tenant_sees_the_models_that_it_may_use(
+    start_runtime: Any, client_of: Any, may: dict[str, Any], seen: list[str]
+) -> None:
+    pools = (PoolSettings(name="one", model="org/base", aliases=("gpt",)), PoolSettings(name="two", model="other"))
+    acme = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),), **may)
+    client = client_of(await start_runtime(pools=pools, tenants=(acme,), api_keys=("anyone",)))
+    key = {"authorization": "Bearer acme-secret"}
+
+    listed = (await client.get("/v1/models", headers=key)).json()
+    assert [card["id"] for card in listed["data"]] == seen
+    for name in ("org/base", "gpt", "other"):
+        found = await client.get(f"/v1/models/{name}", headers=key)
+        assert found.status_code == (200 if name in seen else 404), name
+        if name not in seen:
+            assert found.json()["error"]["code"] == "model_not_found"
+
+    everything = await client.get("/v1/models", headers={"authorization": "Bearer anyone"})
+    assert len(everything.json()["data"]) == 3
+    assert [(await client.get(path)).status_code for path in ("/v1/models", "/v1/models/gpt")] == [401, 401]
 
 
 async def test_a_replica_answers_what_platforms_ask_of_vllm(start_runtime: Any, client_of: Any) -> None:
