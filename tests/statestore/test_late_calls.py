@@ -28,6 +28,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.redis import RedisStore, wire
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, placement, record
 
@@ -157,12 +158,17 @@ async def proxy(server_url: str) -> AsyncIterator[HoldingProxy]:
 
 
 @pytest.fixture
-async def pool(proxy: HoldingProxy) -> AsyncIterator[PoolStore]:
+async def store(proxy: HoldingProxy) -> AsyncIterator[RedisStore]:
     settings = StoreSettings(url=f"redis://127.0.0.1:{proxy.port}/0", command_timeout_s=TIMEOUT_S)
     store = RedisStore(settings, scheduling=SCHEDULING)
     await store.open()
-    yield store.pool("default")
+    yield store
     await store.close()
+
+
+@pytest.fixture
+def pool(store: RedisStore) -> PoolStore:
+    return store.pool("default")
 
 
 async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
@@ -202,7 +208,7 @@ def test_every_call_of_a_pool_is_known_to_read_or_is_tried_late() -> None:
 
 
 async def test_only_scripts_change_what_the_server_has(
-    pool: PoolStore, server_url: str, monkeypatch: pytest.MonkeyPatch
+    pool: PoolStore, store: RedisStore, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: set[str] = set()
 
@@ -217,6 +223,9 @@ async def test_only_scripts_change_what_the_server_has(
             lease = await _filled(pool, client)
             await CHANGES[call](pool, lease)
         await pool.queues.wanted_rebalances(0.0)
+        book, edition = await _book(store)
+        for change in TENANT_CHANGES.values():
+            await change(book, edition)
         infos = client.command()
 
     assert "EVALSHA" in sent
@@ -238,6 +247,48 @@ async def test_what_a_caller_gave_up_changes_nothing_when_it_is_delivered(
 
         with pytest.raises(StoreUnavailableError):
             await CHANGES[call](pool, lease)
+        assert proxy.holds, "the call was under way"
+        proxy.deliver()
+        await _replied(proxy)
+
+        assert b"LATE" in proxy.replies
+        assert _kept(client) == before
+
+
+TENANT_READS = frozenset({"news", "history", "now_ms"})
+TENANT_CHANGES: dict[str, Callable[[TenantBook, Edition], Awaitable[Any]]] = {
+    "change": lambda book, known: book.change(
+        known, {"acme": None, "late": b"1"}, by="late", action="set", before={}, after={}
+    )
+}
+
+
+async def _book(store: RedisStore) -> tuple[TenantBook, Edition]:
+    """A book in which every call has something to change."""
+    edition = await store.tenants.change(Edition(), {"acme": b"1"}, by="ada", action="create", before={}, after={})
+    assert edition is not None
+    return store.tenants, edition
+
+
+def test_every_call_of_the_book_of_tenants_is_known_to_read_or_is_tried_late() -> None:
+    book = MemoryStore(SCHEDULING).tenants
+
+    assert {call for call in dir(book) if not call.startswith("_")} == TENANT_READS | TENANT_CHANGES.keys()
+
+
+@pytest.mark.parametrize("call", sorted(TENANT_CHANGES))
+async def test_a_change_of_tenants_that_was_given_up_changes_nothing_when_it_is_delivered(
+    call: str, store: RedisStore, proxy: HoldingProxy, server_url: str
+) -> None:
+    with redis.Redis.from_url(server_url) as client:
+        client.flushdb()
+        book, edition = await _book(store)
+        proxy.mark = b"EVALSHA"
+        before = _kept(client)
+        assert len(before) == 3
+
+        with pytest.raises(StoreUnavailableError):
+            await TENANT_CHANGES[call](book, edition)
         assert proxy.holds, "the call was under way"
         proxy.deliver()
         await _replied(proxy)

@@ -8,12 +8,14 @@ sequences of calls are always the same, so that a run tells about the code and n
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from glob import escape
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +38,7 @@ from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, drawn_text, draws_of
 from dualmap.statestore.errors import LeaseLostError
-from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.sorted_set import SortedSet
@@ -45,6 +47,8 @@ from dualmap.statestore.pool.codec import CONFIRMED_STAMP, pairs_from
 from dualmap.statestore.records import pack_chain
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants import tenant_book
+from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 from tests.statestore.samples import (
     DEADLINE,
     SCHEDULING,
@@ -102,6 +106,7 @@ class Twins:
         settings = StoreSettings(url=server_url, command_timeout_s=10.0)
         self.store = RedisStore(settings, scheduling=scheduling, own_clock=self.clock)
         self.redis = self.store.pool("default")
+        self.books: tuple[TenantBook, TenantBook] = (in_memory.tenants, self.store.tenants)
         self.granted: dict[str, list[Grant]] = {"memory": [], "redis": []}
 
     async def open(self) -> None:
@@ -595,3 +600,81 @@ async def test_memory_and_a_server_agree_on_every_call(server_url: str, scheduli
         await twins.close()
 
     assert WANTED - {name for name, count in traffic.seen.items() if count} == set()
+
+
+# the book of tenants -----------------------------------------------------------------------------------------------
+TENANTS = ("acme", "other", "a.b-c_d", "Zürich", 'quoted " and \\\\', "fourth", "fifth")
+
+
+class TenantTraffic:
+    """Changes of tenants as administrators and replicas make them, on an edition that is the present one or not, and
+    reads of those who know any edition, while the book is lost now and then."""
+
+    def __init__(self, twins: Twins, seed: int) -> None:
+        self.twins = twins
+        self.rng = random.Random(seed)
+        self.editions = [Edition(), Edition(3, "of another book")]
+        self.seen: Counter[str] = Counter()
+
+    async def both(self, call: Callable[[TenantBook], Awaitable[Any]]) -> Any:
+        memory, redis = [await call(book) for book in self.twins.books]
+        assert plain(redis) == plain(memory)
+        return memory
+
+    async def step(self) -> None:
+        (call,) = self.rng.choices([self.change, self.read, self.lose, self.pass_time], [10, 8, 0.3, 2])
+        await call()
+        assert self.twins.kept_in_memory() == self.twins.kept_on_the_server()
+
+    def known(self) -> Edition:
+        return self.editions[-1] if self.rng.random() < 0.7 else self.rng.choice(self.editions)
+
+    async def change(self) -> None:
+        rng, known = self.rng, self.known()
+        names = rng.sample(TENANTS, rng.choice((1, 1, 1, 3)))
+        texts = {name: rng.choice((None, b"", b'{"weight":2.0}', "é".encode())) for name in names}
+        about: dict[str, Any] = {"by": rng.choice(("ada", "")), "action": "set", "before": {}, "after": {"weight": 0.1}}
+        beyond = rng.choice((0, 0, 0, known.number + 4))
+        made = await self.both(lambda book: book.change(known, texts, beyond=beyond, **about))
+        self.seen["refused" if made is None else "made"] += 1
+        if made is not None:
+            self.editions.append(made)
+
+    async def read(self) -> None:
+        known, limit = self.rng.choice((None, self.known())), self.rng.choice((1, 5, 1000))
+        news = await self.both(lambda book: book.news(known))
+        self.seen["lost" if news.lost else "whole" if news.whole else "since" if news.texts else "no news"] += 1
+        await self.both(lambda book: book.history(limit))
+
+    async def lose(self) -> None:
+        keys = FleetKeys("dualmap")
+        for key in (keys.tenants, keys.tenants_meta, keys.tenants_history):
+            self.twins.server.run(b"DEL", key)
+            self.twins.client.delete(key)
+        self.editions.append(Edition())
+
+    async def pass_time(self) -> None:
+        self.twins.clock.advance(self.rng.choice((1, 400, 9000, -300)))
+        await self.both(lambda book: book.now_ms())
+
+
+@pytest.mark.parametrize("server_kind", ["valkey", "redis-6.2"], indirect=True)
+async def test_memory_and_a_server_agree_on_the_book_of_tenants(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_book, "LOGGED_CHANGES", 12)
+    monkeypatch.setattr(tenant_book, "READ_TOGETHER", 2)
+    drawn = itertools.count()
+    tokens = SimpleNamespace(token_hex=lambda _: f"{next(drawn) // 2:016x}")  # each for both books
+    monkeypatch.setattr(tenant_book, "secrets", tokens)
+    twins = Twins(server_url, FIFO)
+    await twins.open()
+    twins.keys = FleetKeys("dualmap")
+    try:
+        traffic = TenantTraffic(twins, SEED)
+        for _ in range(STEPS // 2):
+            await traffic.step()
+    finally:
+        await twins.close()
+
+    assert {"made", "refused", "lost", "whole", "since", "no news"} - {*traffic.seen} == set()
