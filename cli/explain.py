@@ -92,6 +92,11 @@ def rendered(found: dict[str, Any]) -> RenderableType:
     if found.get("tenant"):  # a replica of another version may not know it
         parts.append(f"  Tenant {found['tenant']}, by its key {found['key']}")
         parts += [f"    {limit}" for limit in found["limits"]]
+    if found.get("priority_class"):
+        parts.append(f"  Class {found['priority_class']}, band {found['band']}")
+    if found.get("share"):
+        level = f"  Level {found['standing']['level']} among tenants"
+        parts.append(f"{level}: {found['share']}")
     for number, each in enumerate(found["rounds"], 1):
         parts += ["", *_round(number, each)]
     decode = found.get("decode")

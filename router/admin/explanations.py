@@ -136,6 +136,7 @@ def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     pool = runtime.pools.pools[explanation.pool]
     explained = asdict(replace(explanation, rounds=(), decode_rounds=()))
     explained["rounds"] = [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds]
+    explained |= explanation.told_of_classes()
     explained["decode"] = _decode_leg(explained, explanation)
     return {
         "replica_id": runtime.context.replica_id,

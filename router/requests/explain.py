@@ -21,6 +21,8 @@ from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.classes import class_band
+from dualmap.scheduling.tenants.shares import Standing
 from dualmap.scheduling.values import value
 from dualmap.statestore.records import ReportedLoads
 
@@ -155,6 +157,20 @@ class Explanation:
     """The name of the key that it came with."""
     limits: tuple[str, ...] = ()
     """The limits that it drew from, in words, where one kept it out."""
+    priority_class: str = ""
+    """Empty: the pool has no classes."""
+    class_rank: int = 0
+    """The place of its class."""
+    standing: Standing | None = None
+    """Where its tenant stood when an instance was last chosen; None: it has none, or it was not judged."""
+
+    def told_of_classes(self) -> dict[str, Any]:
+        """What decided whom it went before: its band, and its tenant's share in words; "" where nothing was judged."""
+        standing = self.standing
+        return {
+            "band": class_band(self.class_rank) + (0 if standing is None else standing.level),
+            "share": "" if standing is None else _share_told(self, standing),
+        }
 
 
 def explanation(
@@ -218,7 +234,48 @@ def explanation(
         spec.tenant,
         "" if request.caller is None else request.caller.key,
         limits_told(spec.draws, machine.drawn),
+        *_class_of(pool, spec.class_rank),
+        _standing(machine) if spec.tenant else None,
     )
+
+
+def _class_of(pool: ServedPool, rank: int) -> tuple[str, int]:
+    """The name and the place of a class; there can be fewer of them by now."""
+    classes = pool.scheduling.classes
+    if not classes:
+        return "", 0
+    rank = min(rank, len(classes) - 1)
+    return classes[rank].name, rank
+
+
+def _standing(machine: RequestMachine) -> Standing | None:
+    """What the store last said of its tenant."""
+    for search, _ in reversed(machine.searches):
+        if search.rounds:
+            return search.rounds[-1].reply.standing
+    return None
+
+
+def _share_told(explained: Explanation, standing: Standing) -> str:
+    """Where its tenant stood, with figures, and what came of it."""
+    sent_s, share_s = standing.sent_s, standing.share_s
+    if not share_s:
+        return ""  # no instance was ready
+    had_sent = (
+        f"tenant {explained.tenant} had sent {sent_s / share_s:.2g} times its share of the work"
+        f" ({sent_s:,.1f} s of {share_s:,.1f} s)"
+    )
+    if standing.level == 0:
+        return had_sent if sent_s <= share_s else f"{had_sent}, and no other one was active"
+    match explained.rounds[-1].status:
+        case PlaceStatus.HELD:
+            return f"held: {had_sent}, so others go first and it is the first to be passed over"
+        case PlaceStatus.MISSED:
+            return f"refused: {had_sent}, so it had to wait for others and would have been late"
+        case PlaceStatus.DISPATCHED:
+            return f"{had_sent}, but there was room"
+        case _:
+            return had_sent
 
 
 _Decoded = tuple[str | None, float | None, tuple[PlacementRound, ...], int | None]
@@ -318,7 +375,8 @@ def _unpacked(packed: bytes) -> Explanation:
         told[name] = tuple([_round(*each) for each in told[name]])
     texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s", "limits")}
     texts["continued"] = tuple(map(tuple, told["continued"]))
-    return Explanation(**told | texts | {"leg": Leg(told["leg"])})
+    standing = told["standing"] and Standing(*told["standing"])
+    return Explanation(**told | texts | {"leg": Leg(told["leg"]), "standing": standing})
 
 
 def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int) -> PlacementRound:

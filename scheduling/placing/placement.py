@@ -36,7 +36,7 @@ from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.scheduling.tenants.classes import class_band
-from dualmap.scheduling.tenants.shares import NOBODY, Share
+from dualmap.scheduling.tenants.shares import NOBODY, Share, Standing
 from dualmap.scheduling.values import record, value
 
 MAX_ROUNDS = 12
@@ -152,6 +152,8 @@ class PlaceReply:
     context_tokens: int = 0
     drawn: Drawn | None = None
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
+    standing: Standing | None = None
+    """Where its tenant stood among others; None: it has none, or was not judged."""
 
 
 @value

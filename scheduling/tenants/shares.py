@@ -53,3 +53,14 @@ class Share:
     weight: float
     instances: int
     """Ready instances: the fleet's work in each second."""
+
+
+@value
+class Standing:
+    """Where a tenant stood when a request of it was placed, without that request."""
+
+    level: int
+    sent_s: float
+    """The work that it sent lately, in seconds of an instance."""
+    share_s: float
+    """Its share of the fleet's work in that time."""

@@ -7,18 +7,18 @@
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
---       or nil, and of each instance that was weighed: its id, its record, its hit}
+--       or nil, 'LEVEL SENT SHARE' of a tenant in the books of shares or nil, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local options, met, replies = cjson.decode(ARGV[2]), {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept
+local placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept, standing
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
-    string.format('%.17g', offer.ttft_s), offer.running, offer.context, budgets or false, unpack(seen) }
+    string.format('%.17g', offer.ttft_s), offer.running, offer.context, budgets or false, standing or false, unpack(seen) }
 end
 
 local function consider(id)
@@ -173,11 +173,12 @@ local function place_one(told, head)
       return reply('limited')
     end
   end
-  local share, books, band, level, within = placement.share, nil, placement.band or 0, 0, false
+  local share, books, band, level, within, fair = placement.share, nil, placement.band or 0, 0, false, 0
   if share then
     books = read_shares(share.name, now_ms)
-    level, within = level_of(books, share)
+    level, within, fair = level_of(books, share)
     band = band + level
+    standing = placement.told.tenant ~= '' and string.format('%d %.6g %.6g', level, books.sent, fair)
   end
   placement.precedes = band == 0 and (within or placement.band)
   weigh_options()
@@ -214,7 +215,7 @@ end
 
 for first = FIRST_REQUEST, #ARGV, 4 do
   placement, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
-  budgets, drawn = nil, nil
+  budgets, drawn, standing = nil, nil, nil
   placement.told = cjson.decode(ARGV[first + 2])
   for place, depth in ipairs(placement.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)

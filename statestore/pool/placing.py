@@ -17,6 +17,7 @@ from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.shares import Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
@@ -136,7 +137,7 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 def _reply_from(reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
-    queue, leg, ttft_s, running_requests, context_tokens, drawn, *seen = more
+    queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, *seen = more
     loads = ReportedLoads(seen, now_ms)
     return PlaceReply(
         _STATUSES[status],
@@ -155,7 +156,13 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         running_requests,
         context_tokens,
         drawn and drawn_from(drawn),
+        standing and _standing_from(standing),
     )
+
+
+def _standing_from(text: bytes) -> Standing:
+    level, sent_s, share_s = text.split()
+    return Standing(int(level), float(sent_s), float(share_s))
 
 
 def drawn_from(found: Sequence[int]) -> Drawn:

@@ -68,3 +68,14 @@ def test_the_last_requests_are_listed_with_what_explain_takes() -> None:
 
     for part in ("00:00:00", "r1", "cache", "1,000", "0.250 s", "under way", "none was sent yet"):
         assert part in captured.get()
+
+
+def test_a_request_of_a_tenant_tells_its_class_and_share() -> None:
+    share = "held: tenant acme had sent 3 times its share of the work (15.0 s of 5.0 s), so others go first"
+    text = told(
+        tenant="acme", key="ci", limits=[], priority_class="batch", band=60, share=share, standing={"level": 12}
+    )
+
+    assert "  Class batch, band 60\n" in text
+    assert f"  Level 12 among tenants: {share}\n" in text
+    assert "Level" not in told() and "Class" not in told()

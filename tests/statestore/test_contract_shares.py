@@ -6,7 +6,7 @@ import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from dualmap.scheduling.tenants.shares import ACTIVE_S, WINDOW_S, Share
+from dualmap.scheduling.tenants.shares import ACTIVE_S, NOBODY, WINDOW_S, Share
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import HandClock, assert_sums_hold, finish, hold, instance, place, record
 
@@ -50,6 +50,21 @@ async def test_a_burst_is_over_its_share_before_any_instance_has_worked_on_it(po
 
     assert [(await record(pool, f"b{i}")).band for i in range(3)] == [0, 0, 1]
     await assert_sums_hold(pool)
+
+
+async def test_a_placement_says_where_its_tenant_stood(pool: PoolStore) -> None:
+    await send(pool, "first", "light", 100)
+    await send(pool, "r1", "heavy", 2 * A_SHARE_TOKENS)
+    share = Share("heavy", 1.0, INSTANCES)
+
+    standing = (await place(pool, "r2", tokens=100, share=share, shares_as="heavy", tenant="heavy")).standing
+
+    assert standing is not None
+    assert standing.level == (await record(pool, "r2")).band > 0
+    assert standing.sent_s == pytest.approx(WINDOW_S, rel=0.01)
+    assert standing.share_s == pytest.approx(WINDOW_S / 2, rel=0.01)
+    share = Share(NOBODY, 1.0, INSTANCES)
+    assert (await place(pool, "r3", tokens=100, share=share, shares_as=NOBODY)).standing is None
 
 
 async def test_a_weight_is_a_part_of_the_fleet(pool: PoolStore) -> None:

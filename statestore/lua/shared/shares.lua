@@ -20,17 +20,17 @@ local function read_shares(name, at_ms)
   return books
 end
 
--- Where a tenant stands: its level, and whether it is within its share and others are active.
+-- Where a tenant stands: its level, whether it is within its share and others are active, and its share in seconds.
 local function level_of(books, share)
   local weights = books.weights - books.weight + share.weight
   local fair = math.max(share.instances * terms.share_window_s, books.all) * share.weight / weights
   if weights <= 1.001 * share.weight then
-    return 0, false
+    return 0, false, fair
   elseif books.sent <= fair then
-    return 0, true
+    return 0, true, fair
   end
   local above = math.log(math.max(books.given, 1e-9) / (terms.share_from * fair)) / math.log(terms.share_step)
-  return math.min(terms.share_levels - 1, 1 + math.max(0, math.ceil(above))), false
+  return math.min(terms.share_levels - 1, 1 + math.max(0, math.ceil(above))), false, fair
 end
 
 -- Of tenants that were not active for long, at most two at a time: what is left of theirs is forgotten.

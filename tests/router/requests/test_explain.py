@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from dualmap.router.errors import SloUnreachableError
 from dualmap.router.requests.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.shares import LEVELS, Standing
+from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.pool.codec import new_record
 from dualmap.statestore.records import ReportedLoads
+from tests.router import tools
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    classes = (PriorityClassSettings(name="interactive"), PriorityClassSettings(name="batch"))
+    return SchedulingSettings(policy="dualmap-least-cost", queue_order="deadline", classes=classes)
 
 
 def explanation(request_id: str) -> Explanation:
@@ -65,6 +78,7 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
         failures=("a: refused",),
         failed_after_s=(0.25,),
         leg=Leg.PREFILL,
+        standing=Standing(3, 2.5, 1.25),
         decode_rounds=(PlacementRound.of(placed, 1),),
     )
     log = DecisionLog()
@@ -104,3 +118,41 @@ def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed(
     kept = PlacementRound.of(Placed(reply, ("a", "b"), decision), attempt=1)
 
     assert kept.candidates == ("a", "b", "c")
+
+
+async def test_a_request_tells_its_class_and_where_its_tenant_stood(start_runtime: Any, client_of: Any) -> None:
+    slow = tools.spec("a", prefill_tokens_per_s=10.0, dispatch_window_tokens=1)
+    runtime = await start_runtime(instances=(slow,), late_requests="refuse")
+    light, heavy = (Caller(Tenant(name, priority_class="interactive"), "ci") for name in ("light", "heavy"))
+
+    placings = []
+
+    async def told(name: str, caller: Caller | None, **about: Any) -> dict[str, Any]:
+        request = tools.request(f"{name} " * 40, request_id=name, **{"slo_s": 600.0, **about})
+        request.caller = caller
+        placings.append(asyncio.create_task(runtime.intake.place(request)))  # of held ones it waits
+        await tools.settle()
+        found: dict[str, Any] = (await client_of(runtime).get(f"/admin/explain/{name}")).json()
+        return found
+
+    first = await told("first", light)
+    burst = [await told(f"burst-{number}", heavy) for number in range(4)]
+    batch = await told("batch", heavy, asked_class="batch")
+    late = await told("late", heavy, slo_s=1.0)
+    nobody = await told("nobody", None)
+    for placing in placings:
+        placing.cancel()
+    errors = [each for each in await asyncio.gather(*placings, return_exceptions=True) if isinstance(each, Exception)]
+
+    assert (first["priority_class"], first["band"]) == ("interactive", 0)
+    assert first["share"].startswith("tenant light had sent 0 times its share of the work (0.0 s of ")
+    standing = burst[-1]["standing"]
+    assert burst[-1]["band"] == standing["level"] > 0
+    figures = f"({standing['sent_s']:.1f} s of {standing['share_s']:.1f} s)"
+    assert burst[-1]["share"].startswith(f"held: tenant heavy had sent {standing['sent_s'] / standing['share_s']:.2g} ")
+    assert figures in burst[-1]["share"]
+    assert (batch["priority_class"], batch["band"]) == ("batch", LEVELS + batch["standing"]["level"])
+    assert late["outcome"] == "refused"
+    assert [type(error) for error in errors] == [SloUnreachableError]
+    assert late["share"].startswith("refused: tenant heavy had sent ")
+    assert (nobody["standing"], nobody["share"]) == (None, "")
