@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.errors import QuotaSpentError
+from dualmap.router.errors import QuotaSpentError, RouterError
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.tenants.tenant import Caller
 from tests.router import tools
 
@@ -69,6 +69,22 @@ async def test_usage_is_added_up_as_it_is_asked_for(runtime: Runtime, client_of:
     assert (await client.get(f"/admin/usage?last={by_tenant['first']}")).json()["rows"] == []
     for wrong in ("by=colour", "by=", "first=2027-01-01&last=2026-01-01", "first=yesterday"):
         assert (await client.get(f"/admin/usage?{wrong}")).status_code in (400, 422), wrong
+
+
+async def test_a_request_that_is_refused_after_a_failed_try_counts_once(runtime: Runtime, client_of: Any) -> None:
+    request = tools.request("hello", request_id="r")
+    request.caller = Caller(TENANTS[0].tenant(), "ci")
+    live = await runtime.intake.place(request)
+    live.sent()
+
+    with pytest.raises(RouterError):
+        await live.failed(InstanceFailure(FailureKind.CLOSED, "it closed the connection"))
+    live.finish(Outcome.CLIENT_GONE)
+    await runtime.pools.pools["default"].outbox.flush()
+
+    (row,) = (await client_of(runtime, headers=ADMIN).get("/admin/usage?by=tenant")).json()["rows"]
+    assert (row["tenant"], row["requests"], row["unanswered"], row["prompt_tokens"]) == ("acme", 1, 1, 0)
+    assert await runtime.pools.pools["default"].store.requests_of(runtime.context.replica_id) == []
 
 
 async def test_single_requests_are_read_page_by_page(runtime: Runtime, client_of: Any) -> None:
