@@ -157,7 +157,8 @@ def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> Re
     before, over_s = shown.tenants_since(tenants, now_s)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("tenant", no_wrap=True)
-    for heading in ("requests/s", "tokens/s", "refused/s", "held", "running", "requests today", "tokens today"):
+    headings = ("requests/s", "tokens/s", "refused/s", "held", "running", "requests today", "tokens today")
+    for heading in (*headings, "work/share"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("limits used", no_wrap=True)
     for each in tenants:
@@ -166,9 +167,10 @@ def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> Re
         grown = (today.requests - former.requests, tokens - formerly, today.refused - former.refused)
         rates = [f"{max(0, count) / over_s:,.1f}" if over_s > 0 else "–" for count in grown]
         counts = [f"{count:,}" for count in (each.held, each.running, today.requests, tokens)]
+        work = "–" if each.work is None else f"{each.work.part:.0%}/{each.work.share:.0%}"
         nearest = sorted(each.limits, key=lambda limit: -limit[2])[:2]
         used = [Text(f"{name} {of} {part:.0%}", "red" if part > _NEAR else "") for name, of, part in nearest]
-        table.add_row(each.tenant, *rates, *counts, Text("  ").join(used))
+        table.add_row(each.tenant, *rates, *counts, work, Text("  ").join(used))
     return Group(table, "")
 
 

@@ -13,6 +13,7 @@ from dualmap.runtime.tenant_settings import limit_name
 from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.budgets import Limit
+from dualmap.scheduling.tenants.shares import Work
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import value
 from dualmap.statestore.pool.usage import UsageBooks
@@ -129,6 +130,8 @@ class TenantNow:
     running: int
     limits: tuple[tuple[str, str, float], ...] = ()
     """Name, what it is for, and the share that is used, of each of its limits."""
+    work: Work | None = None
+    """What instances were given of its work; None: it is not active."""
 
 
 async def tenants_now(
@@ -155,10 +158,13 @@ async def tenants_now(
         if request.tenant:
             (held if request.state is RequestState.HELD else running)[request.tenant] += 1
     named = (held + running + today).most_common(most)
-    found = []
+    work, found = await books.work([tenant for tenant, _ in named]), []
     for tenant, _ in sorted(named):
         given = limits(tenant)
         used = await books.budgets(tenant, given)
         shares = [(limit_name(each), each.of, amount / each.amount) for each, amount in zip(given, used, strict=True)]
-        found.append(TenantNow(tenant, sums.get(tenant, Counts()), held[tenant], running[tenant], tuple(shares)))
+        now = TenantNow(
+            tenant, sums.get(tenant, Counts()), held[tenant], running[tenant], tuple(shares), work.get(tenant)
+        )
+        found.append(now)
     return found

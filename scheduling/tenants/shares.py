@@ -26,6 +26,7 @@ A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from dualmap.scheduling.values import value
@@ -64,3 +65,20 @@ class Standing:
     """The work that it sent lately, in seconds of an instance."""
     share_s: float
     """Its share of the fleet's work in that time."""
+
+
+@value
+class Work:
+    """What instances were given lately of an active tenant's work."""
+
+    given_s: float
+    """In seconds of an instance, of about the last ``WINDOW_S``."""
+    part: float
+    """Of what they were given of all tenants'."""
+    share: float
+    """The part that is its share by weight."""
+
+
+def left_of(work_s: float, since_ms: int, now_ms: int) -> float:
+    """What is left by now of what a book had at a time."""
+    return work_s * math.exp(-max(0, now_ms - since_ms) / 1000 / WINDOW_S)

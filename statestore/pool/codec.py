@@ -18,6 +18,7 @@ from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.tenants.shares import Work, left_of
 from dualmap.statestore.answers import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
@@ -310,3 +311,15 @@ def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 def leadership_from(known: Mapping[bytes, bytes]) -> Leadership:
     """Parse the leadership. If it cannot be read, no worker leads: the fence grows all the same, as the clock does."""
     return Leadership() if unreadable_fields(Leadership(), known) else record_from(Leadership(), known)
+
+
+# shares ------------------------------------------------------------------------------------------------------
+def work_from(text: bytes, of_all: bytes, now_ms: int) -> Work:
+    """A tenant's work, from its book and the sums over all, as ``statestore/lua/shared/shares.lua`` writes them."""
+    _, given, since_ms, weight, _ = text.split()
+    all_given, all_since_ms, weights = of_all.split()
+    given_s = left_of(float(given), int(since_ms), now_ms)
+    all_s = left_of(float(all_given), int(all_since_ms), now_ms)
+    part = given_s / all_s if all_s > 0 else 0.0
+    share = float(weight) / float(weights)
+    return Work(given_s, min(1.0, part), min(1.0, share))

@@ -9,8 +9,9 @@ from typing import Final
 
 from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
 from dualmap.scheduling.tenants.budgets import Limit, budget_of
+from dualmap.scheduling.tenants.shares import Work
 from dualmap.statestore.pool.changes import Change, Changes
-from dualmap.statestore.pool.codec import budget_used, pairs_from
+from dualmap.statestore.pool.codec import budget_used, pairs_from, work_from
 from dualmap.statestore.pool.readable import UNREADABLE, reads
 
 USAGE_DAYS: Final = 40
@@ -63,6 +64,19 @@ class UsageBooks(Changes):
             budget_used(name, text, now_ms, limit.leak_per_s)
             for name, text, limit in zip(names, found, limits, strict=True)
         ]
+
+    @reads
+    async def work(self, tenants: Sequence[str]) -> Mapping[str, Work]:
+        """What instances were given lately of the tenants' work, of those of them that are active."""
+        if not tenants:
+            return {}
+        of_all, *texts = await self._calls.command("HMGET", self._keys.shares, "*", *tenants)
+        now_ms, found = await self._calls.now_ms(), dict[str, Work]()
+        for tenant, text in zip(tenants, texts, strict=True):
+            if text is not None and of_all is not None:
+                with contextlib.suppress(*UNREADABLE):
+                    found[tenant] = work_from(text, of_all, now_ms)
+        return found
 
     async def drop_old(self, *, fence: int) -> None:
         """Drop the days that are not kept any more."""

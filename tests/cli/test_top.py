@@ -15,6 +15,7 @@ from dualmap.router.tenants.usage import TenantNow
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.tenants.shares import Work
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 from dualmap.statestore.memory import MemoryStore
@@ -70,13 +71,14 @@ def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> 
 def test_tenants_are_shown_with_what_they_did_lately_and_the_limits_that_are_nearest_to_their_end() -> None:
     shown, limits = Shown(), (("tokens_per_month", "", 0.95), ("requests_in_flight", "key:ci", 0.25), ("x", "", 0.1))
     tenant_table([TenantNow("acme", Counts(10, 100, 0, 20), 0, 0, limits)], shown, 100.0)
-    now = TenantNow("acme", Counts(30, 1100, 0, 220, refused=5), 3, 2, limits)
+    now = TenantNow("acme", Counts(30, 1100, 0, 220, refused=5), 3, 2, limits, Work(5.0, 0.625, 0.5))
 
     heading, row = text(tenant_table([now], shown, 110.0)).splitlines()[:2]
 
     assert heading.split()[:4] == ["tenant", "requests/s", "tokens/s", "refused/s"]
     assert row.split()[:8] == ["acme", "2.0", "120.0", "0.5", "3", "2", "30", "1,320"]
-    assert row.split()[8:] == ["tokens_per_month", "95%", "requests_in_flight", "key:ci", "25%"]
+    assert row.split()[8] == "62%/50%"
+    assert row.split()[9:] == ["tokens_per_month", "95%", "requests_in_flight", "key:ci", "25%"]
 
 
 async def test_the_slo_is_the_one_in_effect() -> None:

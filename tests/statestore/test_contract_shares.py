@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
@@ -65,6 +67,20 @@ async def test_a_placement_says_where_its_tenant_stood(pool: PoolStore) -> None:
     assert standing.share_s == pytest.approx(WINDOW_S / 2, rel=0.01)
     share = Share(NOBODY, 1.0, INSTANCES)
     assert (await place(pool, "r3", tokens=100, share=share, shares_as=NOBODY)).standing is None
+
+
+async def test_each_tenants_part_of_the_work_is_read_beside_its_share(pool: PoolStore, clock: HandClock) -> None:
+    await send(pool, "r1", "light", A_SHARE_TOKENS)
+    await send(pool, "r2", "heavy", 3 * A_SHARE_TOKENS, weight=4.0)
+    clock.advance(round(WINDOW_S * 1000))
+
+    work = await pool.usage.work(["light", "heavy", "quiet"])
+
+    assert set(work) == {"light", "heavy"}
+    assert work["light"].given_s == pytest.approx(WINDOW_S / 2 / math.e, rel=0.01)
+    assert (work["light"].part, work["heavy"].part) == pytest.approx((0.25, 0.75), rel=0.01)
+    assert (work["light"].share, work["heavy"].share) == pytest.approx((0.2, 0.8))
+    assert await pool.usage.work([]) == {}
 
 
 async def test_a_weight_is_a_part_of_the_fleet(pool: PoolStore) -> None:

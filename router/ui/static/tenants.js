@@ -1,4 +1,4 @@
-// Tenants: what they did lately, what they have held and running, and how far their limits are used.
+// Tenants: what they did lately, what they have held and running, their part of the work, and how far their limits are used.
 
 import { count, element, percent, short } from "./format.js";
 
@@ -44,12 +44,12 @@ export class Tenants {
     this.panel.hidden = !tenants.length;
   }
 
-  row({ tenant, today, held, running, limits }, before, over_s) {
+  row({ tenant, today, held, running, limits, work }, before, over_s) {
     const tokens = (counts) => counts.prompt_tokens + counts.output_tokens;
     const rate = (value) => (over_s > 0 ? short(Math.max(0, value) / over_s) : "–");
     const nearest = [...limits].sort((a, b) => b[2] - a[2]).slice(0, LIMITS).map(([name, of, share]) =>
       element("span", { class: share > NEAR ? "chip bad" : "chip", title: of }, `${name.replaceAll("_", " ")} ${percent(share)}`));
-    const figures = [rate(today.requests - before.requests), rate(tokens(today) - tokens(before)), count(held), count(running), count(today.refused)];
+    const figures = [rate(today.requests - before.requests), rate(tokens(today) - tokens(before)), count(held), count(running), count(today.refused), work ? `${percent(work.part)} / ${percent(work.share)}` : "–"];
     return element("tr", {}, element("td", {}, tenant), ...figures.map((figure) => element("td", { class: "n" }, figure)), element("td", {}, ...nearest));
   }
 }

@@ -11,6 +11,7 @@ from dualmap.router.errors import QuotaSpentError, RouterError
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller
 from tests.router import tools
 
@@ -27,6 +28,11 @@ TENANTS = tuple(
     )
     for name in ("acme", "other")
 )  # fmt: skip
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    return SchedulingSettings(policy="dualmap-least-cost", queue_order="deadline")
 
 
 @pytest.fixture
@@ -156,6 +162,8 @@ async def test_tenants_are_shown_as_they_are_now(runtime: Runtime, client_of: An
 
     assert (acme["tenant"], acme["today"]["requests"], acme["running"]) == ("acme", 1, 0)
     assert ["tokens_per_month", "", 0.025] in acme["limits"]
+    assert [each["work"]["share"] for each in (acme, other)] == [0.5, 0.5]
+    assert acme["work"]["part"] + other["work"]["part"] == pytest.approx(1.0, rel=0.01)
     assert (other["tenant"], other["today"]["requests"], other["running"]) == ("other", 0, 1)
     assert ["requests_in_flight", "key:ci", 0.25] in other["limits"]
 
