@@ -68,10 +68,13 @@ async def start_router() -> AsyncIterator[StartRouter]:
             draining: Any = lambda: False,
             tls: Any = None,
             trust: Any = None,
+            tenants: Any = None,
             **settings: Any,
         ) -> Router:
             settings.setdefault("continue_streams", "off")
-            plane = build_data_plane(RouterSettings(**settings), intake, trust=trust, draining=draining)
+            plane = build_data_plane(
+                RouterSettings(**settings), intake, trust=trust, draining=draining, tenants=tenants
+            )
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()
             state = ServerState()

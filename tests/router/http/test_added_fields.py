@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
 from dualmap.router.http.added_fields import field_edit, priority_field
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
+from tests.router import tools
 
 
 def read(body: dict[str, Any], *fields: tuple[bytes, bytes]) -> InferenceRequest:
@@ -38,3 +43,57 @@ def test_what_cannot_be_a_priority_counts_as_not_said(body: dict[str, Any]) -> N
 def test_an_added_field_is_the_last_word_of_the_body(body: bytes) -> None:
     made = orjson.loads(b"".join(edited(body, [field_edit(body, priority_field(-7))])))
     assert made == {**orjson.loads(body), "priority": -7}
+
+
+@pytest.fixture
+def scheduling() -> SchedulingSettings:
+    classes = (
+        PriorityClassSettings(name="interactive", service_tiers=("priority",), engine_priority=-10),
+        PriorityClassSettings(name="default", service_tiers=("auto", "default")),
+        PriorityClassSettings(name="batch", service_tiers=("flex",), engine_priority=10),
+    )
+    return SchedulingSettings(
+        policy="dualmap-least-cost", queue_order="deadline", classes=classes, engine_priorities=True
+    )
+
+
+async def test_a_class_is_chosen_by_header_tier_or_priority_up_to_that_of_the_tenant(
+    start_runtime: Any, start_instance: Any, start_router: Any
+) -> None:
+    async def serve(talk: Any) -> None:
+        await talk.answer({"sent": orjson.loads(talk.body)})
+
+    def tenant(name: str, its_class: str | None) -> TenantSettings:
+        key = TenantKeySettings(name="ci", key=SecretStr(f"{name}-secret"))
+        return TenantSettings(name=name, priority_class=its_class, keys=(key,))
+
+    tenants = (tenant("first", "interactive"), tenant("last", "batch"), tenant("none", None), tenant("odd", "no-class"))
+    instance = await start_instance(serve)
+    runtime = await start_runtime(instances=(tools.spec("one", url=instance.url),), tenants=tenants)
+    router = await start_router(runtime.intake, tenants=runtime.tenants)
+    client = await router.connect()
+    numbers = itertools.count()
+
+    async def class_of(name: str, header: str = "", **fields: Any) -> str:
+        request_id = f"r{next(numbers)}"
+        asked = f"x-dualmap-priority: {header}\r\n" if header else ""
+        headers = f"x-api-key: {name}-secret\r\nx-request-id: {request_id}\r\n{asked}"
+        client.request("/v1/chat/completions", {"model": "default", "messages": MESSAGES, **fields}, headers=headers)
+        priority = (await client.answer()).json()["sent"]["priority"]
+        explained = runtime.context.decisions.get(request_id)
+        assert explained is not None
+        assert {"interactive": -10, "default": 0, "batch": 10}[explained.priority_class] == priority
+        return str(explained.priority_class)
+
+    assert await class_of("first") == "interactive", "that of its tenant"
+    assert await class_of("first", "batch") == "batch"
+    assert await class_of("first", service_tier="flex") == "batch"
+    assert await class_of("first", priority=3) == "default"
+    assert await class_of("first", "default", service_tier="flex") == "default", "the header counts"
+    assert await class_of("first", "no-class") == "interactive", "what is unknown counts as not said"
+    assert await class_of("last", "interactive") == "batch", "no higher than its tenant's"
+    assert [await class_of("none"), await class_of("none", service_tier="priority")] == ["default"] * 2
+    assert [await class_of("odd"), await class_of("odd", "interactive")] == ["default"] * 2, "its tenant has none"
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
