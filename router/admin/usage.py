@@ -57,8 +57,8 @@ async def now(
     runtime: RuntimeParam,
     limit: Annotated[int, Query(ge=1, le=1000, description="tenants at most: those that did most today")] = 20,
 ) -> list[dict[str, Any]]:
-    """Tenants as they are now: what they did today, what they have held and in flight, and how far their limits are
-    used."""
+    """Tenants as they are now: what they did today, what they have held and in flight, how far their limits are used,
+    and of active ones what instances were given of their work lately, beside their share of it."""
     known = runtime.tenants.tenants
     snapshot = await pool.store.snapshot()
     found = await tenants_now(
