@@ -207,8 +207,7 @@ class Traffic:
         elif api is Api.COMPLETIONS and special > 0.8:
             body["stop"] = [_words(rng, 1)]
         elif api is Api.MESSAGES and special > 0.8 and not stream:
-            # Where an engine looks for stop strings it holds characters back. A message goes on by its text alone, and
-            # from the middle of a token an engine may say anything.
+            # A streamed one would not go on: its text ends within a token where an engine looks for stop strings.
             body["stop_sequences"] = [_words(rng, 1)]
         elif api is Api.COMPLETIONS and special > 0.7:
             body["n"] = 2

@@ -41,6 +41,8 @@ class KeepingExchange(Exchange):
         super().head_received(head)
         if self._event_stream and head.framing is not Framing.LENGTH:
             self._kept = self._keep()
+            if not self._awaits_output:  # else all events are judged until the first token
+                self._kept.watch = _event_failure
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         kept = self._kept
@@ -85,8 +87,8 @@ class KeepingExchange(Exchange):
 
     def _begin(self) -> None:
         super()._begin()
-        if self._kept is not None and not self._kept.lost:
-            self._kept.watch = _event_failure
+        if self._kept is not None:
+            self._kept.watch = None if self._kept.lost else _event_failure
 
     def _pass_comments(self, wire: bytes, pieces: list[bytes]) -> None:
         if self._kept is None:

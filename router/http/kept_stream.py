@@ -96,7 +96,8 @@ class KeptStream:
         self.lost = False
         """It is not kept any more."""
         self.watch: Callable[[bytes], InstanceFailure | None] | None = None
-        """Says what failure an event announces. An event that does is not passed on, nor what is behind it."""
+        """Says what failure an event announces, the first one apart. An event that does is not passed on, nor what is
+        behind it."""
         self.failure: InstanceFailure | None = None
         """The failure that an event has announced."""
         self._behind: list[bytes] = []
@@ -123,15 +124,17 @@ class KeptStream:
             data = self._whole(data)
             if not data:
                 return data
-        if self._first:
+        begins = self._first
+        if begins:
             data = self._first_events(data)
+            begins = not self._first
         if self.failure is not None:
             self._behind = [*self._behind, data][-_MOST_BEHIND:]
             return b""
         if self.watch is not None:
             for word in self._failure_words:
                 if word in data:
-                    data = self._before_failure(data, self.watch)
+                    data = self._before_failure(data, self.watch, 1 if begins else 0)
                     if not data:
                         return data
                     break
@@ -176,11 +179,15 @@ class KeptStream:
             self.lost = True
         return whole
 
-    def _before_failure(self, data: bytes, fails: Callable[[bytes], InstanceFailure | None]) -> bytes:
-        """The events before one that announces a failure."""
+    def _before_failure(self, data: bytes, fails: Callable[[bytes], InstanceFailure | None], judged: int) -> bytes:
+        """The events before one that announces a failure. So many of the first, but for comments, are for others to
+        judge."""
         passed, rest = [], EventSplitter(MAX_EVENT_BYTES).feed(data)
         while rest and self.failure is None:
-            self.failure = fails(rest[0])
+            if judged and not is_comment(rest[0]):
+                judged -= 1
+            else:
+                self.failure = fails(rest[0])
             if self.failure is None:
                 passed.append(rest.pop(0))
         if self.failure is not None:

@@ -133,6 +133,8 @@ def rest_of(
     if so_far.reasoned:
         told = "its reasoning cannot be put before the text again" if so_far.chars else "it was in its reasoning"
         raise CannotContinueError(told)
+    if so_far.chars and _held_chars(request):
+        raise CannotContinueError("stop strings hold its text back, which so ends within a token that is not known")
     tokens = 0 if not so_far.chars else so_far.tokens if text_tokens is None else text_tokens
     if limit is not None and tokens >= limit:
         return Over("length")
@@ -202,7 +204,8 @@ def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | 
 
 
 def _held_chars(request: Mapping[str, Any]) -> int:
-    stop = request.get("stop")
+    """Characters that the engine may hold back at most, as a stop string may begin there."""
+    stop = request.get("stop") or request.get("stop_sequences")
     stops = [stop] if isinstance(stop, str) else stop if isinstance(stop, list) else []
     return max((len(each) for each in stops if isinstance(each, str)), default=1) - 1
 

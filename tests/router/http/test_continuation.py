@@ -233,7 +233,7 @@ def test_only_a_text_of_the_assistant_grows() -> None:
 def test_how_an_answer_is_sampled_does_not_change(path: str) -> None:
     how = {
         "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "presence_penalty": 0.5,
-        "frequency_penalty": 0.4, "repetition_penalty": 1.1, "stop": ["END"], "stop_token_ids": [9], "ignore_eos": True,
+        "frequency_penalty": 0.4, "repetition_penalty": 1.1, "stop": ["\n"], "stop_token_ids": [9], "ignore_eos": True,
         "logit_bias": {"5": -1.0}, "cache_salt": "s", "priority": 3, "stream": True, "min_tokens": 6, "max_tokens": 9,
         "stream_options": {"include_usage": True},
     }  # fmt: skip

@@ -193,6 +193,39 @@ async def test_a_rest_that_does_not_fit_in_the_middle_of_a_token_ends_the_stream
     assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED
 
 
+async def test_what_goes_on_by_its_text_does_not_where_an_engine_holds_characters_back(fleet: StartFleet) -> None:
+    engine = Engine(breaks, after=4, held_chars=3, tells_ids=False)
+    intake, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, COMPLETION, max_tokens=20, stop=["sixs"])
+    answer = await client.answer()
+
+    assert "stop strings hold its text back" in events(answer.body)[-1]["error"]["message"]
+    assert (len(engine.asked), intake.placed_request.outcome) == (1, Outcome.UPSTREAM_FAILED)
+
+
+@pytest.mark.parametrize("comment", [b"", b": wait\n\n"])
+async def test_a_failure_that_comes_with_the_first_event_is_not_passed_on(fleet: StartFleet, comment: bytes) -> None:
+    engine = Engine(breaks, after=len(WORDS) + 1)
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    abort = {"index": 0, "delta": {}, "finish_reason": "abort"}
+
+    async def aborts_at_once(talk: Talk) -> None:
+        await talk.begin_stream()
+        told = [orjson.dumps({"id": "id-0", "created": 0, "model": "m", "choices": [each]}) for each in (role, abort)]
+        await talk.chunk(comment + b"".join(b"data: %b\n\n" % event for event in told) + b"data: [DONE]\n\n")
+        await talk.chunk(b"")
+
+    _, _, client = await fleet(aborts_at_once, engine, settings=ON)
+    ask(client, CHAT)
+    answer = await client.answer()
+
+    assert (answer.whole, text_of(answer.body)) == (True, "".join(WORDS))
+    told = [choice for event in events(answer.body) for choice in event["choices"]]
+    assert [choice["finish_reason"] for choice in told if choice["finish_reason"]] == ["length"]
+    assert sum("role" in choice["delta"] for choice in told) == 1
+
+
 @pytest.mark.parametrize(
     ("path", "more", "why"),
     [
