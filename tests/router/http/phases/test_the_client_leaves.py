@@ -61,7 +61,10 @@ async def test_a_client_that_leaves_while_held_is_forgotten(fleet: StartFleet) -
 async def test_a_client_that_leaves_while_its_answer_flows_leaves_no_trace_in_the_log(
     start_instance: StartInstance, start_router: StartRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
+    connected = asyncio.Barrier(40)  # a flood may keep others from being connected in time
+
     async def flood(talk: Talk) -> None:
+        await connected.wait()
         await talk.begin_stream()
         while True:
             for _ in range(5):
