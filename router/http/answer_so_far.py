@@ -45,6 +45,8 @@ class AnswerSoFar:
         """Characters that the client has, if those are more."""
         self.events = 0
         """Events with text, or reasoning."""
+        self.before = 0
+        """Tokens of the answer with which the prompt ended that gave its last part: the counts there differ by them."""
         self.counted: int | None = None
         """Tokens as an event with a usage has counted them last."""
         self.counted_prompt: int | None = None
@@ -99,7 +101,7 @@ class AnswerSoFar:
         self.client_chars = max(self.client_chars, self.chars)
         self.texts, self.chars = [text[:chars]], chars
         self.marks = deque([(tokens, chars, True)], _MARKS)
-        self.counted = None
+        self.counted, self.before = None, tokens
         return text[chars:]
 
     def count_by(self, path: str, events: bytes) -> None:
@@ -107,11 +109,11 @@ class AnswerSoFar:
         end = AnswerSoFar()
         end.read(path, events)
         if not end.chars and end.counted is not None:
-            self.counted = end.counted
+            self.counted = self.before + end.counted
 
     def by_text(self, tokens: int) -> None:
         """Its rest is the answer to its text, which has so many tokens: their ids are not known any more."""
-        self.counted, self.has_ids, self.events = None, False, tokens
+        self.counted, self.has_ids, self.events, self.before = None, False, tokens, tokens
 
     def _read_choices(self, found: Mapping[str, Any]) -> None:
         choices, usage = found.get("choices"), found.get("usage")
@@ -168,9 +170,9 @@ class AnswerSoFar:
 
     def _count(self, prompt_tokens: object, tokens: object) -> None:
         if isinstance(prompt_tokens, int):
-            self.counted_prompt = prompt_tokens
+            self.counted_prompt = max(0, prompt_tokens - self.before)
         if isinstance(tokens, int) and tokens:
-            self.counted = tokens
+            self.counted = self.before + tokens
 
     def _add(self, text: object, *, has_ids: bool) -> None:
         if not isinstance(text, str) or not text:

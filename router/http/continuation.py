@@ -150,6 +150,11 @@ class ContinuedAnswer:
         for name, tokens in (("prompt_tokens", -self.tokens), ("completion_tokens", self.tokens)):
             if isinstance(counted.get(name), int):
                 counted[name] += tokens
+        details, prompt_tokens = counted.get("prompt_tokens_details"), counted.get("prompt_tokens")
+        if isinstance(details, dict) and isinstance(prompt_tokens, int):
+            cached_tokens = details.get("cached_tokens")
+            if isinstance(cached_tokens, int) and cached_tokens > prompt_tokens:
+                counted["prompt_tokens_details"] = {**details, "cached_tokens": prompt_tokens}
         return counted
 
     # messages --------------------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ class ContinuedAnswer:
         cached = min(cached, self._usage.get("prompt_tokens") or 0)
         usage = {
             "input_tokens": (self._usage.get("prompt_tokens") or 0) - cached,
-            "output_tokens": self._usage.get("completion_tokens") or 0,
+            "output_tokens": self._usage.get("completion_tokens") or self._so_far.tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
         }
@@ -229,7 +234,13 @@ def _named(payload: Mapping[str, Any]) -> bytes:
 def ending_events(path: str, so_far: AnswerSoFar, finish_reason: str | None, *, shows_usage: bool) -> bytes:
     """The last events of an answer of which nothing else is missing. ``finish_reason``: the one to tell, if any."""
     if path == MESSAGES_PATH:
-        return _named({"type": "message_stop"})
+        made = b""
+        if finish_reason is not None:
+            if so_far.block is not None:
+                made += _named({"type": "content_block_stop", "index": so_far.block})
+            delta = {"stop_reason": _STOP_REASONS.get(finish_reason), "stop_sequence": None}
+            made += _named({"type": "message_delta", "delta": delta, "usage": {"output_tokens": so_far.tokens}})
+        return made + _named({"type": "message_stop"})
     envelope = {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
     made = b""
     if finish_reason is not None:
@@ -282,9 +293,14 @@ class Continuation:
         """The usage of the whole answer, from that of its last part."""
         prompt_tokens, output_tokens = usage.prompt_tokens, usage.output_tokens
         tokens = 0 if self._answer is None else self._answer.tokens
+        prompt_tokens = None if prompt_tokens is None else prompt_tokens - tokens
+        cached_tokens = usage.cached_tokens
+        if cached_tokens is not None and prompt_tokens is not None:
+            cached_tokens = min(cached_tokens, prompt_tokens)
         return replace(
             usage,
-            prompt_tokens=None if prompt_tokens is None else prompt_tokens - tokens,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
             output_tokens=None if output_tokens is None else output_tokens + tokens,
         )
 
@@ -306,7 +322,7 @@ class Continuation:
         if int(fields.split(b" ", 2)[1]) < 400:
             self.write(body)
         else:
-            self._client.break_off(self._framed(b"data: %b\n\n" % body.replace(b"\n", b"")))
+            self.break_off(b"data: %b\n\n" % body.replace(b"\n", b""))
 
     def write(self, data: bytes) -> None:
         """Pass complete events on."""
@@ -322,14 +338,19 @@ class Continuation:
 
     def end(self) -> None:
         """The answer is whole."""
+        if self._broken_off:
+            return
         if self.failed is not None:
-            if not self._broken_off:
-                self.refuse(self.failed)
+            self.refuse(self.failed)
             return
         self._send(self._editor.end())
         if self._answer is not None:
             self._send(self._answer.end())
         self.close_stream()
+
+    def untold_end(self) -> bytes:
+        """The last events of an answer whose end has come in another form; empty where it came as it is, or has not."""
+        return b"" if self._answer is None else self._answer.end()
 
     def close_stream(self, last_events: bytes = b"") -> None:
         """End the stream behind its last events."""

@@ -182,6 +182,10 @@ def fleet_fields(placed: PlacedRequest) -> list[Header]:
     return fields
 
 
+def _not_elsewhere(failure: InstanceFailure, why: CannotContinueError) -> str:
+    return f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
+
+
 class _Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
@@ -250,8 +254,7 @@ class _Forwarding:
                 result = await self._try_until_sent()
             except CannotContinueError as why:
                 self._placed.broke_off(failure)
-                detail = f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
-                Continuation(former).refuse(UpstreamError(detail))
+                Continuation(former).refuse(UpstreamError(_not_elsewhere(failure, why)))
                 return ExchangeResult(200, failure=failure)
             except RouterError as error:
                 Continuation(self.downstream).refuse(error)
@@ -265,7 +268,7 @@ class _Forwarding:
 
         Raises:
             CannotContinueError: it does not go on elsewhere.
-            RouterError: no instance takes it. ``finish`` has been called.
+            RouterError: no instance takes it, or the one that does has shown that it does not go on.
         """
         if self._not_continued:
             raise CannotContinueError(self._not_continued)
@@ -279,7 +282,11 @@ class _Forwarding:
         if not any(sized):
             return rest
         tokens, context_tokens = await self._measure(so_far.text if sized[0] else "")
-        return rest_of(path, request, so_far, context_tokens=context_tokens, text_tokens=tokens if sized[0] else None)
+        text_tokens = tokens if sized[0] else None
+        try:
+            return rest_of(path, request, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
+        except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
+            raise UpstreamError(_not_elsewhere(failure, why)) from why
 
     async def _measure(self, text: str) -> tuple[int | None, int | None]:
         """How many tokens a text has, and the model's context, as the instance says that goes on with it."""
@@ -326,9 +333,10 @@ class _Forwarding:
         """End a stream of which nothing else is missing."""
         options = read_json(self._original or self.request.body).get("stream_options")
         shows_usage = isinstance(options, dict) and options.get("include_usage") is True
-        path = self._inference_request.path
-        ended = ending_events(path, so_far, over.finish_reason, shows_usage=shows_usage)
-        self.downstream = Continuation(self.downstream)
+        path, former = self._inference_request.path, self.downstream
+        ended = former.untold_end() if isinstance(former, Continuation) else b""
+        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=shows_usage)
+        self.downstream = Continuation(former)
         self.downstream.close_stream(ended)
         return ExchangeResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens))
 

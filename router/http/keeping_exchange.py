@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from dualmap.router.http.answer_checks import TRUNCATED
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult, failure_in
 from dualmap.router.http.heads import Header, chunker
@@ -53,16 +54,20 @@ class KeepingExchange(Exchange):
             self._progressed = True
             return self._receive(self, data, [data])
         if complete and kept.failure is None:
-            data += kept.end()
+            rest = kept.end()
+            if self._can_go_on and self._ends_early([data, rest]):  # what goes on begins with a whole event
+                return self._failed_behind(data, TRUNCATED, complete=True)
+            data += rest
         if kept.failure is not None:
-            return self._failed_by_event(data, kept.failure, complete=complete)
+            return self._failed_behind(data, kept.failure, complete=complete)
         if complete:
             return super().body_received(data, [data] if data else [], complete)
         self._progressed = True
         return None
 
-    def _failed_by_event(self, data: bytes, failure: InstanceFailure, *, complete: bool) -> None:
-        """An event has failed the answer; ``data`` came before it. One that was given back is read to its end."""
+    def _failed_behind(self, data: bytes, failure: InstanceFailure, *, complete: bool) -> None:
+        """An event, or the lack of one, has failed the answer; ``data`` came before it. One that was given back is read
+        to its end."""
         self._progressed = True
         if data:
             super().body_received(data, [data], False)

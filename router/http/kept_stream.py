@@ -176,7 +176,7 @@ class KeptStream:
             whole += splitter.take(len(splitter.rest))
         elif splitter.too_long:
             whole += splitter.take(len(splitter.rest))
-            self.lost = True
+            self._lose()
         return whole
 
     def _before_failure(self, data: bytes, fails: Callable[[bytes], InstanceFailure | None], judged: int) -> bytes:
@@ -214,8 +214,8 @@ class KeptStream:
     def _grow(self) -> None:
         """Take memory for what is kept, after most of it was read where that is much."""
         if self.lost:
-            self._events.clear()
-            self._bytes, self._reserved = 0, 0
+            self.release()
+            self._bytes = 0
             return
         loose_bytes = self._bytes - self._packed_bytes
         if loose_bytes > 4 * PACKED_BYTES or (loose_bytes > PACKED_BYTES and self._budget.is_scarce):
@@ -229,10 +229,14 @@ class KeptStream:
         if missing <= 0:
             return
         if self._bytes > MAX_BYTES or not self._budget.take(wanted):
-            self._budget.lost += 1
-            self.release()
+            self._lose()
             return
         self._reserved += wanted
+
+    def _lose(self) -> None:
+        """Keep it no more."""
+        self._budget.lost += not self.lost
+        self.release()
 
     def _read(self) -> None:
         """Read what is kept."""

@@ -129,7 +129,7 @@ def rest_of(
         tokens, chars = kept
         if limit is not None and tokens >= limit:
             return Over("length")
-        return _by_tokens(path, request, so_far, tokens, chars, limit or context_tokens)
+        return _by_tokens(path, request, so_far, tokens, chars, limit, context_tokens)
     if so_far.reasoned:
         told = "its reasoning cannot be put before the text again" if so_far.chars else "it was in its reasoning"
         raise CannotContinueError(told)
@@ -197,8 +197,10 @@ def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | 
     for tokens, chars, exact in reversed(so_far.marks):
         decoded = chars if exact else chars + held
         if decoded <= client_chars:
-            if decoded < client_chars and request.get("logprobs") is not None:
-                raise CannotContinueError("it has log probabilities, and stop strings hold its text back")
+            told = "log probabilities" if request.get("logprobs") is not None else ""
+            told = told or ("the ids of its tokens" if request.get("return_token_ids") else "")
+            if told and (decoded < client_chars or tokens < len(so_far.token_ids)):  # they would come twice
+                raise CannotContinueError(f"it has {told}, and text of its last tokens was held back")
             return tokens, decoded
     return None
 
@@ -217,6 +219,7 @@ def _by_tokens(
     tokens: int,
     chars: int,
     limit: int | None,
+    context_tokens: int | None,
 ) -> Rest:
     assert so_far.prompt_ids is not None
     prompt: Sequence[int] = [*read_ids(so_far.prompt_ids), *so_far.token_ids[:tokens]]
@@ -225,6 +228,8 @@ def _by_tokens(
     body |= {"prompt": prompt, "return_token_ids": True, "stream_options": _usage_options(request)}
     if limit is not None:
         body["max_tokens"] = max(1, limit - tokens)
+    elif context_tokens is not None:
+        body["max_tokens"] = max(1, context_tokens - len(prompt))
     _lower_minimum(body, tokens)
     return Rest(COMPLETIONS_PATH, write_json(body), tokens, chars, by_tokens=True)
 

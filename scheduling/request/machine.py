@@ -1191,8 +1191,9 @@ class RequestMachine:
         """The sample of its transfer, as JSON; "" where its decode leg was placed more than once."""
         if decode.staged_s is None or len(decode.rounds) != 1:
             return ""
-        assert self.spec.chain is not None
-        return transfer_note(self.age_s(now_s) - decode.staged_s, self.spec.chain.prompt_tokens - decode.cached_tokens)
+        chain = self.chain()
+        assert chain is not None
+        return transfer_note(self.age_s(now_s) - decode.staged_s, chain.prompt_tokens - decode.cached_tokens)
 
     # the decode leg --------------------------------------------------------------------------------------------
     def _prefill_ended(self, _: PrefillEnded, now_s: float) -> Effects:

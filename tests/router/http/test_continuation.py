@@ -9,12 +9,14 @@ import orjson
 import pytest
 
 from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
 from dualmap.router.http.rest_of_answer import CannotContinueError, Rest, rest_of
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 WORDS = ["one", " two", " three", " four", " five", " six"]
 USAGE_WANTED = {"stream_options": {"include_usage": True}}
 GIVEN_BACK = {"finish_reason": "stop", "stop_reason": "recomputed"}
@@ -265,6 +267,116 @@ def test_the_usage_behind_the_end_counts_the_tokens_unless_the_client_lacks_some
     )
 
     assert orjson.loads(made.body) == {"prompt": "pa b c", "max_tokens": left, **USAGE_WANTED}
+
+
+def test_a_stream_that_is_given_back_twice_is_counted_as_a_whole() -> None:
+    body = {"prompt": "p", "max_tokens": 10}
+    so_far, sent = AnswerSoFar(), b"data: %b\n\n" % orjson.dumps(piece(COMPLETION, " a"))
+    rests = []
+    for tokens in (5, 3):
+        usage = {"prompt_tokens": 7 + so_far.tokens, "completion_tokens": tokens}
+        end = [piece(COMPLETION, "", **GIVEN_BACK), {"choices": [], "usage": usage}]
+        so_far.read(COMPLETION, sent)
+        so_far.count_by(COMPLETION, b"".join(b"data: %b\n\n" % orjson.dumps(each) for each in end))
+        rest = rest_of(COMPLETION, body, so_far, context_tokens=None, text_tokens=None)
+        assert isinstance(rest, Rest)
+        so_far.by_text(rest.tokens)
+        rests.append(rest)
+
+    assert [(rest.tokens, orjson.loads(rest.body)["max_tokens"]) for rest in rests] == [(5, 5), (8, 2)]
+
+
+def test_the_counts_of_a_rest_are_those_of_the_whole() -> None:
+    so_far = AnswerSoFar()
+    so_far.by_text(5)
+
+    usage = {"prompt_tokens": 12, "completion_tokens": 3}
+    so_far.read(COMPLETION, b"data: %b\n\n" % orjson.dumps({"choices": [], "usage": usage}))
+
+    assert (so_far.prompt_tokens, so_far.tokens) == (7, 8)
+
+
+@pytest.mark.parametrize("second", [" tw", " two"])
+def test_ids_and_log_probabilities_that_the_client_wants_do_not_come_twice(second: str) -> None:
+    so_far = AnswerSoFar()
+    so_far.prompt_ids = b"1,2,3"
+    for text, ids in (("one", [7]), (second, [8])):
+        so_far.read(COMPLETION, b"data: %b\n\n" % orjson.dumps(piece(COMPLETION, text, token_ids=ids)))
+    body = {"prompt": "p", "max_tokens": 10, "stop": ["four"]}
+
+    rest = rest_of(COMPLETION, body, so_far, context_tokens=None, text_tokens=None)
+    assert isinstance(rest, Rest)
+    assert (rest.tokens, rest.chars, rest.by_tokens) == (1, 6, True)
+    for more, why in (({"return_token_ids": True}, "the ids of its tokens"), ({"logprobs": 1}, "log probabilities")):
+        with pytest.raises(CannotContinueError, match=why):
+            rest_of(COMPLETION, body | more, so_far, context_tokens=None, text_tokens=None)
+
+
+def test_a_message_of_which_its_end_alone_is_missing_gets_all_of_that() -> None:
+    so_far = AnswerSoFar()
+    so_far.begin_block()
+    so_far.by_text(4)
+
+    ended = ending_events(MESSAGE, so_far, "length", shows_usage=False)
+
+    told = [orjson.loads(event.split(b"data: ")[1]) for event in ended.split(b"\n\n") if event]
+    assert told == [
+        {"type": "content_block_stop", "index": 0},
+        {
+            "type": "message_delta",
+            "delta": {"stop_reason": "max_tokens", "stop_sequence": None},
+            "usage": {"output_tokens": 4},
+        },
+        {"type": "message_stop"},
+    ]
+
+
+class Client:
+    """Takes what a stream's client is sent."""
+
+    path, http_10, received_s = MESSAGE, True, 0.0
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.last_words = b""
+
+    def write(self, data: bytes) -> None:
+        self.got.append(data)
+
+    def break_off(self, last_words: bytes) -> None:
+        self.last_words += last_words
+
+
+def continued_answer() -> ContinuedAnswer:
+    rest = Rest(CHAT, b"", 4, 10)
+    return ContinuedAnswer(MESSAGE, AnswerSoFar(), rest, overlap="", shows_usage=True, shows_ids=False)
+
+
+def test_an_error_for_the_rest_ends_the_stream_once_in_the_form_of_the_api() -> None:
+    client: Any = Client()
+    stream = Continuation(client, continued_answer())
+
+    stream.write_head(b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "no", "type": "bad_request", "code": 400}}')
+    stream.end()
+
+    error = {"type": "error", "error": {"type": "bad_request", "message": "no"}}
+    assert orjson.loads(client.last_words.split(b"data: ")[1]) == error
+    assert client.got == []
+
+
+def test_no_more_of_a_prompt_is_cached_than_it_has() -> None:
+    client: Any = Client()
+    usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 11}}
+    answer = continued_answer()
+
+    counted = Continuation(client, answer).count(Usage(12, 11, 3))
+
+    assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (8, 8, 7)
+    assert answer._counted(usage) == {
+        "prompt_tokens": 8,
+        "completion_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 8},
+    }
 
 
 def test_a_stream_that_counts_its_tokens_is_believed() -> None:

@@ -103,12 +103,21 @@ def test_a_stream_that_is_too_long_or_finds_no_memory_is_not_kept_and_passes_on(
 
 def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_stream, "MAX_EVENT_BYTES", 1000)
-    kept = KeptStream(CHAT, KeptBudget(1 << 20), 0, hides_ids=True)
+    budget, event = KeptBudget(1 << 20), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [1]))
+    kept = KeptStream(CHAT, budget, 0, hides_ids=True)
+    kept.feed([event])
+    assert budget.held_bytes > 0
 
     passed = b"".join([kept.feed([b"data: " + b"x" * 400]) for _ in range(4)])
 
     assert len(passed) > 1000
     assert kept.lost
+    assert (budget.held_bytes, budget.lost) == (0, 1)
+    kept.feed([b"\n\n"])
+    for _ in range(1000):
+        kept.feed([event])
+    kept.release()
+    assert (budget.held_bytes, budget.lost) == (0, 1)
 
 
 def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> None:

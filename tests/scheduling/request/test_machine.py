@@ -599,6 +599,26 @@ def test_a_split_request_is_prefilled_staged_and_decoded() -> None:
     assert [name for name, _ in life.released] == ["x~decode"], "each leg is released once"
 
 
+def test_the_transfer_of_a_rest_is_that_of_the_longer_prompt() -> None:
+    life = Life(split=True)
+    life.stage()
+    life.decode()
+    life.on(Sent())
+    life.on(FirstToken())
+    life.on(Failed(CLOSED, sent_tokens=30), after_s=9.0)
+    life.reserve("b", leg=Leg.PREFILL)
+    life.on(Sent())
+    life.on(PrefillEnded(), after_s=1.0)
+    life.decode("e")
+    life.on(Sent())
+
+    life.on(FirstToken(), after_s=0.25)
+
+    freed = life.one(Post)
+    assert isinstance(freed, Post)
+    assert '"transferred_tokens":48}' in freed.release.note, "those that its decoder does not have, of all 78"
+
+
 def test_a_decode_leg_goes_to_another_decoder_for_the_same_kv_once() -> None:
     life = Life(split=True)
     life.stage()

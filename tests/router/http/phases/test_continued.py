@@ -25,9 +25,12 @@ class Engine:
         self.fails, self.after, self.held_chars, self.tells_ids = fails, after, held_chars, tells_ids
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.goes_on_wrong = False
+        self.counts = True
 
     async def __call__(self, talk: Talk) -> None:
         path, asked = talk.head.split(b" ")[1].decode(), orjson.loads(talk.body)
+        if path == "/tokenize" and not self.counts:
+            return await talk.answer({})
         if path == "/tokenize":
             return await talk.answer({"count": len(asked["prompt"].split()), "max_model_len": 4096})
         self.asked.append((path, asked))
@@ -86,6 +89,10 @@ async def ends_early(talk: Talk) -> None:
     await talk.send(b"0\r\n\r\n")
 
 
+async def ends_in_an_event(talk: Talk) -> None:
+    await talk.send(b'd\r\ndata: {"choic\r\n0\r\n\r\n')
+
+
 async def breaks_in_an_event(talk: Talk) -> None:
     await talk.send(b'40\r\ndata: {"choi')
     await asyncio.sleep(0.02)
@@ -122,7 +129,9 @@ def text_of(body: bytes) -> str:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
-@pytest.mark.parametrize("fails", [breaks, ends_early, breaks_in_an_event, tells_an_error, aborts, hangs])
+@pytest.mark.parametrize(
+    "fails", [breaks, ends_early, ends_in_an_event, breaks_in_an_event, tells_an_error, aborts, hangs]
+)
 async def test_a_stream_goes_on_by_its_tokens_whatever_failed_its_instance(
     fleet: StartFleet, path: str, fails: Any
 ) -> None:
@@ -149,7 +158,7 @@ async def test_a_stream_goes_on_by_its_tokens_whatever_failed_its_instance(
     (_, first), (way, rest) = engine.asked
     assert first["return_token_ids"] is True
     assert (way, rest["prompt"], rest["seed"]) == (COMPLETION, [*PROMPT, 100, 101, 102], 5)
-    assert rest["max_tokens"] == (4096 if path == CHAT else 20) - 3
+    assert rest["max_tokens"] == (4096 - len(PROMPT) if path == CHAT else 20) - 3
     assert "messages" not in rest
     assert intake.placed_request.sent_tokens == [3]
     (outcome, usage), *_ = intake.placed_request.finished
@@ -202,6 +211,20 @@ async def test_what_goes_on_by_its_text_does_not_where_an_engine_holds_character
 
     assert "stop strings hold its text back" in events(answer.body)[-1]["error"]["message"]
     assert (len(engine.asked), intake.placed_request.outcome) == (1, Outcome.UPSTREAM_FAILED)
+
+
+async def test_an_instance_that_only_counted_is_not_blamed_for_a_rest_that_there_is_not(fleet: StartFleet) -> None:
+    engine = Engine(breaks, after=4, held_chars=3)
+    engine.counts = False
+    intake, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, CHAT, stop=["sixs"])
+    answer = await client.answer()
+
+    assert "stop strings hold its text back" in events(answer.body)[-1]["error"]["message"]
+    placed = intake.placed_request
+    assert (len(engine.asked), placed.outcome) == (1, Outcome.UPSTREAM_FAILED)
+    assert (len(placed.failures), placed.faults) == (1, [])
 
 
 @pytest.mark.parametrize("comment", [b"", b": wait\n\n"])
@@ -375,6 +398,38 @@ async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFlee
         {"role": "assistant", "content": "I look"},
     ]
     assert (rest["max_tokens"], rest["tools"][0]["function"]["name"]) == (48, "look")
+
+
+async def test_a_message_whose_rest_lacks_its_end_alone_is_told_why_it_stopped(fleet: StartFleet) -> None:
+    async def answers(talk: Talk) -> None:
+        await talk.begin_stream()
+        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+        said = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look"}}
+        begin = {"type": "message_start", "message": {"id": "msg", "type": "message"}}
+        for event in (begin, block, said):
+            await talk.chunk(b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event)))
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    async def goes_on(talk: Talk) -> None:
+        if b"/tokenize " in talk.head:
+            return await talk.answer({"count": 2, "max_model_len": 4096})
+        await talk.begin_stream()
+        for delta, reason in (({"content": " there"}, None), ({}, "stop")):
+            await talk.event({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+        await asyncio.sleep(0.02)
+        talk.reset()
+        return None
+
+    intake, _, client = await fleet(answers, goes_on, settings=ON)
+    ask(client, MESSAGE, max_tokens=50)
+    answer = await client.answer()
+
+    told = [orjson.loads(event.split(b"data: ")[1]) for event in answer.body.split(b"\n\n") if event]
+    assert [event["type"] for event in told[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
+    assert told[-2]["delta"]["stop_reason"] == "end_turn"
+    assert told[-2]["usage"]["output_tokens"] == 3
+    assert (answer.whole, intake.placed_request.outcome) == (True, Outcome.COMPLETED)
 
 
 async def test_a_silent_stream_goes_on_soon_where_the_port_of_its_instance_refuses(fleet: StartFleet) -> None:
