@@ -97,7 +97,9 @@ class TenantFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
-    model_limits: dict[str, LimitSettings] = Field({}, description="limits for single models, by the name that is sent")
+    model_limits: dict[str, LimitSettings] = Field(
+        {}, description="limits for single models: each holds for the name that is sent and for the model it stands for"
+    )
     models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")
     pools: tuple[str, ...] = Field((), description="pools that it may use; empty: all")
     priority_class: Name | None = Field(None, description="the highest priority class of its requests (none: no class)")

@@ -42,7 +42,8 @@ def admin_finder(settings: RouterSettings) -> Callable[[Request], Admin]:
         known[hashlib.sha256(settings.admin_key.get_secret_value().encode()).digest()] = Admin("")
 
     def find(request: Request) -> Admin:
-        admin = known.get(hashlib.sha256(key_of(request)).digest()) if known else Admin("")
+        key = key_of(request)
+        admin = (known.get(hashlib.sha256(key).digest()) if key else None) if known else Admin("")
         if admin is None:
             raise InvalidApiKeyError(REFUSAL)
         if admin.role == "reader" and request.method not in _READING:
@@ -74,7 +75,9 @@ def caller_of(tenants: TenantDirectory, request: Request) -> Caller | None:
     """Who sends the request; None where no tenant does. Raises InvalidApiKeyError."""
     if not tenants.is_closed:
         return None
-    return tenants.caller(_fields_of(request), from_gateway=request.scope.get(FROM_GATEWAY, False))
+    names = [name for name, _ in request.headers.raw]
+    is_gateway = request.scope.get(FROM_GATEWAY, False)
+    return tenants.caller(_fields_of(request), from_gateway=is_gateway, count=names.count)
 
 
 def require_caller(tenants: TenantDirectory) -> Callable[[Request], None]:

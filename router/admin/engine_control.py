@@ -95,7 +95,7 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
 
 async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -> bytes:
     """The body with the requests alone that are the caller's, as far as this replica or the store knows them: nobody
-    may end another tenant's request, whoever told its id.
+    may end another tenant's request, whoever told its id. An id that can also mean somebody else's is left out.
 
     Raises:
         InvalidRequestError, NotFoundError: it names no requests, or none of the caller's.
@@ -110,16 +110,15 @@ async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -
         raise InvalidRequestError(f"request_ids must be a list of up to {MAX_ABORTED} ids", param="request_ids")
     meant = {each: _meant_by(each) for each in named}
     ids = [request_id for each in meant.values() for request_id in each]
-    owners = {
-        live.request_id: "" if live.caller is None else live.caller.tenant.name
-        for live in map(runtime.context.live.get, ids)
-        if live is not None
-    }
+    owners: dict[str, set[str]] = {request_id: set() for request_id in ids}
+    for live in map(runtime.context.live.get, ids):
+        if live is not None:
+            owners[live.request_id].add("" if live.caller is None else live.caller.tenant.name)
     for pool in runtime.pools.pools.values():
-        missing = [request_id for request_id in ids if request_id not in owners]
-        owners |= {name: record.tenant for name, record in (await pool.store.records(missing)).items()}
+        for request_id, record in (await pool.store.records(ids)).items():
+            owners[request_id].add(record.tenant)
     tenant = "" if caller is None else caller.tenant.name
-    own = [each for each, of_it in meant.items() if any(owners.get(request_id) == tenant for request_id in of_it)]
+    own = [each for each, of_it in meant.items() if set().union(*(owners[name] for name in of_it)) == {tenant}]
     if not own:
         raise NotFoundError("none of these is a live request of yours that this replica knows", param="request_ids")
     return orjson.dumps({"request_ids": own})

@@ -31,6 +31,7 @@ from dualmap.router.prompts.inference_request import (
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
+    is_marked_for_another,
     is_response_of,
     storing_instance,
 )
@@ -68,7 +69,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
         if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if tenants.is_closed and (inference or needs_api_key(path)):
-            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway)
+            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
         if inference:
             if not known and is_forbidden(path):
                 raise ForbiddenPathError(
@@ -223,6 +224,9 @@ def inference_request_of(
         read.may_split = may_split(path, body)
         read.leaves_ids_open = "return_token_ids" not in body
     elif path == RESPONSES_PATH:
+        own = body.get("request_id")  # by which it would be stored
+        if isinstance(own, str) and is_marked_for_another(own, request.caller):
+            raise _no_response(own)
         read.leaves_id_open = "request_id" not in body
         read.stores = body.get("store") is not False
         previous = body.get("previous_response_id")

@@ -614,7 +614,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
 
     def check_head(request: ClientRequest) -> int:
         if tenants.is_closed and request.method != "OPTIONS":  # a browser sends no key with it
-            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway)
+            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
         if is_forbidden(request.path) or request.path in everywhere:
             raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")
         return max_body_bytes

@@ -224,6 +224,11 @@ def is_response_of(response: str, caller: Caller | None) -> bool:
     return (mark[1] if mark is not None else "") == ("" if caller is None else _mark_of(caller.tenant.name))
 
 
+def is_marked_for_another(response: str, caller: Caller | None) -> bool:
+    """Whether such an id has the mark of a tenant that is not the caller's."""
+    return _MARK.search(response) is not None and not is_response_of(response, caller)
+
+
 def request_of_response(response: str) -> str:
     """The request that ``response_id`` made this id for; nonsense for any other."""
     named = _MARK.sub("@", response).removeprefix("resp_").rpartition("@")[0]

@@ -131,7 +131,7 @@ class Intake:
             request.only,
             request.hides_first_token,
             "" if caller is None else caller.tenant.name,
-            _NO_DRAWS if caller is None else _draws(request, caller, prompt),
+            _NO_DRAWS if caller is None else _draws(request, route, caller, prompt),
             "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
             rank,
@@ -162,12 +162,20 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
 
 
-def _draws(request: InferenceRequest, caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
+def _draws(request: InferenceRequest, route: Route[ServedPool], caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
     limits = caller.tenant.limits
     if not limits:
         return _NO_DRAWS
-    names = (f"key:{caller.key}", f"model:{request.model}")
-    return draws_of(caller.tenant.name, limits, names, prompt.tokens, prompt.expected_output_tokens)
+    return draws_of(
+        caller.tenant.name, limits, _drawn_by(request, route, caller), prompt.tokens, prompt.expected_output_tokens
+    )
+
+
+def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:
+    """What limits beside the tenant's own hold for it: of its key, of the model name that was sent, and of the model
+    that this stands for. Where none was sent, the pool's own counts as sent."""
+    sent = request.model or route.pool.settings.model
+    return f"key:{caller.key}", f"model:{sent}", f"model:{route.model}"
 
 
 def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
@@ -176,9 +184,9 @@ def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSp
     slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
     draws, tenant, account = _NO_DRAWS, "", ""
     if caller is not None:
-        tenant, names = caller.tenant.name, (f"key:{caller.key}", f"model:{request.model}")
+        tenant = caller.tenant.name
         counted = [limit for limit in caller.tenant.limits if limit.measure is Measure.REQUESTS]
-        draws = draws_of(tenant, counted, names, 0, 0)
+        draws = draws_of(tenant, counted, _drawn_by(request, route, caller), 0, 0)
         account = str(Account(tenant, caller.key, "", route.model))
     return RequestSpec(
         request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,

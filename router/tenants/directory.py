@@ -70,19 +70,30 @@ class TenantDirectory:
         """Whether there are any."""
         return bool(self.tenants)
 
-    def caller(self, field: Callable[[bytes], bytes | None], *, from_gateway: bool = False) -> Caller | None:
+    def caller(
+        self,
+        field: Callable[[bytes], bytes | None],
+        *,
+        from_gateway: bool = False,
+        count: Callable[[bytes], int] | None = None,
+    ) -> Caller | None:
         """Who sends a request with these fields; None where no tenant does. ``from_gateway``: over a connection of the
-        gateway, which is believed.
+        gateway, which is believed. ``count`` says how often a field was sent; None: once at most.
 
         Raises:
             InvalidApiKeyError: keys are needed, and none that is known was sent.
             RouterError: a token is not to be trusted, or names no tenant that there is; or a client claims to be one.
         """
         if self._gateway is not None and (named := field(self._gateway)) is not None:
-            return self._named_by_gateway(named, field, from_gateway=from_gateway)
+            if not from_gateway:
+                raise TenantHeaderError(
+                    f"{self._gateway.decode()} is believed of the gateway alone (router.gateway): leave it out, and "
+                    "send the tenant's key"
+                )
+            return self._named_by_gateway(named, field, count)
         if self._callers or self._tokens is not None:
             key = presented_key(field)
-            caller = self._callers.get(hashlib.sha256(key).digest())
+            caller = self._known_by(key)
             if caller is not None:
                 return caller
             if self._tokens is not None and is_token(key) and not self._api_keys.knows(key):
@@ -94,14 +105,21 @@ class TenantDirectory:
             raise InvalidApiKeyError(API_KEY_REFUSAL)
         return None
 
-    def _named_by_gateway(self, named: bytes, field: Callable[[bytes], bytes | None], *, from_gateway: bool) -> Caller:
+    def _known_by(self, key: bytes) -> Caller | None:
+        """Who has the key. The empty one, which everybody sends that sends none, is nobody's, whatever hash was set."""
+        return self._callers.get(hashlib.sha256(key).digest()) if key else None
+
+    def _named_by_gateway(
+        self, named: bytes, field: Callable[[bytes], bytes | None], count: Callable[[bytes], int] | None
+    ) -> Caller:
         name = (self._gateway or b"").decode()
-        if not from_gateway:
-            raise TenantHeaderError(
-                f"{name} is believed of the gateway alone (router.gateway): leave it out, and send the tenant's key"
-            )
+        for each in (self._gateway, self._class_field):
+            if count is not None and each is not None and count(each) > 1:
+                raise TenantHeaderError(
+                    f"{each.decode()} was sent more than once: the gateway must replace what its own clients send"
+                )
         tenant = self._tenant(named.decode("latin-1"), name)
-        by_key = self._callers.get(hashlib.sha256(presented_key(field)).digest())
+        by_key = self._known_by(presented_key(field))
         if by_key is not None and by_key.tenant.name != tenant.name:
             raise TenantHeaderError(f"{name} names another tenant than the one whose key is sent; send one of the two")
         klass = None if self._class_field is None else field(self._class_field)
@@ -122,19 +140,24 @@ class TenantDirectory:
         caller = self._callers.get(digest)
         return None if caller is None else caller.tenant.name
 
-    def put(self, name: str, record: TenantRecord, is_valid: Callable[[KeyRecord], bool]) -> None:
+    def put(self, name: str, record: TenantRecord, is_valid: Callable[[KeyRecord], bool]) -> bool:
         """Enter a tenant of the running fleet as it is now. One of the settings is not replaced, nor is a key that
-        another tenant has."""
+        another tenant has: False where that kept one out."""
         if name in self.configured:
-            return
+            return True
         self._forget_keys(name)
         tenant = self.tenants[name] = record.as_tenant(name)
-        digests = []
+        digests, is_whole = [], True
         for key in record.keys:
-            if is_valid(key) and key.digest not in self._callers:
-                self._callers[key.digest] = Caller(tenant, key.name, key.digest)
-                digests.append(key.digest)
+            if not is_valid(key):
+                continue
+            if key.digest in self._callers:
+                is_whole = False
+                continue
+            self._callers[key.digest] = Caller(tenant, key.name, key.digest)
+            digests.append(key.digest)
         self._keys_of[name] = tuple(digests)
+        return is_whole
 
     def remove(self, name: str) -> None:
         """Forget a tenant of the running fleet."""

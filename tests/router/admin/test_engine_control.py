@@ -119,6 +119,10 @@ async def test_a_tenant_ends_no_request_but_its_own(start_runtime: Any, client_o
     assert await abort("other", *ids) == (200, b'{"request_ids":["other-on-two"]}')
     assert await abort("other", "acme-on-one") == (404, b"")
     assert await abort("other", "unknown") == (404, b"")
+    # An id that can mean a request of two tenants is neither's to end.
+    own = runtime.tenants.caller({b"x-api-key": b"acme-secret"}.get)
+    await two.intake.place(tools.request(request_id="cmpl-other-on-two", caller=own))
+    assert await abort("acme", "cmpl-other-on-two") == (404, b"")
     for body in (b"", b"[]", b'{"request_ids": 7}', b'{"request_ids": [7]}'):
         answer = await client.post(ABORT_PATH, content=body, headers={"x-api-key": "acme-secret"})
         assert answer.status_code == 400

@@ -256,6 +256,18 @@ def test_what_a_tenant_stored_is_there_for_nobody_else() -> None:
             read_inference_request(continued, "r")
 
 
+def test_a_client_cannot_store_a_response_under_the_id_of_another_tenants() -> None:
+    own = response_id("r", "npu-0", "acme")
+    for tenant, named in ((None, own), ("other", own), ("acme", own), ("acme", "resp_mine"), ("acme", 7)):
+        asked = request("/v1/responses", {"model": "m", "input": "hi", "request_id": named})
+        asked.caller = None if tenant is None else Caller(Tenant(tenant), "ci")
+        if tenant == "acme":
+            assert not read_inference_request(asked, "r").leaves_id_open
+            continue
+        with pytest.raises(NotFoundError, match="not found"):
+            read_inference_request(asked, "r")
+
+
 def test_a_body_of_embeddings_without_a_prompt_is_passed_on() -> None:
     read = read_inference_request(request("/v1/embeddings", {"model": "m", "pixels": [1]}), "r")
     assert read.prompt is None and read.body_hash

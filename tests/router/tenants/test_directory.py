@@ -47,6 +47,15 @@ def test_other_keys_are_refused_where_there_are_tenants(key: bytes | None) -> No
         asked(TenantDirectory((), [ACME]), key)
 
 
+def test_a_request_without_a_key_is_nobodys_though_the_hash_of_none_was_set() -> None:
+    nothing = TenantKeySettings(name="slip", sha256=hashlib.sha256(b"").hexdigest())
+    directory = TenantDirectory((), [TenantSettings(name="acme", keys=(nothing,))])
+
+    for key in (None, b"", b"  "):
+        with pytest.raises(InvalidApiKeyError):
+            asked(directory, key)
+
+
 def test_api_keys_give_access_for_nobody_in_particular_beside_tenants() -> None:
     directory = TenantDirectory(("general",), [ACME])
 

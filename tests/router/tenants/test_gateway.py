@@ -11,6 +11,7 @@ from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, Unknown
 from dualmap.router.http.admission import make_head_check
 from dualmap.router.http.client_certificates import head_check_finder
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.picker.picked import make_head_check as make_picker_head_check
 from dualmap.router.serving.picker_door import gateway_streams
 from dualmap.router.settings import GatewaySettings, RouterSettings
 from dualmap.router.tenants.directory import TenantDirectory
@@ -92,6 +93,18 @@ def test_the_gateway_may_pass_keys_on_and_no_key_of_another_tenant() -> None:
         asked(gateway, x_api_key="other-secret", x_tenant_id="acme")
     with pytest.raises(InvalidApiKeyError):
         asked(gateway)
+
+
+@pytest.mark.parametrize("make", [make_head_check, make_picker_head_check])
+@pytest.mark.parametrize("name", [b"x-tenant-id", b"x-class"])
+def test_a_field_that_comes_twice_is_refused_as_one_may_be_the_clients_own(make: Any, name: bytes) -> None:
+    check = make(TenantDirectory((), TENANTS, gateway=GATEWAY), max_body_bytes=1000, forbidden_paths=())
+    fields = [(b"x-tenant-id", b"acme"), (b"x-class", b"batch"), (name, b"other")]
+    request = ClientRequest("POST", "/v1/completions", b"", fields, http_10=False, keep_alive=True)
+    request.from_gateway = True
+
+    with pytest.raises(TenantHeaderError, match=f"{name.decode()} was sent more than once"):
+        check(request)
 
 
 @pytest.mark.parametrize("name", ["", "nobody", "ACME", "acme ", "acme,other", "äcme", "a" * 4000])
