@@ -81,11 +81,12 @@ class Leader:
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
-        for instance_id, load in self._pool.loads().items():
-            if load.queued_requests:
-                if self._floors:
-                    drive_now(serve_floors(instance_id, self._floors), self.led)
-                drive_now(sweep_queue(instance_id, self._order), self.led)
+        holding = [name for name, load in self._pool.loads().items() if load.queued_requests]
+        self._floors.keep(holding)
+        for instance_id in holding:
+            if self._floors:
+                drive_now(serve_floors(instance_id, self._floors), self.led)
+            drive_now(sweep_queue(instance_id, self._order), self.led)
 
     def rebalance_by_sweep(self) -> None:
         self._rebalance(plan_sweep(self._pool.loads()))

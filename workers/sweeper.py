@@ -46,6 +46,7 @@ class Sweeper:
     async def tick(self) -> None:
         """Plan once on every instance that holds requests. Raises StoreUnavailableError, LeaseLostError."""
         holding = [name for name, load in (await self._reader.loads()).items() if load.queued_requests]
+        self._floors.keep(holding)
         for instance_id in holding:
             if self._floors:
                 await drive(serve_floors(instance_id, self._floors), self._led)

@@ -16,6 +16,7 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.tenants.usage import (
     GROUPS,
     Books,
+    UsageRow,
     grouped,
     limits_of_key,
     limits_used,
@@ -23,6 +24,7 @@ from dualmap.router.tenants.usage import (
     tenants_now,
     usage_rows,
 )
+from dualmap.statestore.pool.usage import USAGE_DAYS
 
 routes = APIRouter(prefix="/admin", tags=["usage"])
 own_routes = APIRouter(tags=["usage"])
@@ -46,8 +48,9 @@ async def usage(
     groups = [name.strip() for name in by.split(",") if name.strip()]
     if not groups or not set(groups) <= set(GROUPS):
         raise InvalidRequestError(f"by takes some of {', '.join(GROUPS)}, with commas between them", param="by")
-    began, ended = _days(first, last, await pools[0].store.usage.today())
-    rows = [row for row in await usage_rows(_books(pools), began, ended) if tenant in (None, row.account.tenant)]
+    today = await pools[0].store.usage.today()
+    began, ended = _days(first, last, today)
+    rows = [row for row in await _rows(_books(pools), began, ended, today) if tenant in (None, row.account.tenant)]
     return {"first": began, "last": ended, "by": groups, "rows": grouped(rows, groups)}
 
 
@@ -88,9 +91,10 @@ async def own_usage(request: Request, runtime: RuntimeParam, first: First = None
     if caller is None:
         raise NotFoundError("usage is kept for the keys of tenants, and this is none; see /admin/usage")
     books = _books(runtime.pools.pools.values())
-    began, ended = _days(first, last, await next(iter(books.values())).today())
+    today = await next(iter(books.values())).today()
+    began, ended = _days(first, last, today)
     own = (caller.tenant.name, caller.key)
-    rows = [row for row in await usage_rows(books, began, ended) if (row.account.tenant, row.account.key) == own]
+    rows = [row for row in await _rows(books, began, ended, today) if (row.account.tenant, row.account.key) == own]
     limits = limits_of_key(caller)
     return {
         "object": "usage",
@@ -107,9 +111,17 @@ def _books(pools: Iterable[ServedPool]) -> Books:
     return {pool.settings.name: pool.store.usage for pool in pools}
 
 
+async def _rows(books: Books, first: date, last: date, today: date) -> list[UsageRow]:
+    """The rows of these days, of which those alone are read that are kept."""
+    return await usage_rows(books, max(first, today - timedelta(USAGE_DAYS - 1)), min(last, today))
+
+
 def _days(first: date | None, last: date | None, today: date) -> tuple[date, date]:
     ended = last or today
-    began = first or ended - timedelta(DAYS - 1)
+    try:
+        began = first or ended - timedelta(DAYS - 1)
+    except OverflowError as error:
+        raise InvalidRequestError("last is a day too early to have days before it", param="last") from error
     if not 0 <= (ended - began).days < MOST_DAYS:
         raise InvalidRequestError(f"first must not be behind last, nor {MOST_DAYS} days before it", param="first")
     return began, ended

@@ -100,10 +100,14 @@ class TenantKeeper:
         for name in removed:
             self._remove(name, news.edition.number)
         changed = {name: text for name, text in news.texts.items() if text is not None}
+        kept_out = []
         for count, (name, text) in enumerate(changed.items()):
-            self._put(name, text)
+            if not self._put(name, text):
+                kept_out.append(name)
             if count % ENTERED_TOGETHER == ENTERED_TOGETHER - 1:
                 await asyncio.sleep(0)  # requests go on
+        for name in kept_out:  # by a tenant that had the key before it, and was entered after it
+            self.directory.put(name, self.records[name], self.is_valid)
         if self._ending:
             await self._read_time()
         if news.edition.number:
@@ -111,13 +115,14 @@ class TenantKeeper:
         self.edition = news.edition
         self._changed()
 
-    def _put(self, name: str, text: bytes) -> None:
+    def _put(self, name: str, text: bytes) -> bool:
+        """Enter a tenant; False where another one has a key of it."""
         try:
             record = TenantRecord.parse(text)
         except ValueError:
             log.warning("tenant %r cannot be read as the store has it, and is refused: set it again", name)
             self._remove(name, 0)
-            return
+            return True
         if name in self.directory.configured and name not in self.records:
             log.warning("tenant %s is in the settings and in the store: the settings count", name)
         self.records[name] = record
@@ -125,7 +130,7 @@ class TenantKeeper:
         self._ending.discard(name)
         if any(key.expires_ms is not None for key in record.keys):
             self._ending.add(name)
-        self.directory.put(name, record, self.is_valid)
+        return self.directory.put(name, record, self.is_valid)
 
     def _remove(self, name: str, edition: int) -> None:
         self.records.pop(name, None)

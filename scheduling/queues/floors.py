@@ -3,7 +3,7 @@ under those above it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from dualmap.scheduling.queues.queue_order import PlanStep, QueueOrder, QueuePlan
 from dualmap.scheduling.queues.rebalance import HotQueue
@@ -23,6 +23,10 @@ class Floors:
     def __bool__(self) -> bool:
         """Whether any class but the first has a floor."""
         return any(each.floor > 0 for each in self._order.classes[1:])
+
+    def keep(self, holding: Collection[str]) -> None:
+        """Forget what is owed on all instances but these, which are those that hold requests: elsewhere none waits."""
+        self._owed = {of: owed for of, owed in self._owed.items() if of[0] in holding}
 
     def plan(self, queue: HotQueue) -> QueuePlan:
         """The requests of the queue that are to be dispatched now, the oldest of each class first. Nothing is owed to

@@ -4,8 +4,12 @@ What is used of a budget leaks away at a steady rate, so nothing resets on the m
 communications", 1986). What a request is expected to use is drawn by the script that places it: from all of its budgets
 or from none, and only where it fits, so a limit is exact over any number of replicas. At its end it gives back what it
 did not use: the rest of an estimate, and everything where no instance answered it, or its replica died. An answer that
-was longer than expected leaves the budget overdrawn, until that has leaked away. In any time T no more is used than the
-capacity and what leaks in T, whatever was estimated.
+was longer than expected leaves the budget overdrawn, until that has leaked away.
+
+What is drawn in a time T, less what is given back in it, is at most the capacity and what leaks in T. A request gives
+back what it did not use in full, also where some of it has leaked meanwhile. So what is used keeps to the rate on
+average since the oldest request in flight was admitted; in a short time, after requests that ran for long and gave much
+back, it can be more than the capacity, by as much as leaked while they ran.
 
 A budget that does not leak bounds what is in flight: all of a draw is given back at the end. A quota counts in one day
 or month of the store's clock; the first draw of the next one starts from zero, so nothing has to tidy up.

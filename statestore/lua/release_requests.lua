@@ -52,6 +52,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   local request, is_damaged = read_request(id, 'told')
   if is_damaged then
     redis.call('DEL', keys.request .. id) -- what it counted is repaired
+    redis.call('ZREM', keys.passed_on, id)
   end
   if not request or (replica_id ~= '' and request.told.replica_id ~= replica_id)
     or (attempt ~= '' and request.told.attempt > tonumber(attempt))

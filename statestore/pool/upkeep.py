@@ -65,6 +65,8 @@ _TYPES: Final = {
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
     "discovery": b"hash",
     "budgets": b"hash",
+    "shares": b"hash",
+    "shares_active": b"zset",
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
     **dict.fromkeys(("arrivals", "samples", "usage_log"), b"stream"),
     "rebalance_wanted": b"zset",

@@ -61,6 +61,7 @@ READS = frozenset(
         "usage.today",
         "usage.of_day",
         "usage.records",
+        "usage.work",
         "usage.budgets",
     ]
 )

@@ -237,16 +237,23 @@ async def test_a_key_of_another_type_is_deleted_and_named(filled: PoolStore, cap
         KEYS.replicas,
         KEYS.samples,
         KEYS.settings,
+        KEYS.shares,
+        KEYS.shares_active,
     ):
         await write(filled, "DEL", key)
-        await write(filled, "ZADD", key, 1, "stray")
+        await (
+            write(filled, "HSET", key, "stray", 1)
+            if key == KEYS.shares_active
+            else write(filled, "ZADD", key, 1, "stray")
+        )
         if key != KEYS.leader:
             await is_read(filled, READS["membership"])
 
     await heal(filled)
 
     await assert_whole(filled, "other types")
-    assert "key=dualmap:{default}:meta: it was a zset, and is deleted" in caplog.text
+    for name, kind in (("meta", "zset"), ("shares", "zset"), ("shares:active", "hash")):
+        assert f"key=dualmap:{{default}}:{name}: it was a {kind}, and is deleted" in caplog.text
 
 
 async def test_an_instance_whose_record_is_gone_gets_another_with_what_runs_there(filled: PoolStore) -> None:
@@ -274,6 +281,16 @@ async def test_nothing_is_left_of_a_damaged_request_that_is_over(filled: PoolSto
         assert await filled._calls.command("EXISTS", KEYS.request("over")) == 0
     await heal(filled)
     await assert_whole(filled, "requests")
+
+
+async def test_a_damaged_request_that_was_passed_on_is_listed_no_more_when_it_is_over(filled: PoolStore) -> None:
+    await filled.register(placement("passed", replica_id="one").request, ())
+    await write(filled, "HSET", KEYS.request("passed"), "placed", "?")
+
+    (told,) = await filled.release([Release("passed", replica_id="one")])
+
+    assert not told.done
+    assert await filled._calls.command("ZSCORE", KEYS.passed_on, "passed") is None
 
 
 async def test_a_counter_that_cannot_be_read_continues_ahead_of_all_that_was_counted(

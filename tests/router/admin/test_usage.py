@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, Te
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.statestore.pool.usage import USAGE_DAYS, UsageBooks
 from tests.router import tools
 
 TENANTS = tuple(
@@ -73,8 +75,33 @@ async def test_usage_is_added_up_as_it_is_asked_for(runtime: Runtime, client_of:
         ("web", 5, 16),
     ]
     assert (await client.get(f"/admin/usage?last={by_tenant['first']}")).json()["rows"] == []
-    for wrong in ("by=colour", "by=", "first=2027-01-01&last=2026-01-01", "first=yesterday"):
+    for wrong in ("by=colour", "by=", "first=2027-01-01&last=2026-01-01", "first=yesterday", "last=0001-01-01"):
         assert (await client.get(f"/admin/usage?{wrong}")).status_code in (400, 422), wrong
+
+
+async def test_of_a_long_time_only_the_days_that_are_kept_are_read(
+    runtime: Runtime, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await use(runtime, "acme")
+    read: list[date] = []
+    of_day = UsageBooks.of_day
+
+    async def counted(books: UsageBooks, day: date) -> Any:
+        read.append(day)
+        return await of_day(books, day)
+
+    monkeypatch.setattr(UsageBooks, "of_day", counted)
+    client = client_of(runtime, headers=ADMIN)
+    today = date.fromisoformat((await client.get("/admin/usage")).json()["last"])
+    read.clear()
+    asked = f"first={today - timedelta(390)}&last={today + timedelta(9)}"
+    answer = (await client.get(f"/admin/usage?{asked}")).json()
+
+    assert [row["requests"] for row in answer["rows"]] == [1]
+    assert (min(read), max(read), len(read)) == (today - timedelta(USAGE_DAYS - 1), today, USAGE_DAYS)
+    read.clear()
+    assert (await client.get("/admin/usage?first=9999-12-01&last=9999-12-31")).json()["rows"] == []
+    assert read == []
 
 
 async def test_a_request_that_is_refused_after_a_failed_try_counts_once(runtime: Runtime, client_of: Any) -> None:

@@ -73,6 +73,23 @@ async def test_a_change_is_in_force_on_every_replica_within_a_second(start_runti
     assert is_refused(other, "web"), "once there were tenants, access needs a key"
 
 
+async def test_a_key_that_moved_to_another_tenant_between_two_looks_gives_access(
+    start_runtime: Any, clock: ManualClock
+) -> None:
+    one, other = await start_runtime(), await start_runtime()
+    await put(one, "b", record("ci", "web"))
+    await put(one, "a", record("nightly"))
+    await pass_time(clock, 1.0)
+
+    await put(one, "b", record("web"))
+    await put(one, "a", record("nightly", "ci"))
+    await pass_time(clock, 1.0)
+
+    for runtime in (one, other):
+        caller = asked(runtime, "ci")
+        assert caller is not None and caller.tenant.name == "a"
+
+
 async def test_a_replica_that_starts_later_knows_them_before_it_serves(start_runtime: Any) -> None:
     await put(await start_runtime(), "acme", record("ci"))
 

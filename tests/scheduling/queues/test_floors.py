@@ -54,6 +54,18 @@ def test_nothing_is_saved_up_while_nothing_waits() -> None:
     assert floors.plan(queue(NOW_MS + 60_000, waiting("late", 100, 10))).steps == ()
 
 
+def test_nothing_is_owed_for_a_time_in_which_the_instance_held_nothing() -> None:
+    floors = Floors(ORDER)
+    held = waiting("old", 100, 10)
+    assert floors.plan(queue(NOW_MS, held)).steps == ()
+    floors.keep(["a", "b"])
+    assert dispatched(floors.plan(queue(NOW_MS + 1000, held)).steps) == ["old"]
+
+    assert floors.plan(queue(NOW_MS + 2000, held)).steps == ()
+    floors.keep(["b"])
+    assert floors.plan(queue(NOW_MS + 60_000, held)).steps == ()
+
+
 def test_there_is_nothing_to_do_without_floors() -> None:
     assert Floors(ORDER)
     assert not Floors(queue_order_of(SchedulingSettings(classes=CLASSES[:2])))
