@@ -64,9 +64,13 @@ def ask(
         connection.close()
 
 
-def at_work(fleet: Fleet, names: tuple[str, ...], what: str) -> str:
-    """The first of these instances that does this."""
-    return until(lambda: [name for name in names if busy(fleet, name)[what]], f"one of {names} is {what}")[0]
+def at_work(fleet: Fleet, names: tuple[str, ...], *what: str) -> str:
+    """The first of these instances that does one of these."""
+
+    def found() -> list[str]:
+        return [name for name in names if any(busy(fleet, name)[each] for each in what)]
+
+    return until(found, f"one of {names} is {' or '.join(what)}")[0]
 
 
 def die(fleet: Fleet, name: str, *, abruptly: bool = True) -> None:
@@ -79,7 +83,8 @@ def test_a_prefill_instance_that_dies_at_work_is_replaced(layerwise: Fleet, stre
         for name in PREFILL:
             layerwise.emulator(name, "/emulator/pause", {})
         asked = pool.submit(ask, layerwise, 100 + stream, words=LONG, stream=stream)
-        died = at_work(layerwise, PREFILL, "waiting")
+        # A paused engine may have begun its first step, which does not end.
+        died = at_work(layerwise, PREFILL, "waiting", "running")
         die(layerwise, died)
         (other,) = set(PREFILL) - {died}
         layerwise.emulator(other, "/emulator/resume", {})
@@ -102,7 +107,7 @@ def test_a_decoder_that_dies_while_it_waits_for_kv_is_replaced(layerwise: Fleet,
     assert response.headers["x-dualmap-instance"] != died
 
 
-def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(layerwise: Fleet) -> None:
+def test_a_stream_whose_decoder_dies_goes_on_from_another(layerwise: Fleet) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, layerwise, 300, max_tokens=3000)
         died = until(
@@ -111,7 +116,10 @@ def test_a_decoder_that_dies_in_mid_stream_ends_the_stream_with_an_error(layerwi
         )
         die(layerwise, died[0], abruptly=False)
 
-    assert b'"error"' in asked.result()[1]
+    _, body = asked.result()
+    assert b'"error"' not in body
+    assert body.count(b'"finish_reason":"length"') == 1
+    assert body.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.parametrize("fault", [{"status": 500}, {"answer": "empty"}])
