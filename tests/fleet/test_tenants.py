@@ -201,11 +201,11 @@ async def cached_of_a_prompt(fleet: Fleet) -> list[str]:
     return found
 
 
-async def killed_in_mid_answer(fleet: Fleet) -> int:
+async def killed_in_mid_answer(fleet: Fleet) -> list[int | None]:
     """Start as many streams as the tenant may, kill a replica, and see the other streams to their end; the tokens that
-    their instances counted."""
+    the instance of each counted, None for one that broke with its replica."""
 
-    async def stream(number: int, started: asyncio.Event) -> int:
+    async def stream(number: int, started: asyncio.Event) -> int | None:
         body = {
             "model": fleet.model, "prompt": f"tell {number}", "max_tokens": 600,
             "stream": True, "stream_options": {"include_usage": True},
@@ -221,7 +221,7 @@ async def killed_in_mid_answer(fleet: Fleet) -> int:
                         if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
                             counted = usage["total_tokens"]
             except httpx.HTTPError:
-                return 0
+                return None
         return counted
 
     events = [asyncio.Event() for _ in range(6)]
@@ -231,12 +231,13 @@ async def killed_in_mid_answer(fleet: Fleet) -> int:
     assert refused.status_code == 429
     assert "6 requests at a time" in refused.json()["error"]["message"]
     fleet.kill("router-1")
-    return sum(await asyncio.gather(*streams))
+    return await asyncio.gather(*streams)
 
 
 def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_path: Path) -> None:
     with running_fleet(tmp_path, OPTIONS) as fleet:
-        counted = asyncio.run(killed_in_mid_answer(fleet))
+        ended = asyncio.run(killed_in_mid_answer(fleet))
+        counted = sum(tokens or 0 for tokens in ended)
 
         until(lambda: "slow/requests/in_flight" not in budgets(fleet), "nothing is in flight any more")
         used = sum(tokens for name, tokens in budgets(fleet).items() if name == "slow/tokens/month")
@@ -244,5 +245,5 @@ def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_pat
         until(lambda: usage_of(fleet, "slow")["requests"] == 6, "all that was admitted is metered")
         metered = usage_of(fleet, "slow")
         answered = metered["prompt_tokens"] + metered["output_tokens"]
-        assert metered["lost"] > 0, "some went by the replica that was killed"
+        assert (metered["lost"] > 0) == (None in ended), "lost are those that went by the replica that was killed"
         assert answered >= counted, "of these no answer is counted"
