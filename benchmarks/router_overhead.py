@@ -59,6 +59,7 @@ from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
@@ -247,16 +248,8 @@ class BlindRequest:
 
     async def prefill_ended(self) -> None: ...
 
-    async def failed(
-        self,
-        failure: InstanceFailure,
-        *,
-        overdue: bool = False,
-        leg: Leg | None = None,
-        keeps_kv: bool = False,
-        sent_tokens: int | None = None,
-    ) -> None:
-        raise UpstreamError(str(failure))
+    async def failed(self, event: Failed) -> None:
+        raise UpstreamError(str(event.failure))
 
     def broke_off(self, failure: InstanceFailure) -> None: ...
 

@@ -39,6 +39,7 @@ from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
@@ -131,15 +132,7 @@ class PlacedRequest(Protocol):
 
     async def prefill_ended(self) -> None: ...
 
-    async def failed(
-        self,
-        failure: InstanceFailure,
-        *,
-        overdue: bool = False,
-        leg: Leg | None = None,
-        keeps_kv: bool = False,
-        sent_tokens: int | None = None,
-    ) -> None: ...
+    async def failed(self, event: Failed) -> None: ...
 
     def broke_off(self, failure: InstanceFailure) -> None: ...
 
@@ -278,7 +271,7 @@ class _Forwarding:
         if isinstance(rest, Over):
             self._placed.broke_off(failure)
             return rest
-        await self._placed.failed(failure, sent_tokens=so_far.tokens)
+        await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
         if not any(sized):
             return rest
         tokens, context_tokens = await self._measure(so_far.text if sized[0] else "")
@@ -359,7 +352,7 @@ class _Forwarding:
                 refusal = result.error_answer or refusal
             keeps_kv = self._split is not None and self._split.keeps_kv
             try:
-                await self._placed.failed(failure, overdue=result.overdue, leg=leg, keeps_kv=keeps_kv)
+                await self._placed.failed(Failed(failure, overdue=result.overdue, leg=leg, keeps_kv=keeps_kv))
             except RouterError:
                 # An instance's own words say more than the router's: the last one's, or a refusal before it.
                 answer = result.error_answer or refusal

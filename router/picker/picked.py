@@ -56,6 +56,7 @@ from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.router.tenants.directory import TenantDirectory, usable_models
 from dualmap.scheduling.request.answers import is_server_fault
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
@@ -351,7 +352,7 @@ class PickedRequest:
                 self._choices[await of(target)] = target
             except UnknownAddressError as error:
                 fields = []
-                await live.failed(InstanceFailure(FailureKind.CONNECT, str(error)))
+                await live.failed(Failed(InstanceFailure(FailureKind.CONNECT, str(error))))
                 continue
             if second is not None and second.data_parallel_rank == target.data_parallel_rank:
                 with contextlib.suppress(UnknownAddressError):

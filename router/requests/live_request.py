@@ -277,28 +277,19 @@ class LiveRequest:
         """
         await self._run(PrefillEnded())
 
-    async def failed(
-        self,
-        failure: InstanceFailure,
-        *,
-        overdue: bool = False,
-        leg: Leg | None = None,
-        keeps_kv: bool = False,
-        sent_tokens: int | None = None,
-    ) -> None:
-        """An instance failed it, and its client has nothing of the answer, or can have the rest from another one.
-
-        Afterwards ``to_send``, and where to, name the new try. Arguments as in ``scheduling.request.machine.Failed``.
+    async def failed(self, event: Failed) -> None:
+        """An instance failed it, and its client has nothing of the answer, or can have the rest from another one:
+        ``broke_off`` is for all others. Afterwards ``to_send``, and where to, name the new try.
 
         Raises:
             RouterError: no try, budget or instance is left. ``finish`` has been called.
         """
         self._count_placed()
-        if sent_tokens is not None:
+        if event.sent_tokens is not None:
             self._continued_at_s = self._now_s()
-        if failure.status == HTTPStatus.NOT_FOUND:
+        if event.failure.status == HTTPStatus.NOT_FOUND:
             self.pool.model_lists.doubt(self.answering_id)
-        await self._run(Failed(failure, False, overdue, leg, keeps_kv, sent_tokens))
+        await self._run(event)
 
     def broke_off(self, failure: InstanceFailure) -> None:
         """Report that an instance failed it for good, in an answer that has begun. Never waits."""

@@ -11,6 +11,7 @@ from pydantic import SecretStr
 from dualmap.router.errors import QuotaSpentError, RouterError
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller
@@ -111,7 +112,7 @@ async def test_a_request_that_is_refused_after_a_failed_try_counts_once(runtime:
     live.sent()
 
     with pytest.raises(RouterError):
-        await live.failed(InstanceFailure(FailureKind.CLOSED, "it closed the connection"))
+        await live.failed(Failed(InstanceFailure(FailureKind.CLOSED, "it closed the connection")))
     live.finish(Outcome.CLIENT_GONE)
     await runtime.pools.pools["default"].outbox.flush()
 

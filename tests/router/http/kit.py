@@ -18,6 +18,7 @@ from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.runtime.clock import RealClock
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -90,20 +91,13 @@ class PlacedRequest:
     async def prefill_ended(self) -> None:
         raise AssertionError("it is not split")
 
-    async def failed(
-        self,
-        failure: InstanceFailure,
-        *,
-        overdue: bool = False,
-        leg: Leg | None = None,
-        keeps_kv: bool = False,
-        sent_tokens: int | None = None,
-    ) -> None:
-        if overdue or (failure.kind is FailureKind.TIMEOUT and not self.intake.requests[-1].stream):
+    async def failed(self, event: Failed) -> None:
+        failure = event.failure
+        if event.overdue or (failure.kind is FailureKind.TIMEOUT and not self.intake.requests[-1].stream):
             self.faults.append(failure)
             raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}")
         self.failures.append(failure)
-        self.sent_tokens.append(sent_tokens)
+        self.sent_tokens.append(event.sent_tokens)
         if self.tries >= len(self.urls):
             raise UpstreamError(f"no instance is left: {failure}")
         self.expected_ttft_s = None

@@ -12,6 +12,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
@@ -90,7 +91,7 @@ async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_reques
         filling.finish(Outcome.CLIENT_GONE)
     else:
         with pytest.raises(Exception, match="no other instance is ready"):
-            await filling.failed(InstanceFailure(FailureKind.CONNECT))
+            await filling.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
 
     granted = await asyncio.wait_for(held, 60)
     assert granted.instance_id == "a"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -100,7 +101,7 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
     request = await runtime.intake.place(tools.request(LONG, stream=False))  # done after 1.25 s
     request.sent()
     await clock.advance(1.0)
-    await request.failed(InstanceFailure(FailureKind.CLOSED))
+    await request.failed(Failed(InstanceFailure(FailureKind.CLOSED)))
     request.sent()
     request.sent()  # again, over a new connection: it has one timer
 
@@ -143,7 +144,7 @@ async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
     request.first_token()
     gave_back = request.instance_id
 
-    await request.failed(InstanceFailure(FailureKind.RECOMPUTED))
+    await request.failed(Failed(InstanceFailure(FailureKind.RECOMPUTED)))
 
     assert (request.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
     pool = store.pool("default")

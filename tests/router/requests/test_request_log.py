@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.requests.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from tests.router import tools
 
@@ -50,7 +51,7 @@ async def test_requests_that_are_passed_on_or_refused_have_a_line_too(start_runt
     path = tmp_path / "requests.jsonl"
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), request_log=str(path), max_attempts=2)
     passed = await runtime.intake.place(tools.request(path="/tokenize", request_id="embedded"))
-    await passed.failed(InstanceFailure(FailureKind.CONNECT, "refused"))
+    await passed.failed(Failed(InstanceFailure(FailureKind.CONNECT, "refused")))
     passed.finish(Outcome.COMPLETED, Usage(prompt_tokens=9))
 
     await runtime.stop()

@@ -16,6 +16,7 @@ import trustme
 from dualmap.router.requests.tracing import TracingUnavailableError, open_tracing, tracing_session
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContext, TraceContexts
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from tests.router import tools
 
@@ -111,7 +112,7 @@ async def test_a_retry_is_an_event_and_a_failed_request_an_error(
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), tracing_url=collector.url)
     request = await runtime.intake.place(tools.request(trace=SAMPLED))
     await clock.advance(0.1)
-    await request.failed(InstanceFailure(FailureKind.CONNECT, "refused"))
+    await request.failed(Failed(InstanceFailure(FailureKind.CONNECT, "refused")))
     request.finish(Outcome.UPSTREAM_FAILED)
 
     await runtime.stop()

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import REGISTRY, generate_latest
 
 from dualmap.router.telemetry.metrics import RouterMetrics, measured
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.statestore.errors import StoreUnavailableError
@@ -48,7 +49,7 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any)
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.intake.place(tools.request("x" * 400))
     assert sample(runtime, "dualmap_inflight_requests", pool="default") == 1.0
-    await request.failed(InstanceFailure(FailureKind.CONNECT))
+    await request.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
     await clock.advance(6.0)
     request.first_token()
     request.finish(Outcome.COMPLETED)
@@ -82,7 +83,7 @@ async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_o
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     again = await runtime.intake.place(tools.request("x" * 400))
-    await again.failed(InstanceFailure(FailureKind.CONNECT))
+    await again.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
     whole = await runtime.intake.place(tools.request("y" * 400, stream=False))
     await clock.advance(2.0)
     again.first_token()

@@ -8,6 +8,7 @@ import pytest
 
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.scheduling.estimates.learning import EndSample
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router import tools
 from tests.router.requests.phases.fleets import LONG, REFUSED, loads, nothing_is_left
@@ -81,7 +82,7 @@ async def test_a_first_token_teaches_what_was_expected_of_it(start_runtime: Any,
 async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.intake.place(tools.request(LONG))
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
 
     request.first_token()
     await tools.settle()

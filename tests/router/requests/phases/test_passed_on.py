@@ -12,6 +12,7 @@ from dualmap.router.errors import (
     UpstreamError,
 )
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState, Role
 from tests.router import tools
@@ -70,10 +71,10 @@ async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, 
     assert request.instance_id in ("a", "b")
     assert await live(store) == {}
     failed = request.instance_id
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
     assert request.instance_id != failed
     with pytest.raises(UpstreamError):
-        await request.failed(REFUSED)
+        await request.failed(Failed(REFUSED))
     assert await nothing_is_left(store, runtime)
 
 

@@ -19,6 +19,7 @@ from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings
@@ -58,7 +59,7 @@ async def live_through(runtime: Runtime, rng: random.Random, outcomes: Counter[s
         request = await runtime.intake.place(tools.request(prompt, stream=rng.random() < 0.8))
         try:
             if rng.random() < 0.2:
-                await request.failed(InstanceFailure(FailureKind.CONNECT))
+                await request.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
             await asyncio.sleep(rng.random() * 0.005)
             if rng.random() < 0.9:
                 request.first_token()
@@ -288,7 +289,7 @@ async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any) ->
     other = "b" if request.instance_id == "a" else "a"
     await store.pool("default").place(tools.placement("work", other, tokens=3000))
 
-    retry = asyncio.create_task(request.failed(InstanceFailure(FailureKind.CONNECT)))
+    retry = asyncio.create_task(request.failed(Failed(InstanceFailure(FailureKind.CONNECT))))
     await tools.settle()
 
     assert not retry.done()
@@ -320,7 +321,7 @@ async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: 
         told.extend(record for live in runtime.context.live for record in live.records(0))
 
     tampered.before |= {"place": on_the_way, "release": on_the_way}
-    await request.failed(InstanceFailure(FailureKind.CONNECT))
+    await request.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
 
     assert told == []
     assert request.records(0)[0].instance_id == request.instance_id

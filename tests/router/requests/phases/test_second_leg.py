@@ -11,6 +11,7 @@ import pytest
 
 from dualmap.scheduling.estimates.learning import EndSample
 from dualmap.scheduling.placing.placement import Search
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
@@ -42,7 +43,7 @@ async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(s
     placed = split
     failed_id = placed.answering_id
 
-    await placed.failed(CLOSED, keeps_kv=True)
+    await placed.failed(Failed(CLOSED, keeps_kv=True))
 
     assert placed.to_send is Leg.DECODE
     assert {failed_id, placed.answering_id} == {"d", "e"}
@@ -56,7 +57,7 @@ async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(s
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any) -> None:
     placed, decode = split, split.machine.decode
-    await placed.failed(CLOSED)
+    await placed.failed(Failed(CLOSED))
     assert placed.to_send is Leg.PREFILL
     await placed.prefill_ended()
     again = placed.machine.decode
@@ -79,7 +80,7 @@ async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split:
     placed = split
     failed_id = placed.answering_id
 
-    await placed.failed(CLOSED)
+    await placed.failed(Failed(CLOSED))
 
     (suspect,) = placed.pool.evidence.quarantine.suspects.values()
     assert (list(suspect.died_at_s), suspect.deaths) == ([failed_id], 1)
@@ -107,7 +108,7 @@ async def test_the_first_token_of_a_decode_leg_tells_what_its_transfer_took(spli
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_decode_leg_that_was_placed_again_teaches_no_transfer(split: Any, store: Any) -> None:
     placed = split
-    await placed.failed(CLOSED, keeps_kv=True)
+    await placed.failed(Failed(CLOSED, keeps_kv=True))
 
     placed.first_token()
     await tools.settle()
@@ -172,7 +173,7 @@ async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_i
     request.may_split = True
     placed = await runtime.intake.place(request)
     if placed.instance_id == "p":
-        await placed.failed(CLOSED)
+        await placed.failed(Failed(CLOSED))
     assert (placed.to_send, placed.instance_id) == (Leg.PREFILL, "m")
 
     await placed.prefill_ended()

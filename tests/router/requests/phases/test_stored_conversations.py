@@ -11,6 +11,7 @@ from dualmap.router.errors import (
     UpstreamError,
 )
 from dualmap.router.prompts.inference_request import response_id
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router import tools
 from tests.router.requests.phases.fleets import REFUSED, loads
@@ -81,7 +82,7 @@ async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_
         placed = await runtime.intake.place(stored)
         assert placed.instance_id == wanted
         with pytest.raises(UpstreamError):
-            await placed.failed(REFUSED)
+            await placed.failed(Failed(REFUSED))
 
     with pytest.raises(NotFoundError, match="not in the fleet"):
         await runtime.intake.place(tools.request(path="/v1/responses/resp_1@e", model="", pinned_to="e"))

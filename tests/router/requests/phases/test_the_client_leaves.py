@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router import tools
 from tests.router.requests.phases.fleets import DEAD, LONG, REFUSED, full_fleet, nothing_is_left
@@ -29,7 +30,7 @@ async def test_a_client_that_leaves_while_held_leaves_nothing(start_runtime: Any
 async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     first = await runtime.intake.place(tools.request("same"))
-    await first.failed(DEAD)
+    await first.failed(Failed(DEAD))
     copy = asyncio.create_task(runtime.intake.place(tools.request("same")))
     await tools.settle()
     assert not copy.done()
@@ -43,7 +44,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_trial_leaves_nothing(st
 
 async def test_a_cancelled_retry_leaves_nothing(start_runtime: Any, store: Any) -> None:
     runtime, requests = await full_fleet(start_runtime)
-    retry = asyncio.create_task(requests[0].failed(REFUSED))
+    retry = asyncio.create_task(requests[0].failed(Failed(REFUSED)))
     await tools.settle()
     assert not retry.done()  # held for the other instance, which is full
 

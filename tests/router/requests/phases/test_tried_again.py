@@ -13,6 +13,7 @@ from dualmap.router.errors import (
     UpstreamTimeoutError,
 )
 from dualmap.router.pool.view import POLL_S as VIEW_POLL_S
+from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from tests.router import tools
@@ -24,12 +25,12 @@ async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, st
     request = await runtime.intake.place(tools.request(LONG))
     first = request.instance_id
 
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
 
     assert request.instance_id == request.explain().rounds[0].decision.alternative_id
     assert request.tries == 2
     assert (await loads(store))[first].pending_tokens == 0
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
     assert request.tries == 3
     assert request.instance_id not in request.machine.excluded
     request.finish(Outcome.COMPLETED)
@@ -62,7 +63,7 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
     await clock.advance(VIEW_POLL_S + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
-    await request.failed(InstanceFailure(FailureKind.DOWN, listener.why))
+    await request.failed(Failed(InstanceFailure(FailureKind.DOWN, listener.why)))
     assert request.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
@@ -73,10 +74,10 @@ async def test_attempts_are_limited(start_runtime: Any, store: Any) -> None:
     instances = tuple(tools.spec(name) for name in "abcd")
     runtime = await start_runtime(instances=instances, max_attempts=2)
     request = await runtime.intake.place(tools.request())
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
 
     with pytest.raises(UpstreamError, match="connection refused"):
-        await request.failed(REFUSED)
+        await request.failed(Failed(REFUSED))
 
     assert await nothing_is_left(store, runtime)
 
@@ -88,7 +89,7 @@ async def test_retries_stop_when_their_budget_is_spent(start_runtime: Any, store
     request = await runtime.intake.place(tools.request())
 
     with pytest.raises(UpstreamError, match="budget"):
-        await request.failed(InstanceFailure(FailureKind.CLOSED, "the connection broke"))
+        await request.failed(Failed(InstanceFailure(FailureKind.CLOSED, "the connection broke")))
 
     assert await nothing_is_left(store, runtime)
 
@@ -100,11 +101,11 @@ async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime:
     tools.no_retries(runtime)
     request = await runtime.intake.place(tools.request(path=path))
 
-    await request.failed(REFUSED)
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
+    await request.failed(Failed(REFUSED))
     assert request.tries == 3
     with pytest.raises(UpstreamError, match="3 instances failed"):
-        await request.failed(REFUSED)
+        await request.failed(Failed(REFUSED))
 
 
 async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime: Any, store: Any) -> None:
@@ -112,7 +113,7 @@ async def test_when_every_instance_failed_the_last_failure_is_told(start_runtime
     request = await runtime.intake.place(tools.request())
 
     with pytest.raises(UpstreamTimeoutError, match="no other instance is ready"):
-        await request.failed(InstanceFailure(FailureKind.TIMEOUT, "no first byte"))
+        await request.failed(Failed(InstanceFailure(FailureKind.TIMEOUT, "no first byte")))
 
     assert await nothing_is_left(store, runtime)
 
@@ -123,10 +124,10 @@ async def test_an_error_tells_instances_that_failed_from_instances_that_are_not_
 ) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.intake.place(tools.request(path=path))
-    await request.failed(REFUSED)
+    await request.failed(Failed(REFUSED))
 
     with pytest.raises(UpstreamError, match="every ready instance failed"):
-        await request.failed(REFUSED)
+        await request.failed(Failed(REFUSED))
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/score"])
@@ -135,10 +136,10 @@ async def test_a_request_that_two_engines_died_of_is_not_tried_on_a_third(
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.intake.place(tools.request("deadly", path=path, body_hash=7))
-    await request.failed(DEAD)
+    await request.failed(Failed(DEAD))
 
     with pytest.raises(UpstreamError, match="engines died"):
-        await request.failed(DEAD)
+        await request.failed(Failed(DEAD))
     with pytest.raises(RequestQuarantinedError):
         await runtime.intake.place(tools.request("deadly", path=path, body_hash=7))
 
@@ -155,7 +156,7 @@ async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(start_runt
         request = await runtime.intake.place(tools.request(f"prompt {number % 3}", path=path, body_hash=number % 3))
         with pytest.raises(UpstreamError, match="3 instances failed"):
             while True:
-                await request.failed(closed)
+                await request.failed(Failed(closed))
 
     request = await runtime.intake.place(tools.request("prompt 0", path=path, body_hash=0))
     request.finish(Outcome.COMPLETED)
@@ -166,7 +167,7 @@ async def test_engines_that_restart_behind_a_proxy_quarantine_nothing(start_runt
 async def test_an_engine_that_died_of_an_answer_that_had_begun_counts_too(start_runtime: Any, path: str) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     request = await runtime.intake.place(tools.request("deadly", path=path))
-    await request.failed(DEAD)
+    await request.failed(Failed(DEAD))
     request.first_token()
     request.broke_off(DEAD)
     request.finish(Outcome.UPSTREAM_FAILED)
@@ -181,7 +182,7 @@ async def test_copies_wait_for_the_first_that_is_tried_again_and_follow_its_toke
 ) -> None:
     runtime = await start_runtime(instances=tuple(tools.spec(name) for name in "abcd"))
     trial = await runtime.intake.place(tools.request("same", path=path))
-    await trial.failed(DEAD)
+    await trial.failed(Failed(DEAD))
     copies = [asyncio.create_task(runtime.intake.place(tools.request("same", path=path))) for _ in range(3)]
     await tools.settle()
     assert not any(copy.done() for copy in copies)
@@ -205,7 +206,7 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
         request = await runtime.intake.place(tools.request(f"prompt {failures} of its own"))
         if request.instance_id == "a":
             failures += 1
-            await request.failed(REFUSED)
+            await request.failed(Failed(REFUSED))
 
     assert {(await runtime.intake.place(tools.request())).instance_id for _ in range(5)} == {"b"}
     await clock.advance(5.1)
@@ -221,7 +222,7 @@ async def test_client_errors_never_open_a_breaker(start_runtime: Any) -> None:
         request = await runtime.intake.place(tools.request())
         request.finish(Outcome.CLIENT_ERROR)
         request = await runtime.intake.place(tools.request())
-        await request.failed(InstanceFailure(FailureKind.STATUS, "slow down", 429))
+        await request.failed(Failed(InstanceFailure(FailureKind.STATUS, "slow down", 429)))
         request.finish(Outcome.COMPLETED)
 
     assert runtime.pools.pools["default"].evidence.breakers.states() == {}
