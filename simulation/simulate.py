@@ -40,7 +40,7 @@ from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
-from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
+from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler
@@ -323,7 +323,7 @@ class Simulation:
             hides_first_token=not self._is_seen(int(request_id)),
             tenant=request.tenant,
             class_rank=self._class_rank(request),
-            weight=self._weights.get(request.tenant, UNNAMED_WEIGHT) if self._weights else None,
+            weight=self._weights.get(request.tenant, NO_TENANT_WEIGHT) if self._weights else None,
         )
         machine = RequestMachine(request_id, spec, self._rules, self._now_s)
         self._requests.live[request_id] = machine

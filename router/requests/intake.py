@@ -20,7 +20,7 @@ from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Draw, Measure, draws_of
 from dualmap.scheduling.tenants.classes import class_rank
-from dualmap.scheduling.tenants.shares import UNNAMED_WEIGHT
+from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
 
 PRIORITY_PATHS: Final = COMPLETIONS_PATHS | {RESPONSES_PATH}
@@ -142,7 +142,7 @@ class Intake:
         there are no tenants."""
         if caller is not None:
             return caller.tenant.weight
-        return UNNAMED_WEIGHT if self._tenants is not None and self._tenants.has_tenants else None
+        return NO_TENANT_WEIGHT if self._tenants is not None and self._tenants.has_tenants else None
 
     def _free_id(self, request_id: str) -> str:
         """The id itself unless a request of this replica has it, or its release is being sent; the

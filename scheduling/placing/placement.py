@@ -36,7 +36,7 @@ from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
 from dualmap.scheduling.tenants.classes import class_band
-from dualmap.scheduling.tenants.shares import NOBODY, Share, Standing
+from dualmap.scheduling.tenants.shares import NO_TENANT, Share, Standing
 from dualmap.scheduling.values import record, value
 
 MAX_ROUNDS = 12
@@ -464,7 +464,7 @@ class Search:
         """Nobody is passed over where requests go in the order in which they came."""
         if self.weight is None or not self.order.by_deadline or self.leg is _DECODE:
             return None
-        return Share(self.request.shares_as or NOBODY, self.weight, len(self.fleet.view.ready))
+        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.fleet.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""

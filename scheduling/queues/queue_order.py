@@ -33,6 +33,13 @@ of one on average (``step_rest_tokens``).
 
 Replicas make plans from the queue head in the reply to the transition that made room, and commit them against the
 version of the queue that they were made for.
+
+A placement needs no plan where nothing waits before its request: the script that chooses the instance then dispatches
+there at once (``statestore/lua/place_requests.lua``, ``goes_at_once``), which saves a further call. So it repeats the
+rules for a queue of one entry, with the constants that are defined here: room, memory, calm, and idle room for classes
+that fill it. It may hold a request that a plan would dispatch, as it does with one of such a class while any prefill is
+left or waits: its reply then has the queue, and the replica plans it. It must not dispatch at once to idle room what a
+plan would hold.
 """
 
 from __future__ import annotations

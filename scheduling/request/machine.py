@@ -53,7 +53,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.budgets import Draw, Drawn, drawn_text, returned_text
-from dualmap.scheduling.tenants.shares import NOBODY
+from dualmap.scheduling.tenants.shares import NO_TENANT
 from dualmap.scheduling.values import value
 
 
@@ -983,7 +983,7 @@ class RequestMachine:
             tenant=spec.tenant,
             drawn=drawn_text(spec.draws) if spec.draws else "",
             account=spec.account,
-            shares_as="" if spec.weight is None else spec.tenant or NOBODY,
+            shares_as="" if spec.weight is None else spec.tenant or NO_TENANT,
         )
 
     def register_record(self) -> StoredRequest:

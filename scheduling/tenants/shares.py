@@ -15,13 +15,19 @@ its *level*:
 
 A plan passes over the highest level first, and the longest within a level (``scheduling.queues.queue_order``). So a
 tenant within its share pays for no other's burst, tenants beyond theirs come out level by work, and among equals the
-deadlines decide as without tenants. Nobody's work is kept back while there is room: the books matter only where a queue
-cannot be on time as a whole.
+deadlines decide as without tenants. No tenant's work is kept back while there is room: the books matter only where a
+queue cannot be on time as a whole.
 
-What was sent decides first, as it has no memory to speak of. By what was given alone, whoever was quiet for a minute
-would pass over a steady tenant until it has caught up.
+What was sent decides first, as it has no memory to speak of. By what was given alone, a tenant that was quiet for a
+minute would pass over a steady one until it has caught up.
 
 A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without a tenant are one tenant of their own.
+
+The script that places a request computes the level (``statestore/lua/shared/shares.lua``, ``level_of``), with the
+constants that are defined here. It must: the level sets the place in the queue at which the same script enters the
+request, and it follows from books that every placement of every replica changes. A replica would judge by books of an
+earlier moment, in which all requests of a burst that are on their way are still missing. No other code computes levels;
+the simulator runs the same script.
 """
 
 from __future__ import annotations
@@ -39,15 +45,15 @@ LEVELS_FROM: Final = 0.7
 LEVEL_STEP: Final = 1.05
 LEVELS: Final = 48
 """Enough for ten times that part."""
-UNNAMED_WEIGHT: Final = 1.0
+NO_TENANT_WEIGHT: Final = 1.0
 """The weight of all requests without a tenant together."""
-NOBODY: Final = "-"
+NO_TENANT: Final = "-"
 """The name in the books of requests without a tenant. No tenant is called so."""
 
 
 @value
 class Share:
-    """What the store has to know of a request's tenant to place it."""
+    """The figures of a request's tenant that the store needs to place it."""
 
     name: str
     """The tenant's name in the books."""
@@ -58,7 +64,7 @@ class Share:
 
 @value
 class Standing:
-    """Where a tenant stood when a request of it was placed, without that request."""
+    """A tenant's place among others when a request of it was placed, without that request."""
 
     level: int
     sent_s: float
@@ -69,16 +75,16 @@ class Standing:
 
 @value
 class Work:
-    """What instances were given lately of an active tenant's work."""
+    """The work of an active tenant that instances were given lately."""
 
     given_s: float
     """In seconds of an instance, of about the last ``WINDOW_S``."""
     part: float
-    """Of what they were given of all tenants'."""
+    """The part that this is of the work that they were given of all tenants."""
     share: float
     """The part that is its share by weight."""
 
 
 def left_of(work_s: float, since_ms: int, now_ms: int) -> float:
-    """What is left by now of what a book had at a time."""
+    """The work that is left by now of what a book had at a time."""
     return work_s * math.exp(-max(0, now_ms - since_ms) / 1000 / WINDOW_S)

@@ -102,6 +102,8 @@ local function reply_again(former)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
 
+-- Whether it is dispatched without a plan: the rules of scheduling/queues/queue_order.py for a queue of one entry. What is held
+-- although there is room, its replica plans by the queue in the reply.
 local function goes_at_once(instance, tokens, rank_ms)
   if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held

@@ -7,10 +7,27 @@ import math
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
-from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
-from dualmap.scheduling.tenants.shares import ACTIVE_S, NOBODY, WINDOW_S, Share
+from dualmap.scheduling.queues.queue_order import (
+    DEFERRED_RANK_MS,
+    PlanStep,
+    QueueEntry,
+    QueueHead,
+    QueueOrder,
+    QueuePlan,
+    plan_queue,
+)
+from dualmap.scheduling.tenants.shares import ACTIVE_S, NO_TENANT, WINDOW_S, Share
 from dualmap.statestore.pool import PoolStore
-from tests.statestore.samples import HandClock, assert_sums_hold, finish, hold, instance, place, record
+from tests.statestore.samples import (
+    HandClock,
+    assert_sums_hold,
+    finish,
+    first_token,
+    hold,
+    instance,
+    place,
+    record,
+)
 
 INSTANCES = 1
 A_SHARE_TOKENS = round(WINDOW_S * 8000 / 2)
@@ -65,8 +82,8 @@ async def test_a_placement_says_where_its_tenant_stood(pool: PoolStore) -> None:
     assert standing.level == (await record(pool, "r2")).band > 0
     assert standing.sent_s == pytest.approx(WINDOW_S, rel=0.01)
     assert standing.share_s == pytest.approx(WINDOW_S / 2, rel=0.01)
-    share = Share(NOBODY, 1.0, INSTANCES)
-    assert (await place(pool, "r3", tokens=100, share=share, shares_as=NOBODY)).standing is None
+    share = Share(NO_TENANT, 1.0, INSTANCES)
+    assert (await place(pool, "r3", tokens=100, share=share, shares_as=NO_TENANT)).standing is None
 
 
 async def test_each_tenants_part_of_the_work_is_read_beside_its_share(pool: PoolStore, clock: HandClock) -> None:
@@ -173,3 +190,37 @@ async def test_what_fills_idle_room_waits_deferred_and_nobody_waits_for_it(pool:
     queue = await pool.queue_head("a")
     assert queue is not None
     assert [(entry.request_id, entry.band, entry.deferred) for entry in queue.entries] == [("filler", 48, True)]
+
+
+async def test_what_fills_idle_room_is_dispatched_at_once_where_a_plan_would_dispatch_it(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    band = 48
+    await pool.members.put_instance(instance("a", max_running_requests=3, kv_capacity_tokens=50_000))
+
+    async def goes_at_once(name: str, tokens: int) -> bool:
+        """Place it while nothing is held, compare with the plan for it alone, and take it away where it is held."""
+        load = (await pool.loads())["a"]
+        entry = QueueEntry(name, DEFERRED_RANK_MS + clock.now_ms + 5000, tokens, band)
+        plan = plan_queue(QueueHead(clock.now_ms, load, (entry,)), QueueOrder(True, math.inf, fills_from=band))
+        reply = await place(pool, name, tokens=tokens, band=band, fills=True, rank_ms=5000, defers=True)
+        assert (reply.status is PlaceStatus.DISPATCHED) == (PlanStep(name) in plan.steps)
+        if reply.status is PlaceStatus.HELD:
+            await finish(pool, name)
+        return reply.status is PlaceStatus.DISPATCHED
+
+    assert await goes_at_once("long", 40_000), "nothing runs"
+    assert not await goes_at_once("behind", 100), "it prefills"
+    await finish(pool, "long")
+    assert await goes_at_once("short", 350)
+    await first_token(pool, "short", "a")
+    half = 25_000 - (await pool.loads())["a"].context_tokens
+    assert not await goes_at_once("more", half + 1), "more than half of the memory"
+    assert await goes_at_once("half", half)
+    await first_token(pool, "half", "a")
+    assert not await goes_at_once("another", 1), "half of the memory is taken"
+    await finish(pool, "half")
+    for name in ("second", "third"):
+        assert await goes_at_once(name, 100)
+        await first_token(pool, name, "a")
+    assert not await goes_at_once("fourth", 100), "as many run as may"

@@ -20,7 +20,8 @@ local function read_shares(name, at_ms)
   return books
 end
 
--- Where a tenant stands: its level, whether it is within its share and others are active, and its share in seconds.
+-- A tenant's level, whether it is within its share while others are active, and its share in seconds. scheduling/tenants/shares.py
+-- says what levels mean, and why they are computed here.
 local function level_of(books, share)
   local weights = books.weights - books.weight + share.weight
   local fair = math.max(share.instances * terms.share_window_s, books.all) * share.weight / weights
@@ -33,7 +34,7 @@ local function level_of(books, share)
   return math.min(terms.share_levels - 1, 1 + math.max(0, math.ceil(above))), false, fair
 end
 
--- Of tenants that were not active for long, at most two at a time: what is left of theirs is forgotten.
+-- Forgets the books of tenants that were not active for long, at most two at a time.
 local function forget_inactive(books, at_ms)
   local first = redis.call('ZRANGE', keys.shares_active, 0, 1, 'WITHSCORES')
   for place = 1, #first, 2 do
