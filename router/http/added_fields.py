@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
+
 from dualmap.router.http.model_field import Edit
+from dualmap.router.prompts.inference_request import InferenceRequest
 
 BLANK: Final = b" \t\r\n"
 
 
-def field_edit(body: bytes, field: bytes) -> Edit:
-    """Adds a field at the end of the body, where it stands for one before, as for any reader. The body must be a JSON
-    object."""
-    end = body.rindex(b"}")
-    return (end, end), field if body[:end].rstrip(BLANK).endswith(b"{") else b"," + field
+def added_fields(request: InferenceRequest) -> list[bytes]:
+    """The fields of a request whose values are the fleet's, as JSON: the salt of its tenant, the priority of its
+    class."""
+    fields = []
+    if request.cache_salt is not None:
+        fields.append(salt_field(request.cache_salt))
+    if request.engine_priority is not None:
+        fields.append(priority_field(request.engine_priority))
+    return fields
+
+
+def field_edit(body: bytes, *fields: bytes) -> Edit:
+    """The edit that adds fields at the end of the body, where they stand for those of the same name before, as for any
+    reader. The body must be a JSON object."""
+    end, added = body.rindex(b"}"), b",".join(fields)
+    return (end, end), added if body[:end].rstrip(BLANK).endswith(b"{") else b"," + added
+
+
+def salt_field(salt: str) -> bytes:
+    """vLLM's field that keeps the KV cache of a request apart from all with another salt."""
+    return b'"cache_salt":%b' % orjson.dumps(salt)
 
 
 def priority_field(priority: int) -> bytes:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-import orjson
-
 from dualmap.router.errors import InvalidRequestError
-from dualmap.router.http.added_fields import BLANK, field_edit
+from dualmap.router.http.added_fields import BLANK
 from dualmap.router.http.admission import content_encoding
-from dualmap.router.http.model_field import Edit
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import SCHEDULED_PATHS, InferenceRequest
 from dualmap.router.tenants.cache_salts import CacheSalts
@@ -51,12 +48,3 @@ def _sent_salt(read: InferenceRequest) -> str | None:
     if read.prompt is not None:
         return read.prompt.salt
     return f"body {read.body_hash}" if read.unread else read.sent_salt
-
-
-def salt_edit(body: bytes, salt: str) -> Edit:
-    """Adds the salt to the body."""
-    return field_edit(body, salt_field(salt))
-
-
-def salt_field(salt: str) -> bytes:
-    return b'"cache_salt":%b' % orjson.dumps(salt)

@@ -12,10 +12,10 @@ import orjson
 
 from dualmap.api_bodies.json_body import read_json, write_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
-from dualmap.router.http.added_fields import BLANK, field_edit, priority_field
+from dualmap.router.http.added_fields import BLANK, added_fields, field_edit
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.cache_salt import salt_edit, salt_field, separate
+from dualmap.router.http.cache_salt import separate
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
 from dualmap.router.http.downstream import ClientDownstream, Downstream
 from dualmap.router.http.exchange import Exchange
@@ -150,10 +150,8 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
             edits.append((form_model_span(body), placed.model.encode()))
         else:
             edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
-    if inference_request.cache_salt is not None:
-        edits.append(salt_edit(body, inference_request.cache_salt))
-    if inference_request.engine_priority is not None and body.rstrip(BLANK).endswith(b"}"):
-        edits.append(field_edit(body, priority_field(inference_request.engine_priority)))
+    if (fields := added_fields(inference_request)) and body.rstrip(BLANK).endswith(b"}"):
+        edits.append(field_edit(body, *fields))
     return edited(body, edits)
 
 
@@ -418,10 +416,10 @@ class _Forwarding:
         """The fields whose values at the instances are others than the client's, as JSON with a comma behind each: the
         name of the model, the salt of the tenant, the priority of the class."""
         model, request = self._placed.model, self._inference_request
-        fields = b'"model":%b,' % orjson.dumps(model) if request.model and model != request.model else b""
-        if request.engine_priority is not None:
-            fields += b"%b," % priority_field(request.engine_priority)
-        return fields if request.cache_salt is None else b"%b%b," % (fields, salt_field(request.cache_salt))
+        fields = added_fields(request)
+        if request.model and model != request.model:
+            fields.append(b'"model":%b' % orjson.dumps(model))
+        return b"".join([b"%b," % field for field in fields])
 
     @property
     def _is_decoded(self) -> bool:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.http.added_fields import field_edit, priority_field
+from dualmap.router.http.added_fields import added_fields, field_edit, priority_field
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
@@ -43,6 +43,14 @@ def test_what_cannot_be_a_priority_counts_as_not_said(body: dict[str, Any]) -> N
 def test_an_added_field_is_the_last_word_of_the_body(body: bytes) -> None:
     made = orjson.loads(b"".join(edited(body, [field_edit(body, priority_field(-7))])))
     assert made == {**orjson.loads(body), "priority": -7}
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"cache_salt": "own"} \n'])
+def test_several_added_fields_are_separated(body: bytes) -> None:
+    request = read({"prompt": "hi"})
+    request.cache_salt, request.engine_priority = "acme's", -7
+    made = orjson.loads(b"".join(edited(body, [field_edit(body, *added_fields(request))])))
+    assert made == {"cache_salt": "acme's", "priority": -7}
 
 
 @pytest.fixture

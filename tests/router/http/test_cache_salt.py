@@ -8,8 +8,9 @@ import orjson
 import pytest
 
 from dualmap.router.errors import InvalidRequestError
+from dualmap.router.http.added_fields import field_edit, salt_field
 from dualmap.router.http.admission import unread_request
-from dualmap.router.http.cache_salt import SALTED_PATHS, salt_edit, separate
+from dualmap.router.http.cache_salt import SALTED_PATHS, separate
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
@@ -32,7 +33,7 @@ def sent(
     read = read_at_once(request, "id")
     assert read is not None
     separate(request, read, SALTS)
-    edits = [] if read.cache_salt is None else [salt_edit(raw, read.cache_salt)]
+    edits = [] if read.cache_salt is None else [field_edit(raw, salt_field(read.cache_salt))]
     return read, orjson.loads(b"".join(edited(raw, edits)))
 
 
