@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -177,6 +177,12 @@ def _not_elsewhere(failure: InstanceFailure, why: CannotContinueError) -> str:
     return f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
 
 
+def _wants_usage(asked: Mapping[str, Any]) -> bool:
+    """Whether the client asked for the usage event of its stream."""
+    options = asked.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
 class _Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
@@ -238,10 +244,9 @@ class _Forwarding:
         while result.kept is not None and result.failure is not None:
             so_far, failure, former = result.kept.so_far(), result.failure, self.downstream
             try:
-                rest = await self._rest(so_far, failure)
-                if isinstance(rest, Over):
-                    return self._end_whole(so_far, rest)
-                self._ask_for(rest, so_far)
+                ended = await self._ask_on(so_far, failure)
+                if ended is not None:
+                    return ended
                 result = await self._try_until_sent()
             except CannotContinueError as why:
                 self._placed.broke_off(failure)
@@ -254,8 +259,9 @@ class _Forwarding:
                 self.downstream.end()
         return result
 
-    async def _rest(self, so_far: AnswerSoFar, failure: InstanceFailure) -> Rest | Over:
-        """What is missing of an answer, and the instance for it.
+    async def _ask_on(self, so_far: AnswerSoFar, failure: InstanceFailure) -> ExchangeResult | None:
+        """Place the request for what is missing of an answer. Returns the result where that was its end alone, which
+        the client has got.
 
         Raises:
             CannotContinueError: it does not go on elsewhere.
@@ -263,9 +269,19 @@ class _Forwarding:
         """
         if self._not_continued:
             raise CannotContinueError(self._not_continued)
-        path, request = self._inference_request.path, read_json(self._original or self.request.body)
-        sized = needs_count(path, so_far), needs_context(path, request, so_far)
-        rest = rest_of(path, request, so_far, context_tokens=1 if sized[1] else None, text_tokens=None)
+        asked = read_json(self._original or self.request.body)
+        rest = await self._rest(asked, so_far, failure)
+        if isinstance(rest, Over):
+            return self._end_whole(asked, so_far, rest)
+        self._ask_for(rest, asked, so_far)
+        return None
+
+    async def _rest(self, asked: Mapping[str, Any], so_far: AnswerSoFar, failure: InstanceFailure) -> Rest | Over:
+        """The part that is missing of the answer to what the client ``asked``, for which an instance is found. Raises
+        as ``_ask_on``."""
+        path = self._inference_request.path
+        sized = needs_count(path, so_far), needs_context(path, asked, so_far)
+        rest = rest_of(path, asked, so_far, context_tokens=1 if sized[1] else None, text_tokens=None)
         if isinstance(rest, Over):
             self._placed.broke_off(failure)
             return rest
@@ -275,7 +291,7 @@ class _Forwarding:
         tokens, context_tokens = await self._measure(so_far.text if sized[0] else "")
         text_tokens = tokens if sized[0] else None
         try:
-            return rest_of(path, request, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
+            return rest_of(path, asked, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
         except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
             raise UpstreamError(_not_elsewhere(failure, why)) from why
 
@@ -293,23 +309,21 @@ class _Forwarding:
             context_tokens if isinstance(context_tokens, int) else None,
         )
 
-    def _ask_for(self, rest: Rest, so_far: AnswerSoFar) -> None:
+    def _ask_for(self, rest: Rest, asked: Mapping[str, Any], so_far: AnswerSoFar) -> None:
         """Make the request that is sent the one for the rest of the answer."""
         request, inference_request, former = self.request, self._inference_request, self.downstream
         self._original = self._original or request.body
-        options = read_json(self._original)
         request.path, request.body = rest.path, rest.body
         inference_request.model_span = None
         inference_request.leaves_usage_open = self._asks_ids = False
-        shows_ids = options.get("return_token_ids") is True
+        shows_ids = asked.get("return_token_ids") is True
         self._hides_ids = rest.by_tokens and not shows_ids
-        usage = options.get("stream_options")
         answer = ContinuedAnswer(
             inference_request.path,
             so_far,
             rest,
             overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
-            shows_usage=isinstance(usage, dict) and usage.get("include_usage") is True,
+            shows_usage=_wants_usage(asked),
             shows_ids=shows_ids,
         )
         if not rest.by_tokens:
@@ -320,13 +334,11 @@ class _Forwarding:
             told = f": dualmap: goes on at {self._placed.answering_id} after {so_far.tokens} tokens\n\n"
             Continuation(former).comment(told.encode())
 
-    def _end_whole(self, so_far: AnswerSoFar, over: Over) -> ExchangeResult:
+    def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> ExchangeResult:
         """End a stream of which nothing else is missing."""
-        options = read_json(self._original or self.request.body).get("stream_options")
-        shows_usage = isinstance(options, dict) and options.get("include_usage") is True
         path, former = self._inference_request.path, self.downstream
         ended = former.untold_end() if isinstance(former, Continuation) else b""
-        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=shows_usage)
+        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=_wants_usage(asked))
         self.downstream = Continuation(former)
         self.downstream.close_stream(ended)
         return ExchangeResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens))
