@@ -16,8 +16,6 @@ import orjson
 from dualmap.router.http.sse import EVENT_END, event_object
 from dualmap.router.prompts.inference_request import MESSAGES_PATH
 
-CHAT_PATH: Final = "/v1/chat/completions"
-
 _REASONING: Final = ("reasoning", "reasoning_content")
 _PLAIN: Final = frozenset({"role", "content", *_REASONING})
 _MARKS: Final = 128

@@ -14,12 +14,12 @@ from typing import Any, Final
 import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, error_body
-from dualmap.router.http.answer_so_far import CHAT_PATH, AnswerSoFar
+from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.rest_of_answer import Rest
 from dualmap.router.http.sse import EventEditor, error_event, event_object, is_error
-from dualmap.router.prompts.inference_request import COMPLETIONS_PATH, MESSAGES_PATH
+from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH
 from dualmap.scheduling.request.outcome import Usage
 
 _HEAD_END: Final = b"\r\n\r\n"

@@ -17,8 +17,8 @@ from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.json_body import write_json
 from dualmap.api_bodies.lax_values import lax_int
 from dualmap.api_bodies.messages_api import chat_of_message
-from dualmap.router.http.answer_so_far import CHAT_PATH, AnswerSoFar, read_ids
-from dualmap.router.prompts.inference_request import COMPLETIONS_PATH, MESSAGES_PATH
+from dualmap.router.http.answer_so_far import AnswerSoFar, read_ids
+from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH
 from dualmap.scheduling.values import value
 
 CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH})
@@ -235,16 +235,13 @@ def _by_tokens(
 
 
 def _by_text(path: str, request: Mapping[str, Any], text: str, tokens: int, limit: int | None) -> Rest:
-    if path == COMPLETIONS_PATH:
-        body = dict(request)
-        if text and not isinstance(body["prompt"], str):
+    body = _chat_of(request) if path == MESSAGES_PATH else dict(request)
+    if text and path == COMPLETIONS_PATH:
+        if not isinstance(body["prompt"], str):
             raise CannotContinueError("its prompt is of token ids, and the tokens of its answer are not known")
-        if text:
-            body["prompt"] += text
-    else:
-        body = dict(request) if path == CHAT_PATH else _chat_of(request)
-        if text:
-            _continue_message(body, text)
+        body["prompt"] += text
+    elif text:
+        _continue_message(body, text)
     if limit is not None:
         name = "max_completion_tokens" if lax_int(request.get("max_completion_tokens")) else "max_tokens"
         body[name] = limit - tokens

@@ -21,8 +21,9 @@ from dualmap.scheduling.values import record, value
 
 MESSAGES_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"
+CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-COMPLETIONS_PATHS = frozenset({"/v1/chat/completions", COMPLETIONS_PATH})
+COMPLETIONS_PATHS = frozenset({CHAT_PATH, COMPLETIONS_PATH})
 POOLED_PATHS = frozenset(
     {
         "/v1/embeddings",
