@@ -17,7 +17,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -93,10 +93,6 @@ class FaultProxy:
         self._mirror: asyncio.Task[None] | None = None
         self._closed = False
 
-    @property
-    def open_connections(self) -> int:
-        return len(self._connections)
-
     async def start(self) -> None:
         """Listen."""
         await self._listen()
@@ -109,6 +105,15 @@ class FaultProxy:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def broken(self, fault: NetworkFault, concerns: Concerns | None = None) -> AsyncIterator[None]:
+        """The fault lasts for the time of the context; see ``begin``."""
+        await self.begin(fault, concerns)
+        try:
+            yield
+        finally:
+            await self.end()
 
     async def begin(self, fault: NetworkFault, concerns: Concerns | None = None) -> None:
         """The fault lasts from now on, in place of a former one; it concerns all connections unless ``concerns`` says
@@ -126,7 +131,7 @@ class FaultProxy:
         self._fault, self._concerns = _NO_FAULT, None
         for connection in self._connections:
             connection.recover()
-        if self._server is None and not self._closed and await self._target_listens():
+        if self._server is None and not self._closed and await self.target_listens():
             await self._listen()
 
     async def exchange_tls(self, tls: ssl.SSLContext) -> None:
@@ -157,12 +162,13 @@ class FaultProxy:
             self._server = None
 
     async def _listen_with_target(self) -> None:
-        while not await self._target_listens():  # noqa: ASYNC110 - nothing says so
+        while not await self.target_listens():  # noqa: ASYNC110 - nothing says so
             await asyncio.sleep(_LOOK_EVERY_S)
         if not (self._fault.new is Treatment.CLOSE and self._concerns is None) and self._server is None:
             await self._listen()
 
-    async def _target_listens(self) -> bool:
+    async def target_listens(self) -> bool:
+        """Whether the server accepts connections now."""
         try:
             _, writer = await asyncio.open_connection(HOST, self.target_port)
         except OSError:
@@ -203,7 +209,7 @@ class FaultProxy:
         finally:
             self._connections.discard(connection)
             server_writer.transport.abort()
-        if not await self._target_listens():
+        if not await self.target_listens():
             await self.target_ended()
 
 

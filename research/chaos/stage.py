@@ -81,9 +81,9 @@ class Stage:
         """The fault lasts so much longer."""
         await asyncio.sleep(seconds)
 
-    async def shows(self, probe: Callable[[], object], what: str, within_s: float = SHOWN_WITHIN_S) -> None:
+    async def shows(self, probe: Callable[[], object], what: str) -> None:
         """Wait until the fault shows. Raises ChaosError."""
-        await until(probe, what, within_s)
+        await until(probe, what, SHOWN_WITHIN_S)
 
     async def fleet_shows(self, probe: Callable[[FleetView], bool], what: str) -> None:
         """Wait until it shows in the fleet as its store and its routers describe it. Raises ChaosError."""

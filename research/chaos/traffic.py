@@ -81,8 +81,6 @@ class Traffic:
     def __init__(self, client: HttpClient, model: str, right: RightAnswers, plan: TrafficPlan, seed: int) -> None:
         self.tally = Tally()
         """Of the requests that ended since it was last exchanged; see ``counted``."""
-        self.rights = 0
-        """Right answers since the beginning."""
         self._client = client
         self._model = model
         self._right = right
@@ -91,11 +89,6 @@ class Traffic:
         self._next_number = 0
         self._asking: set[asyncio.Task[None]] = set()
         self._salt = seed
-
-    @property
-    def under_way(self) -> int:
-        """Requests without an end yet."""
-        return len(self._asking)
 
     @contextmanager
     def counted(self) -> Iterator[Tally]:
@@ -117,10 +110,6 @@ class Traffic:
                     await stopping.wait()
             except TimeoutError:
                 self._begin()
-        await self.settled()
-
-    async def settled(self) -> None:
-        """Wait for the end of every request that is under way."""
         while self._asking:
             await asyncio.wait(self._asking)
 
@@ -177,7 +166,6 @@ class Traffic:
         else:
             verdict = judge(question, status, bytes(body))
         self.tally.take(question, verdict, gap_s)
-        self.rights += verdict.outcome is Outcome.RIGHT
         return verdict
 
     def _question(self) -> Question:
