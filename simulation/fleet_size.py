@@ -9,6 +9,7 @@ from math import ceil
 from dualmap.simulation.bounds import bounds_of
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.runs import RunJob
+from dualmap.simulation.simulate import simulate
 
 MOST_INSTANCES = 1024
 LEAST_GAIN = 0.005
@@ -70,7 +71,7 @@ def run_fleet_size(search: FleetSizeJob) -> FleetSize:
     results: dict[int, RunResult] = {}
 
     def share_with(instances: int) -> float:
-        results[instances] = replace(job, scenario=replace(job.scenario, instances=instances, fleet=())).run()
+        results[instances] = simulate(trace, replace(job.scenario, instances=instances, fleet=()))
         return results[instances].share_on_time
 
     instances = fewest_instances(share_with, search.wanted_share, ceil(trace.rate_per_s / sustained_per_s))

@@ -42,11 +42,11 @@ class TenantMix:
 
     def load(self, rate_per_s: float | None = None) -> Trace:
         """The merged trace, by order of arrival. Raises TraceError."""
-        merged = _merged([_requests_of(each, self.seconds) for each in self.traffic])
         traces = [each.source.load() for each in self.traffic]
+        sent = [_sent(each, trace, self.seconds) for each, trace in zip(self.traffic, traces, strict=True)]
         if len({trace.block_tokens for trace in traces}) > 1:
             raise TraceError("tenants", None, "have traces of different block sizes: give them one, see --block-tokens")
-        trace = Trace("+".join(each.tenant.name for each in self.traffic), traces[0].block_tokens, tuple(merged))
+        trace = Trace("+".join(each.tenant.name for each in self.traffic), traces[0].block_tokens, tuple(_merged(sent)))
         return trace if rate_per_s is None else trace.at_rate(rate_per_s)
 
     def alone(self, name: str) -> TenantMix:
@@ -54,8 +54,9 @@ class TenantMix:
         return replace(self, traffic=tuple(each for each in self.traffic if each.tenant.name == name))
 
 
-def _requests_of(traffic: TenantTraffic, seconds: float) -> list[TraceRequest]:
-    trace = traffic.source.load().at_rate(traffic.rate_per_s)
+def _sent(traffic: TenantTraffic, trace: Trace, seconds: float) -> list[TraceRequest]:
+    """The requests that a tenant sends in this time: those of its trace, at its rate."""
+    trace = trace.at_rate(traffic.rate_per_s)
     count = math.ceil(traffic.rate_per_s * seconds)
     if len(trace.requests) < count:
         raise TraceError(
@@ -63,8 +64,11 @@ def _requests_of(traffic: TenantTraffic, seconds: float) -> list[TraceRequest]:
             f"has {len(trace.requests)} requests; {traffic.tenant.name} sends {count} in {seconds:g} s:"
             " take less time, or a longer trace",
         )  # fmt: skip
-    sent = (each for each in trace.requests if each.arrival_s < seconds)
-    return [replace(each, tenant=traffic.tenant.name, priority=traffic.priority or each.priority) for each in sent]
+    return [
+        replace(each, tenant=traffic.tenant.name, priority=traffic.priority or each.priority)
+        for each in trace.requests
+        if each.arrival_s < seconds
+    ]
 
 
 def _merged(sent: Sequence[Sequence[TraceRequest]]) -> Iterable[TraceRequest]:
