@@ -91,11 +91,8 @@ def _rates(
         results = [_run_alone(jobs[0], arguments.quiet)]
     else:
         with progress_bars(arguments.quiet) as progress:
-            task = progress.add_task("runs", total=len(jobs))
-            results = []
-            for result in map_jobs(run_job, jobs, arguments.workers):
-                results.append(result)
-                progress.advance(task)
+            running = map_jobs(run_job, jobs, arguments.workers)
+            results = list(progress.track(running, len(jobs), description="runs"))
     console.print(results_table(results, console.width))
     if len(results) == 1 and results[0].changes:
         console.print(changes_table(results[0].changes))
@@ -132,16 +129,13 @@ def _goodput(
         GoodputJob(RunJob(source, options.scenario(policy), start_per_s), arguments.on_time, arguments.tolerance)
         for policy in options.policies
     ]
-    found = []
     with progress_bars(arguments.quiet) as progress:
         if len(searches) == 1:
-            found.append((options.policies[0], _search_alone(searches[0], progress)))
+            goodputs = [_search_alone(searches[0], progress)]
         else:
-            task = progress.add_task("searches", total=len(searches))
-            goodputs = map_jobs(run_goodput, searches, arguments.workers)
-            for policy, goodput in zip(options.policies, goodputs, strict=True):
-                found.append((policy, goodput))
-                progress.advance(task)
+            searching = map_jobs(run_goodput, searches, arguments.workers)
+            goodputs = list(progress.track(searching, len(searches), description="searches"))
+        found = list(zip(options.policies, goodputs, strict=True))
         progress.add_task("bounds", total=None)
         slo_s = options.scheduling.slo_ttft_s
         trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
@@ -174,11 +168,8 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
         for preset in presets for policy in options.policies
     ]  # fmt: skip
     with progress_bars(arguments.quiet) as progress:
-        task = progress.add_task("searches", total=len(searches))
-        found = []
-        for size in map_jobs(run_fleet_size, searches, arguments.workers):
-            found.append(size)
-            progress.advance(task)
+        searching = map_jobs(run_fleet_size, searches, arguments.workers)
+        found = list(progress.track(searching, len(searches), description="searches"))
     terminal().print(size_table(searches, found))
     if arguments.json is not None:
         rows = [

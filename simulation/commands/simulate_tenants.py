@@ -52,13 +52,10 @@ def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
     names = [tenant.name for tenant in mix.tenants]
     jobs = {f"alone {name}": RunJob(mix.alone(name), scenario) for name in names}
     jobs |= {NO_SHARES: RunJob(mix, scenario), SHARES: RunJob(mix, replace(scenario, tenants=mix.tenants))}
-    results: dict[str, RunResult] = {}
     with progress_bars(arguments.quiet) as progress:
-        task = progress.add_task("runs", total=len(jobs))
-        for name, result in zip(jobs, map_jobs(run_job, list(jobs.values()), arguments.workers), strict=True):
-            results[name] = result
-            progress.advance(task)
-    rows = tenant_rows(mix, results)
+        running = map_jobs(run_job, list(jobs.values()), arguments.workers)
+        results = list(progress.track(running, len(jobs), description="runs"))
+    rows = tenant_rows(mix, dict(zip(jobs, results, strict=True)))
     console = terminal()
     console.print(tenant_table(rows, console.width))
     for rule in (NO_SHARES, SHARES):

@@ -50,13 +50,12 @@ SPLIT_COLUMNS: dict[str, Show] = {
 
 def results_table(results: Sequence[RunResult], width: int) -> Table:
     """One row a run; a narrow terminal gets the columns that matter most (the JSON has all)."""
-    shown = COLUMNS
+    further: dict[str, Show] = {}
     if any(result.slo_tpot_s is not None for result in results):
-        first, rest = dict(islice(COLUMNS.items(), 3)), dict(islice(COLUMNS.items(), 3, None))
-        shown = first | {"both SLOs": lambda r: f"{r.share_on_time:.1%}"} | rest
+        further = {"both SLOs": lambda r: f"{r.share_on_time:.1%}"}
     elif any(result.split_share for result in results):
-        first, rest = dict(islice(COLUMNS.items(), 3)), dict(islice(COLUMNS.items(), 3, None))
-        shown = first | SPLIT_COLUMNS | rest
+        further = SPLIT_COLUMNS
+    shown = dict(islice(COLUMNS.items(), 3)) | further | COLUMNS
     return fitting_table(tuple(shown), [[show(result) for show in shown.values()] for result in results], width)
 
 
@@ -94,9 +93,8 @@ def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table
 
 
 def _numbers(search: FleetSizeJob, size: FleetSize) -> tuple[str, str]:
-    if not size.instances:
-        return f"none; {size.result.instances}:", str(size.result.instances * search.cards)
-    return str(size.instances), str(size.instances * search.cards)
+    tried = size.result.instances
+    return str(tried) if size.instances else f"none; {tried}:", str(tried * search.cards)
 
 
 def size_table(searches: Sequence[FleetSizeJob], found: Sequence[FleetSize]) -> Table:
