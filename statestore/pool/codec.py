@@ -174,25 +174,35 @@ _MILLION: Final = 1_000_000
 def budget_with(name: str, text: bytes | None, cost: int, now_ms: int) -> str:
     """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). Of one that leaks
     nothing has leaked since it was written: the next draw knows how much does."""
-    words, period = (text or b"").split(), period_of(name, now_ms)
-    if name.endswith("/minute"):
-        known = len(words) == PAIR and words[0].isdigit() and words[1].isdigit()
-        used, since_ms = (int(words[0]), int(words[1])) if known else (0, now_ms)
+    used, since_ms = _written(name, text, now_ms)
+    if _leaks(name):
         return f"{used + cost * _MILLION} {since_ms}"
-    used = int(words[0]) if words and words[0].isdigit() and words[1:] == ([period.encode()] if period else []) else 0
+    period = period_of(name, now_ms)
     return f"{used + cost} {period}" if period else str(used + cost)
 
 
 def budget_used(name: str, text: bytes | None, now_ms: int, leak_per_s: float) -> float:
-    """What is used of such a budget; 0 where nothing, or nothing that can be read, is written."""
-    words, period = (text or b"").split(), period_of(name, now_ms)
-    try:
-        used = int(words[0])
-        if name.endswith("/minute"):
-            return max(0.0, used / _MILLION - max(0, now_ms - int(words[1])) / 1000 * leak_per_s)
-    except (ValueError, IndexError):
-        return 0.0
-    return used if words[1:] == ([period.encode()] if period else []) else 0.0
+    """The amount that is used of such a budget; 0 where nothing, or nothing that can be read, is written."""
+    used, since_ms = _written(name, text, now_ms)
+    if _leaks(name):
+        return max(0.0, used / _MILLION - max(0, now_ms - since_ms) / 1000 * leak_per_s)
+    return used
+
+
+def _leaks(budget: str) -> bool:
+    return budget.endswith("/minute")
+
+
+def _written(name: str, text: bytes | None, now_ms: int) -> tuple[int, int]:
+    """The amount that the text has as used, in millionths where the budget leaks, and since when. It is 0, now, where
+    there is no text, or it cannot be read or is of another period."""
+    words = (text or b"").split()
+    if _leaks(name):
+        known = len(words) == PAIR and words[0].isdigit() and words[1].isdigit()
+        return (int(words[0]), int(words[1])) if known else (0, now_ms)
+    period = period_of(name, now_ms)
+    known = bool(words) and words[0].isdigit() and words[1:] == ([period.encode()] if period else [])
+    return (int(words[0]) if known else 0), now_ms
 
 
 def period_of(budget: str, now_ms: int) -> str | None:
