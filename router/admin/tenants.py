@@ -16,6 +16,7 @@ from dualmap.router.settings import not_finite
 from dualmap.router.tenants.administration import TenantAdministration, checked, found, hash_of, new_key
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import LimitSettings, Name, TenantFields, TenantSettings
+from dualmap.statestore.tenants.tenant_book import LOGGED_CHANGES
 
 routes = APIRouter(prefix="/admin", tags=["tenants"])
 MAX_LISTED = 1000
@@ -133,7 +134,7 @@ async def create_tenant(runtime: RuntimeParam, wanted: NewTenant, by: ChangedBy)
     if len({key.name for key in wanted.keys}) < len(wanted.keys):
         raise InvalidRequestError("two of its keys have one name", param="keys")
     _check(runtime, wanted)
-    fields = {name: getattr(wanted, name) for name in TenantFields.model_fields}
+    fields = _fields_of(wanted)
     keys = tuple(
         KeyRecord(name=key.name, sha256=digest, limits=key.limits, created_ms=now_ms)
         for key, (_, digest) in zip(wanted.keys, made, strict=True)
@@ -154,10 +155,10 @@ async def create_tenant(runtime: RuntimeParam, wanted: NewTenant, by: ChangedBy)
 async def audit(
     runtime: RuntimeParam,
     tenant: Annotated[str | None, Query(description="changes of this one alone")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="changes at most")] = 100,
+    limit: Annotated[int, Query(ge=1, le=LOGGED_CHANGES, description="changes at most")] = 100,
 ) -> list[AuditEntry]:
     """The last changes of tenants, the latest first: when, by whom, from what, to what. The last 10,000 are kept."""
-    changes = await runtime.tenant_keeper.book.history(limit if tenant is None else 10_000)
+    changes = await runtime.tenant_keeper.book.history(limit if tenant is None else LOGGED_CHANGES)
     of_it = [each for each in changes if tenant is None or tenant in each.tenants][:limit]
     return [AuditEntry.model_validate(each, from_attributes=True) for each in of_it]
 
@@ -278,7 +279,7 @@ def _with_live_keys(runtime: Runtime, record: TenantRecord) -> TenantRecord:
 
 def _changed(runtime: Runtime, record: TenantRecord, wanted: TenantChanges) -> TenantRecord:
     """Raises InvalidRequestError: a value is wrong."""
-    fields: dict[str, Any] = {name: getattr(record, name) for name in TenantFields.model_fields}
+    fields = _fields_of(record)
     given = wanted.model_dump(exclude_none=True, exclude={"revision", "limits", "model_limits"})
     if given.get("priority_class") == "":
         given["priority_class"] = None
@@ -297,7 +298,12 @@ def _changed(runtime: Runtime, record: TenantRecord, wanted: TenantChanges) -> T
     except ValueError as error:
         raise _wrong_value(error) from error
     _check(runtime, checked_fields)
-    return record.model_copy(update={name: getattr(checked_fields, name) for name in TenantFields.model_fields})
+    return record.model_copy(update=_fields_of(checked_fields))
+
+
+def _fields_of(tenant: TenantFields) -> dict[str, Any]:
+    """The fields that every tenant has, wherever it was made."""
+    return {name: getattr(tenant, name) for name in TenantFields.model_fields}
 
 
 def _merged(limits: LimitSettings, changes: dict[str, Any]) -> LimitSettings:
@@ -333,8 +339,7 @@ def _shown(runtime: Runtime, name: str) -> Tenant:
 
 
 def _shown_settings(settings: TenantSettings) -> Tenant:
-    fields = {name: getattr(settings, name) for name in TenantFields.model_fields}
-    described = TenantRecord(**fields).described()
+    described = TenantRecord(**_fields_of(settings)).described()
     keys = [{"name": key.name, "limits": key.limits.model_dump(exclude_none=True)} for key in settings.keys]
     named = described | {"keys": keys, "revision": None, "created_ms": None}
     return Tenant(name=settings.name, source="settings", **named)

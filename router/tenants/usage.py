@@ -37,15 +37,11 @@ class UsageRow:
 
     def names(self) -> dict[str, str]:
         """What it can be grouped by."""
-        account = self.account
-        return {
-            "day": self.day.isoformat(),
-            "pool": self.pool,
-            "tenant": account.tenant,
-            "key": account.key,
-            "class": account.priority_class,
-            "model": account.model,
-        }
+        return {"day": self.day.isoformat(), "pool": self.pool, **_names_of(self.account)}
+
+
+def _names_of(account: Account) -> dict[str, str]:
+    return {"tenant": account.tenant, "key": account.key, "class": account.priority_class, "model": account.model}
 
 
 async def usage_rows(books: Books, first: date, last: date) -> list[UsageRow]:
@@ -76,14 +72,11 @@ def grouped(rows: Iterable[UsageRow], by: Sequence[str]) -> list[dict[str, Any]]
 
 def record_line(record: UsageRecord) -> dict[str, Any]:
     """One metered request as exports have it."""
-    account, counts = record.account, record.counts
+    counts = record.counts
     return {
         "ended_ms": record.ended_ms,
         "request_id": record.request_id,
-        "tenant": account.tenant,
-        "key": account.key,
-        "class": account.priority_class,
-        "model": account.model,
+        **_names_of(record.account),
         "prompt_tokens": counts.prompt_tokens,
         "cached_tokens": counts.cached_tokens,
         "output_tokens": counts.output_tokens,
