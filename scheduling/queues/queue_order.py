@@ -54,7 +54,7 @@ from dualmap.scheduling.settings import Order, PriorityClassSettings, Scheduling
 from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.tenants.shares import LEVELS
+from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
@@ -156,7 +156,7 @@ class QueueOrder:
         if order != "deadline":
             return cls(False, max_deferred_s, pool_slo_ms)
         first = next((rank for rank, each in enumerate(settings.classes) if each.fills_idle), None)
-        fills_from = MANY_BANDS if first is None else first * LEVELS
+        fills_from = MANY_BANDS if first is None else class_band(first)
         return cls(True, max_deferred_s, pool_slo_ms, settings.classes, fills_from)
 
     def fills(self, waiting: StoredRequest | QueueEntry) -> bool:

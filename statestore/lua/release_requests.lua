@@ -59,7 +59,8 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     or (lease ~= '' and redis.call('HGET', keys.replicas, replica_id) ~= lease) then
     return nil
   end
-  local keeps = used == terms.kept and request.told.account and request.told.account ~= ''
+  local is_metered = (request.told.account or '') ~= ''
+  local keeps = is_metered and used == terms.kept
   if keeps and request.instance_id == '' then
     return nil
   end
@@ -76,7 +77,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   if request.told.drawn and request.told.drawn ~= '' then
     give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms, now_ms)
   end
-  if used ~= '' and used ~= terms.kept and request.told.account and request.told.account ~= '' then
+  if is_metered and not keeps and used ~= '' then
     meter(request, used, now_ms)
   end
   local instance = read_instance(request.instance_id)
