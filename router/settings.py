@@ -83,7 +83,7 @@ class AdminSettings(BaseModel):
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # fmt: skip
-"""Signatures with public keys alone: who verifies one cannot make one."""
+"""Signatures with public keys alone: a verifier of one cannot make one."""
 
 
 class JwtSettings(BaseModel):
@@ -187,7 +187,7 @@ class RouterSettings(BaseModel):
         (), description="issuers of tokens that clients may send in place of keys; needs the jwt extra of the package"
     )
     gateway: GatewaySettings | None = Field(
-        None, description="gateway that names the tenants of its requests (none: nobody is believed)"
+        None, description="gateway that names the tenants of its requests (none: no client is believed)"
     )
     admins: tuple[AdminSettings, ...] = Field((), description="administrators with keys of their own")
     upstream_api_key: ApiKey | None = Field(

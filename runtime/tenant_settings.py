@@ -92,7 +92,7 @@ class TenantKeySettings(BaseModel):
 
 
 class TenantFields(BaseModel):
-    """What a tenant may use, wherever it was made."""
+    """The fields of every tenant, wherever it was made."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

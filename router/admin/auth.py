@@ -25,10 +25,10 @@ _LONGEST_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Admin:
-    """Who calls the operation API."""
+    """A caller of the operation API."""
 
     name: str
-    """By the settings; empty where no key is needed, and of ``router.admin_key``, which anyone may have."""
+    """The name in the settings; empty where no key is needed, and of ``router.admin_key``, which anyone may have."""
     role: str = "admin"
 
 
@@ -57,7 +57,7 @@ def admin_finder(settings: RouterSettings) -> Callable[[Request], Admin]:
 
 
 def changed_by(request: Request) -> str:
-    """Who makes a change, for logs: the administrator by name, else who says so."""
+    """The name under which a change is logged: the administrator's, else the one that the caller claims."""
     admin: Admin = request.state.admin
     said = "".join(char for char in request.headers.get(SAID_BY, "") if char.isprintable())[:_LONGEST_NAME]
     return admin.name or (f"{said} (unverified)" if said else "")
@@ -72,7 +72,7 @@ def key_of(request: Request) -> bytes:
 
 
 def caller_of(tenants: TenantDirectory, request: Request) -> Caller | None:
-    """Who sends the request; None where no tenant does. Raises InvalidApiKeyError."""
+    """The tenant that sends the request, and by which key; None where no tenant does. Raises InvalidApiKeyError."""
     if not tenants.is_closed:
         return None
     names = [name for name, _ in request.headers.raw]

@@ -1,4 +1,4 @@
-"""What tenants used, for operators; and for each tenant's keys what they used themselves."""
+"""Reports of what tenants used, for operators; and for each tenant's keys of what they used themselves."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def usage(
     by: Annotated[str, Query(description=f"what to add up by: some of {', '.join(GROUPS)}")] = "day,tenant",
     tenant: Annotated[str | None, Query(description="only this tenant")] = None,
 ) -> dict[str, Any]:
-    """What requests of tenants used, added up."""
+    """Add up what requests of tenants used."""
     groups = [name.strip() for name in by.split(",") if name.strip()]
     if not groups or not set(groups) <= set(GROUPS):
         raise InvalidRequestError(f"by takes some of {', '.join(GROUPS)}, with commas between them", param="by")
@@ -86,7 +86,8 @@ async def records(
 
 @own_routes.get("/v1/usage")
 async def own_usage(request: Request, runtime: RuntimeParam, first: First = None, last: Last = None) -> dict[str, Any]:
-    """What the key of a tenant used, by day and model, and how far the limits are used that its requests can meet."""
+    """Report what the key of a tenant used, by day and model, and how far the limits are used that its requests can
+    meet."""
     caller = caller_of(runtime.tenants, request)
     if caller is None:
         raise NotFoundError("usage is kept for the keys of tenants, and this is none; see /admin/usage")

@@ -3,7 +3,7 @@
     POST /KEY HTTP/1.1
 
 So first tokens are seen, and no token costs the picker anything. The key stands for one stream, and is told to the
-gateway with the head of its answer; whoever does not know it can report nothing.
+gateway with the head of its answer; without it nothing can be reported.
 """
 
 from __future__ import annotations

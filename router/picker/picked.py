@@ -452,7 +452,7 @@ class _Answer:
         self._observes = observes
         self._is_told = is_told
         self._report_to = ""
-        """Where its first token is to be reported, until it is."""
+        """The address to which its first token is to be reported, until it is."""
         self._stream = stream
         self._picker = picker
         self._live = live

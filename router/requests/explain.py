@@ -152,20 +152,20 @@ class Explanation:
     transferred_tokens: int | None = None
     """Prompt tokens whose KV the decode instance was not believed to hold."""
     tenant: str = ""
-    """Who it was for; empty: no tenant."""
+    """The tenant that it was for; empty: no tenant."""
     key: str = ""
     """The name of the key that it came with."""
     limits: tuple[str, ...] = ()
     """The limits that it drew from, in words, where one kept it out."""
     priority_class: str = ""
-    """Empty: the pool has no classes."""
+    """The name of its class; empty: the pool has no classes."""
     class_rank: int = 0
     """The place of its class."""
     standing: Standing | None = None
-    """Where its tenant stood when an instance was last chosen; None: it has none, or it was not judged."""
+    """The standing of its tenant when an instance was last chosen; None: it has none, or it was not judged."""
 
     def told_of_classes(self) -> dict[str, Any]:
-        """What decided whom it went before: its band, and its tenant's share in words; "" where nothing was judged."""
+        """The reason for its place among others: its band, and its share in words; "" where that was not judged."""
         standing = self.standing
         return {
             "band": class_band(self.class_rank) + (0 if standing is None else standing.level),
@@ -249,7 +249,7 @@ def _class_of(pool: ServedPool, rank: int) -> tuple[str, int]:
 
 
 def _standing(machine: RequestMachine) -> Standing | None:
-    """What the store last said of its tenant."""
+    """The standing of its tenant that the store last replied."""
     for search, _ in reversed(machine.searches):
         if search.rounds:
             return search.rounds[-1].reply.standing
@@ -257,7 +257,7 @@ def _standing(machine: RequestMachine) -> Standing | None:
 
 
 def _share_told(explained: Explanation, standing: Standing) -> str:
-    """Where its tenant stood, with figures, and what came of it."""
+    """The standing of its tenant in words, with figures, and what came of it."""
     sent_s, share_s = standing.sent_s, standing.share_s
     if not share_s:
         return ""  # no instance was ready

@@ -158,7 +158,7 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     if caller is None:
         return class_rank(classes, *asked)
     rank = class_rank(classes, *asked, caller.tenant.priority_class)
-    # What a token or the gateway names is within the tenant's.
+    # A class that a token or the gateway names is no higher than the tenant's.
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
 
 
@@ -172,8 +172,8 @@ def _draws(request: InferenceRequest, route: Route[ServedPool], caller: Caller, 
 
 
 def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:
-    """What limits beside the tenant's own hold for it: of its key, of the model name that was sent, and of the model
-    that this stands for. Where none was sent, the pool's own counts as sent."""
+    """The names that its draws are for, beside its tenant: its key, the model name that was sent, and the model that
+    this stands for. Where none was sent, the pool's own counts as sent."""
     sent = request.model or route.pool.settings.model
     return f"key:{caller.key}", f"model:{sent}", f"model:{route.model}"
 

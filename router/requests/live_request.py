@@ -100,7 +100,7 @@ class LiveRequest:
     _expected_cached: int | None = None
     """Prompt tokens that its instance was expected to find when it was sent there; None: not sent yet."""
     _continued_at_s: float | None = None
-    """Since when its client waits for the rest of its answer; None: it does not."""
+    """The time since which its client waits for the rest of its answer; None: it does not."""
     on_leave: Callable[[InstanceFailure | None], None] | None = None
     """Called when it leaves its instances, with what failed it there, if anything did."""
 

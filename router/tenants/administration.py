@@ -23,7 +23,7 @@ Derive = Callable[[TenantRecord | None], TenantRecord | None]
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key, which cannot be guessed."""
     return KEY_PREFIX + secrets.token_urlsafe(32)
 
 
@@ -32,7 +32,7 @@ def hash_of(key: str) -> str:
 
 
 class TenantAdministration:
-    """What operators change, on one replica."""
+    """Makes the changes of operators, on one replica."""
 
     def __init__(self, keeper: TenantKeeper) -> None:
         self._keeper = keeper
@@ -90,7 +90,7 @@ def checked(record: TenantRecord) -> TenantRecord:
 
 
 def differences(known: TenantRecord | None, wanted: TenantRecord | None) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What changed, as it was and as it is, for the log; each key by its name."""
+    """The fields that changed, as they were and as they are, for the log; each key by its name."""
     before, after = ({} if record is None else _logged(record) for record in (known, wanted))
     names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return (

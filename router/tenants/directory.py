@@ -16,15 +16,16 @@ from dualmap.scheduling.tenants.tenant import Caller, Tenant
 
 TOKEN: Final = "(token)"
 GATEWAY: Final = "(gateway)"
-"""What stands for the name of a key where a tenant was named otherwise: no key has such a name."""
+"""These stand for the name of a key where a tenant was named otherwise: no key has such a name."""
 
 
 class TenantDirectory:
     """Says who sends a request. Keys of tenants, and keys that belong to no tenant (``router.api_keys``), give access;
     without any key, access is open, unless it is said to need one.
 
-    A key is looked up by its SHA-256. How long that takes tells nobody anything of another key: who tries keys does not
-    know, and cannot choose, the hash of one that is near to a right one. No dump of the memory shows a key either.
+    A key is looked up by its SHA-256. The time that this takes tells nothing of another key: a client that tries keys
+    does not know, and cannot choose, the hash of one that is near to a right one. No dump of the memory shows a key
+    either.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class TenantDirectory:
         self.tenants: dict[str, Tenant] = {}
         """All, by name."""
         self.configured = {settings.name: settings for settings in tenants}
-        """Those of the settings, by name, which stay as long as the replica runs."""
+        """The tenants of the settings, by name, which stay as long as the replica runs."""
         self._keys_of: dict[str, tuple[bytes, ...]] = {}
         """The keys of each tenant that was made in the running fleet."""
         for settings in tenants:
@@ -77,8 +78,8 @@ class TenantDirectory:
         from_gateway: bool = False,
         count: Callable[[bytes], int] | None = None,
     ) -> Caller | None:
-        """Who sends a request with these fields; None where no tenant does. ``from_gateway``: over a connection of the
-        gateway, which is believed. ``count`` says how often a field was sent; None: once at most.
+        """The sender of a request with these fields; None where it is no tenant. ``from_gateway``: over a connection of
+        the gateway, which is believed. ``count`` says how often a field was sent; None: once at most.
 
         Raises:
             InvalidApiKeyError: keys are needed, and none that is known was sent.
@@ -106,7 +107,7 @@ class TenantDirectory:
         return None
 
     def _known_by(self, key: bytes) -> Caller | None:
-        """Who has the key. The empty one, which everybody sends that sends none, is nobody's, whatever hash was set."""
+        """The owner of the key. The empty one, which a request without a key has, is no one's, whatever was set."""
         return self._callers.get(hashlib.sha256(key).digest()) if key else None
 
     def _named_by_gateway(
@@ -136,7 +137,7 @@ class TenantDirectory:
         return caller.digest in self._callers if caller.digest else caller.tenant.name in self.tenants
 
     def owner(self, digest: bytes) -> str | None:
-        """The tenant that has the key; None: nobody."""
+        """The tenant that has the key; None: no tenant."""
         caller = self._callers.get(digest)
         return None if caller is None else caller.tenant.name
 

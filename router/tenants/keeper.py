@@ -16,9 +16,9 @@ from dualmap.statestore.tenants.tenant_book import Edition, TenantBook, TenantNe
 log = logging.getLogger(__name__)
 
 POLL_S = 0.4
-"""How often the edition of the book is looked at: a change is in force everywhere within this time and a call."""
+"""Interval at which the edition of the book is read: a change is in force everywhere within this time and a call."""
 TIME_READ_S = 60.0
-"""How often the store's time is read: keys end, and tokens expire, by it."""
+"""Interval at which the store's time is read: keys end, and tokens expire, by it."""
 ENTERED_TOGETHER = 20
 """Tenants that are entered between two breaths of the event loop."""
 PUT_BACK_TOGETHER = 100
@@ -33,7 +33,7 @@ class TenantKeeper:
 
     While the store is away, the last known tenants stay in force. A store that comes back empty, or as it was some time
     ago, is given again what it lost, and what was removed is removed again, by whichever replica notices it first: so
-    no key that was revoked gives access any more, and nobody's key stops to.
+    no key that was revoked gives access any more, and no other key stops to.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class TenantKeeper:
         log.warning("the store had lost changes of tenants, which were put back: tenants=%d", len(names))
 
     def _lost(self, texts: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
-        """What is newer here than in the book; without a text what was removed."""
+        """The tenants that are newer here than in the book; those that were removed have no text."""
         lost: dict[str, bytes | None] = {}
         for name, record in self.records.items():
             if _revision(texts.get(name)) < record.revision:

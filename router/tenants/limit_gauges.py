@@ -1,4 +1,4 @@
-"""How far the limits of tenants are used, as gauges: read from the store at a scrape, and not too often."""
+"""Gauges of how far the limits of tenants are used: read from the store at a scrape, and not too often."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ def duration(seconds: float) -> str:
 
 
 def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:
-    """What was left of each budget that a request would have drawn from, in words, and which one kept it out; empty
-    where none did."""
+    """The rest of each budget that a request would have drawn from, in words, and which one kept it out; empty where
+    none did."""
     if drawn is None or drawn.unmet is None:
         return ()
     told = []
@@ -105,7 +105,7 @@ def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
     needs = f"{met}: {max(0, left):,} are left, and this request takes {draw.cost:,}"
     if limit.period in (Period.DAY, Period.MONTH):
         when = "tomorrow" if limit.period is Period.DAY else "next month"
-        return QuotaSpentError(f"{needs}; it begins anew {when} (UTC), or raise the quota")
+        return QuotaSpentError(f"{needs}; it is reset {when} (UTC), or raise the quota")
     if limit.period is Period.IN_FLIGHT:
         return RateLimitError(
             f"{needs}; try again when others have ended", counted=kind, retry_after_s=IN_FLIGHT_RETRY_S

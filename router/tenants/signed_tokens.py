@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 5.0
 LEAST_PAUSE_S: Final = 10.0
-"""Between two looks at the keys of an issuer, whatever tokens name."""
+"""Shortest time between two looks at the keys of an issuer, whatever tokens name."""
 MAX_KEYS_BYTES: Final = 1 << 20
 REMEMBERED_TOKENS: Final = 10_000
 MAX_TOKEN_BYTES: Final = 16 << 10
@@ -61,7 +61,7 @@ def is_token(key: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a verified token says."""
+    """The content of a verified token."""
 
     tenant: str
     priority_class: str
@@ -87,7 +87,7 @@ class _Issuer:
     keys: Mapping[str, TokenKey] = field(default_factory=dict)
     content: bytes = b""
     asked_s: float = float("-inf")
-    """When its keys were last looked for."""
+    """The time at which its keys were last looked for."""
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -107,7 +107,7 @@ class Tokens:
         self._verified: dict[bytes, Claims] = {}
 
     def claims(self, token: bytes) -> Claims:
-        """What a token says, once it is verified.
+        """The content of a token, once it is verified.
 
         Raises:
             InvalidTokenError: it is not to be trusted, and why.

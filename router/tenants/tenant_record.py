@@ -25,7 +25,7 @@ class KeyRecord(BaseModel):
     limits: LimitSettings = LimitSettings()
     created_ms: int = 0
     expires_ms: int | None = None
-    """When it ends, by the store's clock; None: not by itself."""
+    """The time at which it ends, by the store's clock; None: it does not end by itself."""
 
     @property
     def digest(self) -> bytes:
@@ -38,7 +38,7 @@ class TenantRecord(TenantFields):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     keys: tuple[KeyRecord, ...] = ()
-    """Of one name there may be two: a key that was rotated goes on for a while."""
+    """Two may have one name: a key that was rotated goes on for a while."""
     created_ms: int = 0
     revision: int = 0
     """The edition of the book that it was last changed in."""
@@ -69,7 +69,7 @@ class TenantRecord(TenantFields):
         return [key for key in self.keys if key.name == name]
 
     def described(self) -> dict[str, Any]:
-        """What people may see of it: no hash of a key."""
+        """The tenant as people may see it: without the hashes of keys."""
         shown = self.model_dump(mode="json", exclude={"keys", "limits", "model_limits"})
         keys = [key.model_dump(mode="json", exclude={"sha256", "limits"}) | _limits(key.limits) for key in self.keys]
         limits = {model: each.model_dump(exclude_none=True) for model, each in self.model_limits.items()}

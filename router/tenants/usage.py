@@ -1,4 +1,4 @@
-"""What tenants used, in rows for people, bills and programs; and how far their limits are used."""
+"""Rows of what tenants used, for people, bills and programs; and how far their limits are used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from dualmap.scheduling.values import value
 from dualmap.statestore.pool.usage import UsageBooks
 
 GROUPS: Final = ("day", "pool", "tenant", "key", "class", "model")
-"""What counts can be added up by."""
-
+"""Names by which counts can be added up."""
 
 Books = Mapping[str, UsageBooks]
-"""By pool."""
+"""The books of usage by pool."""
 
 
 @value
@@ -36,7 +35,7 @@ class UsageRow:
     counts: Counts
 
     def names(self) -> dict[str, str]:
-        """What it can be grouped by."""
+        """The names by which it can be grouped."""
         return {"day": self.day.isoformat(), "pool": self.pool, **_names_of(self.account)}
 
 
@@ -118,13 +117,13 @@ class TenantNow:
 
     tenant: str
     today: Counts
-    """What its requests that ended today add up to."""
+    """The sum over its requests that ended today."""
     held: int
     running: int
     limits: tuple[tuple[str, str, float], ...] = ()
     """Name, what it is for, and the share that is used, of each of its limits."""
     work: Work | None = None
-    """What instances were given of its work; None: it is not active."""
+    """The work of it that instances were given; None: it is not active."""
 
 
 async def tenants_now(

@@ -116,7 +116,7 @@ class Placement:
     must_draw: bool = False
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
     share: Share | None = None
-    """How it is judged among tenants; None: it is not."""
+    """Its tenant as the books of shares have it; None: it is not judged among tenants."""
     band: int | None = None
     """The lowest band of its priority class; None: there are no classes."""
     fills: bool = False
@@ -153,7 +153,7 @@ class PlaceReply:
     drawn: Drawn | None = None
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
     standing: Standing | None = None
-    """Where its tenant stood among others; None: it has none, or was not judged."""
+    """The standing of its tenant among others; None: it has none, or was not judged."""
 
 
 @value
@@ -298,7 +298,7 @@ class Search:
     must_draw: bool = False
     """It was admitted before: budgets are overdrawn rather than that it is refused."""
     weight: float | None = None
-    """That of its tenant; None: no books of shares are kept."""
+    """The weight of its tenant; None: no books of shares are kept."""
     class_rank: int = 0
     rounds: list[Placed] = field(default_factory=list)
     """Every choice, the last one last."""
@@ -461,7 +461,7 @@ class Search:
         )
 
     def _share(self) -> Share | None:
-        """Nobody is passed over where requests go in the order in which they came."""
+        """None, too, where requests go in the order in which they came: none is passed over there."""
         if self.weight is None or not self.order.by_deadline or self.leg is _DECODE:
             return None
         return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.fleet.view.ready))

@@ -18,7 +18,7 @@ class Floors:
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
         self._owed: dict[tuple[str, int], tuple[float, int]] = {}
-        """What was owed, and the time of the store at which it was."""
+        """The tokens that were owed, and the time of the store at which they were."""
 
     def __bool__(self) -> bool:
         """Whether any class but the first has a floor."""

@@ -150,7 +150,7 @@ def serve_floors(instance_id: str, floors: Floors) -> Steps[MovingPort, int]:
         reply = yield from Commit(plan)
         if reply.grants or reply.queue is None:
             return len(reply.grants)
-        # Who is owed does not depend on what changed meanwhile, and what is not held any more is left out.
+        # The plan does not depend on what changed meanwhile, and what is not held any more is left out.
         plan = replace(plan, version=reply.queue.load.version)
     return 0
 

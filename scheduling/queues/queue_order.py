@@ -66,7 +66,7 @@ LONG_SHARE = 0.1
 BAND_MS = 5 * 10**12
 """Distance of two bands in a queue: more than any time of the store's clock."""
 MANY_BANDS = 10**6
-"""More than there are."""
+"""A number of bands above that of any pool."""
 FILL_MEMORY = 0.5
 """Share of an instance's KV memory up to which running requests let classes that fill idle room in."""
 DEFERRED_RANK_MS = 2 * 10**15

@@ -87,7 +87,7 @@ class StoredRequest:
         "what it took of its tenant's budgets: each budget and its cost, separated by blanks", default="", reported=True
     )
     account: str = documented(
-        "who it is metered for: tenant, key, class (or `-`) and model, separated by blanks; empty: nobody",
+        "account that it is metered for: tenant, key, class (or `-`) and model, separated by blanks; empty: none",
         default="",
         reported=True,
     )

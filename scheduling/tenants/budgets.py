@@ -67,7 +67,7 @@ class Limit:
 
     @property
     def leak_per_s(self) -> float:
-        """How much of what is used is forgotten a second."""
+        """The amount of what is used that is forgotten each second."""
         return self.amount / MINUTE_S if self.period is Period.MINUTE else 0.0
 
 
@@ -84,7 +84,7 @@ class Draw:
 
     @property
     def leaks(self) -> float | str:
-        """What the store has to know of it: how much leaks a second, or the period of a quota; 0: it is in flight."""
+        """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight."""
         period = self.limit.period
         return period.value if period in _QUOTAS else self.leak_per_s
 
@@ -140,7 +140,7 @@ NOTHING_RETURNED: Final = "-"
 def returned_text(
     draws: Sequence[Draw], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
 ) -> str:
-    """What a request gives back when it is over, and more than nothing: each budget and the amount, separated by
+    """The amounts that a request gives back when it is over: each budget and its amount, unless that is 0, separated by
     blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon.
 
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the

@@ -44,7 +44,7 @@ LEVELS_FROM: Final = 0.7
 """The part of its share that a tenant may have got on level 1."""
 LEVEL_STEP: Final = 1.05
 LEVELS: Final = 48
-"""Enough for ten times that part."""
+"""A number of levels that reaches to ten times that part."""
 NO_TENANT_WEIGHT: Final = 1.0
 """The weight of all requests without a tenant together."""
 NO_TENANT: Final = "-"
@@ -78,7 +78,7 @@ class Work:
     """The work of an active tenant that instances were given lately."""
 
     given_s: float
-    """In seconds of an instance, of about the last ``WINDOW_S``."""
+    """Seconds of an instance, of about the last ``WINDOW_S``."""
     part: float
     """The part that this is of the work that they were given of all tenants."""
     share: float

@@ -166,7 +166,7 @@ def _standing_from(text: bytes) -> Standing:
 
 
 def drawn_from(found: Sequence[int]) -> Drawn:
-    """What the scripts reply to draws."""
+    """The reply of the scripts to draws."""
     unmet, wait_ms, *left = found
     return Drawn(tuple(left), unmet - 1 if unmet else None, wait_ms / 1000)
 

@@ -1,4 +1,4 @@
-"""What tenants used: day by day by account, and request by request as far back as the log goes."""
+"""Books of what tenants used: day by day by account, and request by request as far back as the log goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UsageBooks(Changes):
 
     @reads
     async def of_day(self, day: date) -> Mapping[Account, Counts]:
-        """What requests that ended on a day add up to."""
+        """The sums over the requests that ended on a day."""
         found: dict[Account, Counts] = {}
         for account, counts in pairs_from(await self._calls.command("HGETALL", self._key(day))).items():
             with contextlib.suppress(*UNREADABLE):  # somebody changed it by hand
@@ -54,7 +54,7 @@ class UsageBooks(Changes):
 
     @reads
     async def budgets(self, tenant: str, limits: Sequence[Limit]) -> list[float]:
-        """What is used now of the budget of each of a tenant's limits."""
+        """The amount that is used now of the budget of each of a tenant's limits."""
         if not limits:
             return []
         names = [budget_of(tenant, limit) for limit in limits]
@@ -67,7 +67,7 @@ class UsageBooks(Changes):
 
     @reads
     async def work(self, tenants: Sequence[str]) -> Mapping[str, Work]:
-        """What instances were given lately of the tenants' work, of those of them that are active."""
+        """The work that instances were given lately of those of the tenants that are active."""
         if not tenants:
             return {}
         of_all, *texts = await self._calls.command("HMGET", self._keys.shares, "*", *tenants)

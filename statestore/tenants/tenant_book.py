@@ -39,7 +39,7 @@ class Edition:
 
     @property
     def text(self) -> bytes | None:
-        """As the store has it; None: the book has not begun."""
+        """The edition as the store has it; None: the book has not begun."""
         return f"{self.number} {self.token}".encode() if self.number else None
 
     @classmethod
@@ -62,7 +62,7 @@ class TenantChange:
     tenants: Sequence[str]
     """Names of the tenants that it changed: one, but where a replica put back what the store had lost."""
     before: Mapping[str, Any] = field(default_factory=dict)
-    """What changed, as it was; no key, and no hash of one."""
+    """The fields that changed, as they were; no key, and no hash of one."""
     after: Mapping[str, Any] = field(default_factory=dict)
     edition: int = 0
     token: str = ""
@@ -72,11 +72,11 @@ class TenantChange:
 
 @dataclass(frozen=True, slots=True)
 class TenantNews:
-    """What is new in the book for somebody who knows an edition of it."""
+    """The news in the book for a reader that knows an edition of it."""
 
     edition: Edition
     texts: Mapping[str, bytes | None] = field(default_factory=dict)
-    """By name; None: the tenant is removed."""
+    """The tenants by name; None: the tenant is removed."""
     whole: bool = False
     """These are all tenants of the book."""
     lost: bool = False
@@ -92,7 +92,7 @@ class TenantBook(Changes):
 
     @reads
     async def news(self, known: Edition | None) -> TenantNews:
-        """What changed since an edition; the whole book where none is known, or the log does not reach back to it."""
+        """The changes since an edition; the whole book where none is known, or the log does not reach back to it."""
         edition = Edition.parse(await self._calls.command("HGET", self._names.tenants_meta, _EDITION))
         if edition == known:
             return TenantNews(edition)

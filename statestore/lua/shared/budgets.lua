@@ -2,9 +2,9 @@
 -- used of it at that time, of which some has leaked since; a quota is 'USED PERIOD', the day or month that it counts in; of what is
 -- in flight it is 'USED'. One that is missing, or cannot be read, is not used.
 
--- What the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} make of their budgets: {draw that does not fit
--- and takes longest to, or 0; ms until it would; what is left of each}, and what is to be written where all fit, or must be drawn
--- all the same.
+-- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {draw that does not
+-- fit and takes longest to, or 0; ms until it would; what is left of each}, and what is to be written where all fit, or must be
+-- drawn all the same.
 local function weigh_draws(draws, must, at_ms)
   local names, found, written = {}, { 0, 0 }, {}
   for place = 1, #draws / 4 do
@@ -48,7 +48,7 @@ local function give_back(returned, drawn_ms, at_ms)
     names[#names + 1], amounts[#names + 1] = name, amount
   end
   if #names == 0 then
-    return -- nothing, or somebody changed it by hand
+    return -- nothing, or it was changed by hand
   end
   local texts = redis.call('HMGET', keys.budgets, unpack(names))
   for place = 1, #names do

@@ -37,15 +37,15 @@ local function finds_memory(instance, tokens)
 end
 
 -- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by then.
--- Where classes fill idle room (terms.fills), some is always deferred.
+-- Nothing may be deferred meanwhile, unless classes fill idle room (terms.fills): then some always is.
 local function is_calm(instance, tokens, deadline_ms, now_ms)
   local on_time_tokens = instance.pending_tokens - instance.deferred_tokens
   return (instance.deferred_tokens == 0 or terms.fills == 1) and has_room(instance, terms.calm_windows)
     and now_ms + (on_time_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
 end
 
--- What a new request on time need not wait for: what is deferred, and what the last plan passed over, while it is held; also
--- what yields to those of the lowest band, where it precedes others.
+-- Tokens that a new request on time need not wait for: those that are deferred, and those that the last plan passed over, while
+-- they are held; also those that yield to the lowest band, where it precedes others.
 local function overtaken_tokens(instance, precedes)
   local held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens
   local yielding_tokens = precedes and instance.yielding_tokens or 0

@@ -28,7 +28,7 @@ local function listed_as(request)
   return request.id .. ' ' .. request.uncached_tokens
 end
 
--- KV memory that it takes once it is dispatched.
+-- Tokens of KV memory that a request takes once it is dispatched.
 local function context_tokens_of(request)
   local told = request.told
   if request.leg == 'prefill' then

@@ -1,7 +1,7 @@
--- Metering (scheduling/request/metering.py): what each request of a tenant used, in a log, and added up by account in a hash
--- for each day in UTC.
+-- Metering (scheduling/request/metering.py): a log has what each request of a tenant used, and a hash for each day in UTC has
+-- the sums by account.
 
--- Those that this script has named.
+-- Names of days that this script has made.
 local days = {}
 
 -- The day of a time in ms, as '2027-01-15': days since 0000-03-01, in eras of 400 years (H. Hinnant, "chrono-compatible low-level
