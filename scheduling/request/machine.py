@@ -992,10 +992,9 @@ class RequestMachine:
         return replace(self._unplaced(self.request_id, nothing, self.spec.slo_s, 1), state=RequestState.DISPATCHED)
 
     def kept_record(self) -> StoredRequest:
-        """The record that was kept of its last try: it counts on no instance, and has drawn nothing."""
-        nothing = Chain((), 1, 0)
-        unplaced = self._unplaced(self.request_id, nothing, self.spec.slo_s, self.attempt)
-        return replace(unplaced, state=RequestState.DISPATCHED, drawn="")
+        """The record that was kept of its last try: like that of a request that is passed on it counts on no instance,
+        and it has drawn nothing."""
+        return replace(self.register_record(), attempt=self.attempt, drawn="")
 
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
         if self.phase is not _PLACING or self.spec.chain is not None:
@@ -1509,10 +1508,9 @@ class RequestMachine:
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
             return (Post(self._over(self.request_id, self.attempt, sample, answered, returned, used), False, True),)
-        if decode.answered and not used:
-            over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
-            return (Post(over, last=True),)
         over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
+        if decode.answered and not used:
+            return (Post(over, last=True),)
         own = self._over(self.request_id, self.attempt, seen=answered, used=used)
         return Post(over), Post(own, last=True)
 
