@@ -44,7 +44,8 @@ class ContinuedAnswer:
         self, path: str, so_far: AnswerSoFar, rest: Rest, *, overlap: str, shows_usage: bool, shows_ids: bool
     ) -> None:
         self._path = path
-        self._from_path = rest.path
+        self.from_path = rest.path
+        """Path of the API that gives the rest."""
         self._envelope = so_far.envelope
         self.tokens = rest.tokens
         self._overlap = overlap
@@ -95,7 +96,7 @@ class ContinuedAnswer:
 
     def _choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
         """The choice as the client is to see it; None where it has nothing for the client."""
-        if self._from_path == CHAT_PATH:
+        if self.from_path == CHAT_PATH:
             return self._chat_choice(choice)
         text = self._unseen(choice.get("text") or "")
         if not text and choice.get("finish_reason") is None and not choice.get("logprobs") and not self._shows_ids:
@@ -184,15 +185,12 @@ class ContinuedAnswer:
 
     def _next(self, block: Mapping[str, Any], call: int | None) -> bytes:
         """Begin another block."""
-        stopped = self._stop_block()
+        stopped = _end_of_block(self._block)
         self._block, self._call = self._so_far.begin_block(), call
         return stopped + _named({"type": "content_block_start", "content_block": block, "index": self._block})
 
     def _more(self, delta: Mapping[str, Any]) -> bytes:
         return _named({"type": "content_block_delta", "delta": delta, "index": self._block})
-
-    def _stop_block(self) -> bytes:
-        return b"" if self._block is None else _named({"type": "content_block_stop", "index": self._block})
 
     def end(self) -> bytes:
         """The last events, which the other answer has in another form."""
@@ -208,14 +206,7 @@ class ContinuedAnswer:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
         }
-        delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return b"".join(
-            (
-                self._stop_block(),
-                _named({"type": "message_delta", "delta": delta, "usage": usage}),
-                _named({"type": "message_stop"}),
-            )
-        )
+        return _end_of_message(self._block, reason, sequence, usage) + _named({"type": "message_stop"})
 
 
 def _error_of(path: str, event: bytes, found: Mapping[str, Any]) -> bytes:
@@ -231,15 +222,23 @@ def _named(payload: Mapping[str, Any]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), orjson.dumps(payload))
 
 
+def _end_of_block(block: int | None) -> bytes:
+    return b"" if block is None else _named({"type": "content_block_stop", "index": block})
+
+
+def _end_of_message(block: int | None, reason: str | None, sequence: str | None, usage: Mapping[str, Any]) -> bytes:
+    """The events that end a message's open block, if any, and say why the message ends."""
+    delta = {"stop_reason": reason, "stop_sequence": sequence}
+    return _end_of_block(block) + _named({"type": "message_delta", "delta": delta, "usage": usage})
+
+
 def ending_events(path: str, so_far: AnswerSoFar, finish_reason: str | None, *, shows_usage: bool) -> bytes:
     """The last events of an answer of which nothing else is missing. ``finish_reason``: the one to tell, if any."""
     if path == MESSAGES_PATH:
         made = b""
         if finish_reason is not None:
-            if so_far.block is not None:
-                made += _named({"type": "content_block_stop", "index": so_far.block})
-            delta = {"stop_reason": _STOP_REASONS.get(finish_reason), "stop_sequence": None}
-            made += _named({"type": "message_delta", "delta": delta, "usage": {"output_tokens": so_far.tokens}})
+            usage = {"output_tokens": so_far.tokens}
+            made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, usage)
         return made + _named({"type": "message_stop"})
     envelope = {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
     made = b""
@@ -275,7 +274,7 @@ class Continuation:
         self._source: ByteSource | None = None
         self._broken_off = False
         self.committed = False
-        self.path = client.path if answer is None else answer._from_path
+        self.path = client.path if answer is None else answer.from_path
         """Path of the API that answers."""
         self.page_fields: Sequence[Header] = ()
         self.received_s = client.received_s

@@ -216,15 +216,11 @@ class Exchange:
 
     def instance_leaves(self, why: str) -> None:
         if not (self._begun or self._failing_status or self.done.done()):
-            self._leave(why)
+            self._lose(why, FailureKind.DRAINED)
 
-    def _leave(self, why: str) -> None:
+    def _lose(self, why: str, kind: FailureKind = FailureKind.DOWN) -> None:
         self._connection.abort()
-        self._fail(InstanceFailure(FailureKind.DRAINED, why))
-
-    def _lose(self, why: str) -> None:
-        self._connection.abort()
-        self._fail(InstanceFailure(FailureKind.DOWN, why))
+        self._fail(InstanceFailure(kind, why))
 
     # phases: each is a receiver of bytes ---------------------------------------------------------------------
     def _hold_error(self, wire: bytes, pieces: list[bytes]) -> None:

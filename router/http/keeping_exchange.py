@@ -17,7 +17,7 @@ from dualmap.router.http.heads import Header, chunker
 from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.sse import event_object
 from dualmap.router.http.upstream import AnswerHead, Framing
-from dualmap.scheduling.request.outcome import InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 GOES_ON_AFTER_S: Final = 1.0
 """A stream that can go on elsewhere does so after this silence of an instance that is down, or whose port refuses."""
@@ -76,7 +76,7 @@ class KeepingExchange(Exchange):
 
     def instance_leaves(self, why: str) -> None:
         if self._can_go_on and self._splitter is None and not self.done.done():
-            self._leave(why)
+            self._lose(why, FailureKind.DRAINED)
         else:
             super().instance_leaves(why)
 
