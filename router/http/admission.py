@@ -124,7 +124,7 @@ def read_stored_request(request: ClientRequest, request_id: str) -> InferenceReq
 
 
 def _no_response(response: str | None) -> NotFoundError:
-    """The same for one that there is not and for another tenant's."""
+    """The error is the same for a response that does not exist and for another tenant's."""
     return NotFoundError(f"response {response!r} not found: only ids that this fleet gave you lead to one")
 
 

@@ -1,4 +1,5 @@
-"""What a client has of a streamed answer: its text, its tokens, and what keeps another instance from going on with it.
+"""The part of a streamed answer that its client has: its text, its tokens, and why another instance cannot go
+on with it.
 
 It is read from the events of the stream as they came, long after they have passed, and only of a stream that fails.
 """
@@ -188,7 +189,7 @@ _READERS: Final[Mapping[str, Callable[[AnswerSoFar, Mapping[str, Any]], None]]] 
 
 
 def prompt_ids_in(event: bytes) -> tuple[int, int] | None:
-    """Where an event has the ids of the prompt's tokens, as JSON, between the brackets."""
+    """The place in an event of the ids of the prompt's tokens, as JSON, between the brackets; None: it has none."""
     found = _PROMPT_IDS.search(event)
     return None if found is None else found.span(1)
 

@@ -1,4 +1,4 @@
-"""The ``cache_salt`` of a tenant in the bodies of its requests, in place of whatever its client sends."""
+"""The ``cache_salt`` of a tenant in the bodies of its requests, in place of what its client sends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def separate(request: ClientRequest, read: InferenceRequest, salts: CacheSalts) 
 
 
 def _sent_salt(read: InferenceRequest) -> str | None:
-    """What the client separates its request by. A body that is not read separates it from all others."""
+    """The salt by which the client separates its request. A body that is not read separates it from all others."""
     if read.prompt is not None:
         return read.prompt.salt
     return f"body {read.body_hash}" if read.unread else read.sent_salt

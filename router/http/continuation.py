@@ -270,7 +270,7 @@ class Continuation:
         self._answer = answer
         self._editor = EventEditor(bytes if answer is None else answer.event, _MAX_HELD_BYTES)
         self.failed: UpstreamError | None = None
-        """Why the other answer is none that goes on with the client's."""
+        """The error of another answer that does not go on where the client's ends."""
         self._source: ByteSource | None = None
         self._broken_off = False
         self.committed = False
@@ -281,7 +281,7 @@ class Continuation:
 
     @classmethod
     def again(cls, client: Downstream) -> Continuation:
-        """The same, for the next instance: the client has got comments alone of this one."""
+        """The downstream for the next instance, after one of which the client has got comments alone."""
         return cls(client, client._answer if isinstance(client, Continuation) else None)
 
     def comment(self, data: bytes) -> None:

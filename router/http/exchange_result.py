@@ -43,7 +43,7 @@ class ExchangeResult:
     was broken off."""
     error_answer: ErrorAnswer | None = None
     kept: KeptStream | None = None
-    """What is kept of a stream that failed after it had begun, and may go on; None: there is no such stream."""
+    """A stream that failed after it had begun, and may go on, as it was kept; None: there is no such stream."""
     sends_usage_unrequested: bool = False
     """Whether the stream, whose usage was requested, shows that it would have had it anyway."""
     stream_goes_on: bool = False

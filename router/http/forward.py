@@ -210,7 +210,7 @@ class _Forwarding:
         self._asks_ids = how == "tokens" and not self._not_continued and inference_request.leaves_ids_open
         self._hides_ids = self._asks_ids
         self._kept: KeptStream | None = None
-        """What is kept of the stream, once it is one."""
+        """The kept stream of the present try, once its answer is a stream."""
         self._original = b""
         """The client's body, once a request for the rest of its answer has taken its place."""
         self._so_far: AnswerSoFar | None = None
@@ -296,7 +296,8 @@ class _Forwarding:
             raise UpstreamError(_not_elsewhere(failure, why)) from why
 
     async def _measure(self, text: str) -> tuple[int | None, int | None]:
-        """How many tokens a text has, and the model's context, as the instance says that goes on with it."""
+        """The number of tokens of a text, and the longest context of the model, by the instance that goes on with it;
+        None where it does not say."""
         body = write_json({"model": self._placed.model, "prompt": text, "add_special_tokens": False})
         answer = await self.sender.ask(self._placed.target, "/tokenize", body, MEASURED_WITHIN_S)
         try:

@@ -33,7 +33,8 @@ _MOST_BEHIND: Final = 64
 _FAILURE_WORDS: Final = (b'"error', b'"abort', b'"recompute')
 """An event by which an instance fails an answer has one of them. None ends with a quote: there are too many of them."""
 _MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta')
-"""The same for messages, where the event that ends an aborted one is known by the reason that it lacks."""
+"""An event by which an instance fails a message has one of these: the one that ends an aborted message is known by the
+reason that it lacks."""
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _GOES_ON: Final = b'finish_reason":null'
 """An event of a chat or a completion has this if it does not end its choice. Searched from the end, it costs little."""
@@ -119,7 +120,7 @@ class KeptStream:
         return data
 
     def _feed(self, data: bytes) -> bytes:
-        """The same, for any bytes."""
+        """Take bytes that may be several events, or parts of one."""
         if self._splitter is not None or not data.endswith(_EVENT_ENDS):
             data = self._whole(data)
             if not data:
@@ -150,7 +151,7 @@ class KeptStream:
         return b"" if splitter is None else splitter.rest
 
     def so_far(self) -> AnswerSoFar:
-        """What the client has of the answer."""
+        """The part of the answer that the client has."""
         self._read()
         assert self._so_far is not None
         if self._behind:

@@ -22,8 +22,7 @@ _ONE_TOKEN: Final = {
 
 def prefill_body(path: str, body: bytes, params: bytes, fields: bytes = b"") -> list[BodyPart]:
     """One token, not streamed: with ``min_tokens`` it ends by its length in any case, and no other end stages KV.
-    ``params`` is JSON, and
-    so are more ``fields``, with a comma behind each.
+    ``params`` is JSON, and so are more ``fields``, with a comma behind each.
 
     All of them are added at the end, where they stand for those of the same name before, as for any reader: a long
     prompt is neither parsed nor copied. The body must be a JSON object that has fields.

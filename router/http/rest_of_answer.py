@@ -4,7 +4,7 @@ By tokens where the engine has told them: the prompt's tokens and those of the a
 the rest is what the engine would have computed next. Such a request is a completion, whatever the client asked for.
 Else by text: behind a completion's prompt, or as the last message of a chat, which the engine continues.
 
-Limits are lowered by what there is. Penalties for presence and frequency, which look at the answer alone, begin anew,
+Limits are lowered by what there is. Penalties for presence and frequency, which look at the answer alone, start again,
 and so do the draws from a seed.
 """
 
@@ -26,7 +26,7 @@ CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH})
 _REFUSED: Final = {
     **dict.fromkeys(
         ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "functions"),
-        "a grammar would begin anew",
+        "a grammar would start again",
     ),
     "truncate_prompt_tokens": "the answer would take the place of the prompt's begin",
     "echo": "it repeats its prompt",
@@ -93,13 +93,13 @@ def why_not_continued(path: str, request: Mapping[str, Any], *, one_answer: bool
         return "its reasoning is not shown (include_reasoning)"
     wanted = request.get("response_format") or {"type": "text"}
     if not isinstance(wanted, dict) or wanted.get("type") != "text":
-        return "a grammar would begin anew (response_format)"
+        return "a grammar would start again (response_format)"
     choice = request.get("tool_choice")
     if (isinstance(choice, dict) and choice.get("type") not in ("auto", "none")) or choice == "required":
-        return "a grammar would begin anew (tool_choice)"
+        return "a grammar would start again (tool_choice)"
     output = request.get("output_config")
     if isinstance(output, dict) and output.get("format"):
-        return "a grammar would begin anew (output_config)"
+        return "a grammar would start again (output_config)"
     if path == COMPLETIONS_PATH:
         return "" if isinstance(request.get("prompt"), str | list) else "its prompt is no text"
     messages = request.get("messages")

@@ -181,7 +181,8 @@ class Sender:
         return exchange
 
     async def ask(self, target: InstanceSpec, path: str, body: bytes, within_s: float) -> bytes | None:
-        """What an instance answers to something else than the request; None where it does not."""
+        """Send an instance another request than the client's. Returns the body of its answer; None where it has not
+        answered with success in time."""
         upstreams, url = self._plane.upstreams, target.url
         connection: UpstreamConnection | None = None
         try:

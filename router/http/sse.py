@@ -42,7 +42,7 @@ _ABORT: Final = b'"abort"'
 _ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _MESSAGE_DELTA: Final = b'"message_delta"'
 _WITHOUT_REASON: Final = re.compile(rb'"delta"\s*:\s*\{[^{}]*"stop_reason"\s*:\s*null')
-"""How the event looks that ends an aborted message: Anthropic's API has no word for that. The event that begins a
+"""The event that ends an aborted message has this, as Anthropic's API has no word for that. The event that begins a
 message has its ``stop_reason`` elsewhere, and quotes in a text are escaped."""
 
 _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")

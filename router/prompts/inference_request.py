@@ -205,7 +205,7 @@ _NO_PART_OF_A_NAME = re.compile(rb"[^A-Za-z0-9_.-]")
 
 def response_id(request_id: str, instance_id: str, tenant: str = "") -> str:
     """The id of a response that an instance stores: it names the instance, so that every replica finds it again, and
-    has a mark of the tenant whose it is. Nobody else gets it by that id, and by no other one, which no instance has.
+    has a mark of its tenant. No other tenant gets it by that id, and by no other one, which no instance has.
 
     Clients put it into a path, with its characters escaped or not, and engines split that path when it is decoded: so
     no character of a client's id is left in it that means something there, but ``~`` and two digits.

@@ -1,4 +1,4 @@
-"""What a replica counts of tenants, in a bounded number of series."""
+"""The metrics of tenants on one replica, in a bounded number of series."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TenantSeries:
 
 class TenantMetrics:
     """Tenants have series of their own as they come, up to a number of them; the rest share ``OTHER``. One that has its
-    own keeps it: a counter that changed its series would seem to begin anew."""
+    own keeps it: a counter that changed its series would seem to start again."""
 
     def __init__(self, make: Instruments, most: int) -> None:
         self.requests = make.counter(

@@ -672,7 +672,7 @@ class RequestSpec:
     draws: tuple[Draw, ...] = ()
     """What it takes of that one's budgets."""
     account: str = ""
-    """Who it is metered for, see ``scheduling.request.metering``; empty: nobody."""
+    """The account that it is metered for, see ``scheduling.request.metering``; empty: it is not metered."""
     weight: float | None = None
     """The weight of its tenant; None: nothing is shared among tenants."""
     class_rank: int = 0
@@ -746,7 +746,7 @@ class RequestMachine:
     failure: InstanceFailure | None = None
     """The last one that it was, or is to be, tried again after."""
     drawn: Drawn | None = None
-    """What the store replied to its draws."""
+    """The store's reply to its draws."""
     registered: bool = False
     """It is passed on, and the store has its record."""
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
@@ -1323,8 +1323,8 @@ class RequestMachine:
         return left + self._admit(now_s)
 
     def _continue(self, failed_id: str, sent_tokens: int, now_s: float) -> None:
-        """Begin anew with what its client has of the answer as a part of its prompt. Instances that failed it before it
-        began to answer may have recovered since, and its wait for the rest begins now."""
+        """Start again with what its client has of the answer as a part of its prompt. Instances that failed it before
+        it began to answer may have recovered since, and its wait for the rest begins now."""
         self._move(Input.CONTINUES)
         self.continuations += ((failed_id, sent_tokens, self.age_s(now_s)),)
         self.sent_tokens, self.former_tries, self._continues = sent_tokens, self.tries, True
@@ -1515,7 +1515,8 @@ class RequestMachine:
         return Post(over), Post(own, last=True)
 
     def _returned(self, outcome: Outcome) -> str:
-        """What it gives back to its budgets. A client that leaves within its answer pays what was expected of it."""
+        """The part of its draws that it gives back to its budgets. A client that leaves within its answer pays
+        what was expected of it."""
         draws = self.spec.draws
         if not draws:
             return ""
@@ -1524,7 +1525,7 @@ class RequestMachine:
         return returned_text(draws, usage.prompt_tokens, usage.output_tokens, answered=answered)
 
     def _used(self, outcome: Outcome) -> str:
-        """What it is metered by."""
+        """The usage that it is metered by."""
         spec = self.spec
         if not spec.account:
             return ""

@@ -3,7 +3,7 @@
 A request is metered by the script that ends it, in the step that removes its record: a repetition finds no record, and
 so counts nothing. What becomes of its tries does not matter, as only its end says what it used: the release of a try
 keeps the record (``KEPT``), on no instance, until the next try takes it over or the request ends without one. A request
-whose replica died is metered by whoever ends it then, with what its record says, as ``LOST``.
+whose replica died is metered by the process that ends it then, with what its record says, as ``LOST``.
 
 The store adds up; what is counted is said here.
 """
@@ -22,8 +22,8 @@ from dualmap.scheduling.values import value
 LOST: Final = "lost"
 """The outcome of a request whose replica died, or forgot it: how it ended is not known."""
 KEPT: Final = "kept"
-"""In the place of what a request used: its try is over, and it is not. Nothing is left of what that took but a record
-on no instance."""
+"""A release has this in the place of the usage where the try is over, and the request is not: nothing is left of the
+try but a record on no instance."""
 NO_CLASS: Final = "-"
 REPORTED: Final = "reported"
 EXPECTED: Final = "expected"
@@ -31,7 +31,8 @@ EXPECTED: Final = "expected"
 
 @value
 class Account:
-    """Who requests are counted for: in texts its names are separated by blanks, of which only the last has any."""
+    """A tenant's key, class and model, for which requests are counted. In texts these names are separated by blanks, of
+    which only the last has any."""
 
     tenant: str
     key: str
@@ -52,12 +53,12 @@ class Account:
 
 @value
 class Counts:
-    """What the requests of an account add up to."""
+    """The sums over the requests of an account."""
 
     requests: int = 0
-    """Those that were admitted, and are over."""
+    """Requests that were admitted, and are over."""
     prompt_tokens: int = 0
-    """Those of answered requests, cached ones among them."""
+    """Prompt tokens of answered requests, cached ones among them."""
     cached_tokens: int = 0
     """Prompt tokens that instances reported to have found in their caches."""
     output_tokens: int = 0
@@ -87,10 +88,10 @@ COUNTS: Final = tuple(each.name for each in fields(Counts))
 
 
 def used_by(outcome: Outcome, usage: Usage | None, expected: tuple[int, int] | None) -> str:
-    """What a request used, as its release says it: its counts, its outcome, whether an instance reported the tokens.
+    """The usage of a request, as its release says it: its counts, its outcome, whether an instance reported the tokens.
 
-    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: nobody answered it, so
-    it used nothing.
+    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: no instance
+    answered it, so it used nothing.
     """
     if expected is None:
         return f"1 0 0 0 1 0 0 {outcome} {REPORTED}"
@@ -101,8 +102,8 @@ def used_by(outcome: Outcome, usage: Usage | None, expected: tuple[int, int] | N
 
 
 def used_by_lost(request: StoredRequest, known: Collection[str]) -> str:
-    """The same of a request that its replica left behind: its prompt, if it is known to be computed, and nothing of an
-    answer of unknown length. Empty where another record among the ``known`` ids meters it, or nobody is to pay."""
+    """The usage of a request that its replica left behind: its prompt, if it is known to be computed, and nothing of an
+    answer of unknown length. Empty where another record among the ``known`` ids meters it, or it has no account."""
     whole_id = request_id_of(request.request_id)
     if not request.account or (whole_id != request.request_id and whole_id in known):
         return ""
@@ -115,12 +116,12 @@ class UsageRecord:
     """One request that is over."""
 
     ended_ms: int
-    """By the store's clock, since 1970."""
+    """The time by the store's clock, since 1970."""
     request_id: str
     account: Account
     counts: Counts
     outcome: str
-    """That of ``Outcome``, or ``LOST``."""
+    """A value of ``Outcome``, or ``LOST``."""
     reported: bool
     """Whether an instance reported the tokens; else they are expected ones."""
 

@@ -24,8 +24,8 @@ class Release:
     """Whether that first token, or the whole answer, was seen. Only a seen token is a sign of life of the instance and
     stamps its prefill clock. False where the first token is presumed, and where the request ends without its answer."""
     returned: str = ""
-    """What the request gives back to the budgets that it drew from, where it is over, see ``budgets.returned_text``.
-    Empty: all that its record says it drew."""
+    """The part of its draws that the request gives back to its budgets, where it is over, see
+    ``budgets.returned_text``. Empty: all that its record says it drew."""
     used: str = ""
-    """What it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not. ``KEPT``
-    there: its try is over, and its record stays to be metered by."""
+    """The usage that it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not
+    metered. ``KEPT`` there: its try is over, and its record stays to be metered by."""

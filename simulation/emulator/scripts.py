@@ -53,7 +53,7 @@ _PLACES = _places()
 
 def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
     """The seed of the made-up text that a prompt begins, or goes on with, and how many tokens of it the prompt ends
-    with: a model's next token follows from all before it, so an answer goes on as it would have, whoever computes it.
+    with: a model's next token follows from all before it, so an answer goes on as it would have, on any instance.
 
     ``seed_of`` is the seed of seeds: that of an answer is the hash of its prompt.
     """
@@ -74,7 +74,7 @@ def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
 
 
 def _words_before(text: bytes, place: int) -> int:
-    """How many words at the end of the text are those of the made-up text up to this place."""
+    """The number of words at the end of the text that are those of the made-up text up to this place."""
     count, end = 0, len(text)
     while end >= TOKEN_CHARS:
         at = (place - count) % _PERIOD * TOKEN_CHARS

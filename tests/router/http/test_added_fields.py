@@ -1,4 +1,4 @@
-"""What a request says of its priority, and the fields that the gateway adds to its body."""
+"""The priority that a request asks for, and the fields that the gateway adds to its body."""
 
 from __future__ import annotations
 

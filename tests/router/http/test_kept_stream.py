@@ -1,4 +1,4 @@
-"""What is kept of a stream, and what of it passes: however it is cut, and within bounds."""
+"""Kept streams: what is kept and what passes, however a stream is cut, and within bounds."""
 
 from __future__ import annotations
 

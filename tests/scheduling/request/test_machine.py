@@ -932,7 +932,7 @@ ACCOUNT = "acme ci - m"
 
 
 def used_in(life: Life) -> list[str]:
-    """What the last releases say that the request used."""
+    """The usage that the last releases say."""
     posted = [effect.release.used for effect in life.effects if isinstance(effect, Post)]
     return [used for used in posted if used not in ("", KEPT)]
 

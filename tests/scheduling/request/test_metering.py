@@ -1,4 +1,4 @@
-"""What requests are metered by."""
+"""The usage that requests are metered by."""
 
 from __future__ import annotations
 
