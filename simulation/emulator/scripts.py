@@ -16,39 +16,36 @@ from dualmap.simulation.prompts import WORDS
 
 TOKEN_CHARS = 4
 _RECOMPUTED = "recomputed"
-_PERIOD_CHARS = 4096 * TOKEN_CHARS
+_PERIOD = 4096
+"""Words after which the made-up text repeats."""
+_PERIOD_CHARS = _PERIOD * TOKEN_CHARS
 
 
-def _made_up_text() -> str:
+def _made_up_words() -> list[bytes]:
     # A full-period linear congruential walk over the words; long enough that answers differ.
     state, words = 1, []
-    for _ in range(_PERIOD_CHARS // TOKEN_CHARS):
+    for _ in range(_PERIOD):
         state = (state * 1_664_525 + 1_013_904_223) % 2**32
-        words.append(WORDS[state >> 24].decode("ascii"))
-    return "".join(words) * 2
+        words.append(WORDS[state >> 24])
+    return words
 
 
-_MADE_UP = _made_up_text()
+def _places(words: Sequence[bytes]) -> dict[bytes, list[int]]:
+    """The places of each word in the made-up text."""
+    found: dict[bytes, list[int]] = {}
+    for place, word in enumerate(words):
+        found.setdefault(word, []).append(place)
+    return found
+
+
+_MADE_UP_WORDS = _made_up_words()
+_MADE_UP = b"".join(_MADE_UP_WORDS).decode("ascii") * 2
+_PLACES = _places(_MADE_UP_WORDS)
 
 
 class Text(Protocol):
     def slice(self, start: int, end: int) -> str:
         """The characters from ``start`` to before ``end``."""
-
-
-_PERIOD = _PERIOD_CHARS // TOKEN_CHARS
-
-
-def _places() -> dict[bytes, list[int]]:
-    """The places of each word in the made-up text."""
-    found: dict[bytes, list[int]] = {}
-    for place in range(_PERIOD):
-        word = _MADE_UP[place * TOKEN_CHARS : (place + 1) * TOKEN_CHARS].encode()
-        found.setdefault(word, []).append(place)
-    return found
-
-
-_PLACES = _places()
 
 
 def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
@@ -77,8 +74,7 @@ def _words_before(text: bytes, place: int) -> int:
     """The number of words at the end of the text that are those of the made-up text up to this place."""
     count, end = 0, len(text)
     while end >= TOKEN_CHARS:
-        at = (place - count) % _PERIOD * TOKEN_CHARS
-        if text[end - TOKEN_CHARS : end] != _MADE_UP[at : at + TOKEN_CHARS].encode():
+        if text[end - TOKEN_CHARS : end] != _MADE_UP_WORDS[(place - count) % _PERIOD]:
             break
         count, end = count + 1, end - TOKEN_CHARS
     return count
