@@ -467,8 +467,8 @@ class _Forwarding:
         return self._inference_request.stream
 
     def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]:
-        """The client's own bytes, unless it uses another name of the model than the instance, or the router requests
-        usage or for the response's id."""
+        """The client's own bytes, unless it uses another name of the model than the instance, the fleet sets fields
+        of it, or the router asks for usage, for ids of tokens or for the response's id."""
         body, placed = self.request.body, self._placed
         if self._asks_ids:
             more = (ids_edit(body), *more)

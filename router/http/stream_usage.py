@@ -28,21 +28,23 @@ _MAX_HELD_BYTES: Final = 64 << 10
 
 def usage_edit(body: bytes) -> Edit:
     """Asks for usage. The body must be a JSON object that has fields, none of them ``stream_options``."""
-    start = body.index(b"{") + 1
-    return (start, start), _OPTION
+    return _edit_before_fields(body, _OPTION)
 
 
 def ids_edit(body: bytes) -> Edit:
-    """Asks for the ids of tokens. The same holds for the body, which must not have ``return_token_ids``."""
-    start = body.index(b"{") + 1
-    return (start, start), _IDS
+    """Asks for the ids of tokens. The body must be a JSON object that has fields, none of them ``return_token_ids``."""
+    return _edit_before_fields(body, _IDS)
 
 
 def id_edit(body: bytes, answer_id: str) -> Edit:
-    """Asks for an id of the response, of ``router.prompts.inference_request``'s form. The same holds for the body,
-    which must not have a ``request_id``."""
+    """Asks for an id of the response, of ``router.prompts.inference_request``'s form. The body must be a JSON object
+    that has fields, none of them ``request_id``."""
+    return _edit_before_fields(body, b'"request_id":"%b",' % answer_id.encode())
+
+
+def _edit_before_fields(body: bytes, field: bytes) -> Edit:
     start = body.index(b"{") + 1
-    return (start, start), b'"request_id":"%b",' % answer_id.encode()
+    return (start, start), field
 
 
 class UsageRemover:
