@@ -152,8 +152,11 @@ class KeptStream:
 
     def so_far(self) -> AnswerSoFar:
         """The part of the answer that the client has."""
-        self._read()
-        assert self._so_far is not None
+        events = b"".join([*map(zlib.decompress, self._packed), *self._events])
+        self._packed, self._events = [], []
+        if self._so_far is None:
+            self._so_far = AnswerSoFar()
+        self._so_far.read(self._path, events)
         if self._behind:
             self._so_far.count_by(self._path, b"".join(self._behind))
         return self._so_far
@@ -213,7 +216,7 @@ class KeptStream:
         return data[: span[0] - 1] + b"null" + data[span[1] + 1 :] if self._hides_ids else data
 
     def _grow(self) -> None:
-        """Take memory for what is kept, after most of it was read where that is much."""
+        """Take memory for what is kept, after it was compressed where that is much."""
         if self.lost:
             self.release()
             self._bytes = 0
@@ -238,14 +241,6 @@ class KeptStream:
         """Keep it no more."""
         self._budget.lost += not self.lost
         self.release()
-
-    def _read(self) -> None:
-        """Read what is kept."""
-        events = b"".join([*map(zlib.decompress, self._packed), *self._events])
-        self._packed, self._events = [], []
-        if self._so_far is None:
-            self._so_far = AnswerSoFar()
-        self._so_far.read(self._path, events)
 
 
 def without_ids(data: bytes) -> bytes:
