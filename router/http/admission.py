@@ -241,7 +241,9 @@ def inference_request_of(
 
 def _is_one_answer(path: str, body: Mapping[str, Any]) -> bool:
     """Whether the request asks for one answer to one prompt."""
-    if any(body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS):
+    if not _ANSWERS.isdisjoint(body) and any(
+        body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS
+    ):
         return False
     prompt = body.get("prompt") if path in COMPLETIONS_PATHS else None
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
@@ -254,14 +256,9 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
         return False
     if not _NOT_SPLIT.isdisjoint(body) and any(map(body.get, _NOT_SPLIT)):
         return False
-    if not _ANSWERS.isdisjoint(body) and any(
-        body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS
-    ):
-        return False
     if lax_int(body.get("max_tokens")) in (0, 1) or lax_int(body.get("max_completion_tokens")) in (0, 1):
         return False
-    prompt = body.get("prompt")
-    return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
+    return _is_one_answer(path, body)
 
 
 def mint_request_id() -> str:
