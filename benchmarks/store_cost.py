@@ -79,7 +79,7 @@ class Scenario:
     held: int
     """In the queue of each instance."""
     tenants: int = 0
-    """Tenants whose requests they are in turn, each with four limits, metered, and with a share; 0: nobody's."""
+    """Tenants whose requests they are in turn, each with four limits, metered, and with a share; 0: none."""
 
     def __str__(self) -> str:
         whose = f", {self.tenants} tenants" if self.tenants else ""

@@ -1,4 +1,4 @@
-"""What many tenants cost: how long a replica takes to read them, to learn of a change, and to know a key.
+"""Measures what many tenants cost: how long a replica takes to read them, to learn of a change, and to know a key.
 
     python benchmarks/tenant_book.py [--tenants 0 10000] [--keys 10]
 

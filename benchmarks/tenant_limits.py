@@ -103,7 +103,7 @@ async def run(fleet: Fleet, options: argparse.Namespace) -> tuple[list[Client], 
 
 
 def used(store: Any, budget: str) -> tuple[float, int]:
-    """What was used of a budget when it was written last, and when that was."""
+    """The part of a budget that was used when it was written last, and the time of that, in ms."""
     millionths, at_ms = store.hget(BUDGETS, budget).split()
     return int(millionths) / 1e6, int(at_ms)
 

@@ -1,4 +1,4 @@
-"""What tenants and classes get of a fleet under overload, in virtual time.
+"""Shows what tenants and classes get of a fleet under overload, in virtual time.
 
     python benchmarks/tenant_shares.py [--seconds 120] [--only light equal peers batch]
 

@@ -79,7 +79,7 @@ class AdminApi:
             body=body,
             key=self._key,
             timeout_s=_TIMEOUT_S,
-            fields={"x-dualmap-by": whoever_runs_this()},
+            fields={"x-dualmap-by": user_and_machine()},
         )
         if answer.status == 0:
             reason = answer.body.decode(errors="replace")
@@ -87,8 +87,8 @@ class AdminApi:
         return answer
 
 
-def whoever_runs_this() -> str:
-    """The user and the machine, for the logs of changes."""
+def user_and_machine() -> str:
+    """The user who runs this and the machine, for the logs of changes."""
     return f"{getpass.getuser()}@{socket.gethostname()}".encode("ascii", "replace").decode()
 
 

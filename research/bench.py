@@ -56,5 +56,5 @@ class Bench:
 
 
 def _searched(cache: RunCache, search: Search) -> tuple[float, ...]:
-    """What a process gets: no bench, whose callback cannot be sent to one."""
+    """The work as it is sent to a process: without the bench, whose callback cannot be sent."""
     return search.goodputs(cache)

@@ -23,7 +23,7 @@ from dualmap.simulation.router_queue import RouterQueueRule
 from dualmap.simulation.scenario import Dispatch, Scenario, SpeedChange
 
 SLOWDOWN = 2.0
-"""How much slower the slow instances of a fleet are."""
+"""The factor by which slow instances of a fleet are slower."""
 
 
 class VariantError(SimulationError):

@@ -1,4 +1,4 @@
-"""What an instance of a model on some cards costs and holds, derived from the published figures of both.
+"""Step costs and KV memory of an instance: a model on some cards, derived from the published figures of both.
 
 Nothing is fitted to a result. A step takes two operations per parameter and token, four per layer, width and pair of
 attention; weights are read once per step, KV cache once per decoding sequence. With tensor parallelism over n cards of

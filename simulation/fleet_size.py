@@ -52,7 +52,7 @@ class FleetSizeJob:
     """The size of fleet of one scenario on one trace; the scenario's own number of instances is left out."""
 
     name: str
-    """What the table calls it: the preset."""
+    """The name in the table: the preset."""
     cards: int
     """Cards of one instance."""
     job: RunJob

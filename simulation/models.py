@@ -14,7 +14,7 @@ HEAD_DIMENSION = 128
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a step of the model computes and reads; 16-bit weights and KV cache."""
+    """The sizes that say what a step of the model computes and reads; 16-bit weights and KV cache."""
 
     linear_parameters: float
     """Parameters that every token is multiplied with: all but the input embedding and the output head."""

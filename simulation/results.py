@@ -139,7 +139,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class TenantResult:
-    """What one tenant got in a run."""
+    """The figures of one tenant in a run."""
 
     requests: int
     on_time: float

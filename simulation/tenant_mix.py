@@ -15,7 +15,7 @@ from dualmap.simulation.traces import Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class TenantTraffic:
-    """What one tenant sends."""
+    """The traffic of one tenant."""
 
     tenant: Tenant
     source: TraceSource

@@ -99,7 +99,7 @@ class StreamReader:
         self._stamp: tuple[object, ...] | None = None
         self._roles: set[int] = set()
         self._next_number = 0
-        """Of the next event of a response."""
+        """The number of the next event of a response."""
         self._blocks, self._in_block = 0, False
         """Blocks of a message that have begun, and whether the last one is open."""
 

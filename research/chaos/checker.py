@@ -1,4 +1,4 @@
-"""What becomes of a request: its answer beside the one that is right, text, ends and usage, to the character.
+"""Judges what became of a request: its answer beside the right one, text, ends and usage, to the character.
 
 The emulator's answers follow from the request alone, its prompt, its limits and the emulator's seed. All instances of a
 fleet give the same answer, and it is known before the request is sent: the emulator's own readers give it.
@@ -33,7 +33,7 @@ _NOT_CONTINUED = {"tools", "response_format"}
 
 
 class Outcome(StrEnum):
-    """What became of one request."""
+    """The end that one request came to."""
 
     RIGHT = "right"
     """The whole answer, and the right one."""
@@ -45,7 +45,7 @@ class Outcome(StrEnum):
     """The right beginning of a stream, and then an error event, or the engine's own abort; no other instance could have
     gone on with it."""
     BROKEN = "broken"
-    """The same of a stream with which another instance could have gone on."""
+    """The stream was cut in the same way, and another instance could have gone on with it."""
     LOST = "lost"
     """The connection ended before the answer was complete, and no error said so."""
     STUCK = "stuck"
@@ -98,7 +98,7 @@ class RightAnswers:
 
 
 def judge(question: Question, status: int | None, body: bytes) -> Verdict:
-    """What became of a request.
+    """The verdict on a request.
 
     Args:
         status: of a response that came to its end; None where the connection ended before.

@@ -31,7 +31,7 @@ _GARBAGE_BYTES = 64
 
 
 class Treatment(StrEnum):
-    """What a fault does to a connection."""
+    """The effect of a fault on a connection."""
 
     PASS = "pass"
     HOLD = "hold"
@@ -48,7 +48,7 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NetworkFault:
-    """What the network does wrong."""
+    """A fault of the network."""
 
     open: Treatment = Treatment.PASS
     """To connections that are open when the fault begins."""
@@ -264,7 +264,7 @@ class _Connection:
                 raise ConnectionResetError("the reply was spoiled")
             fault = self._fault
             due_s = max(due_s + _IN_ORDER_S, loop.time() + fault.delay_s)
-            if due_s > loop.time():  # later bytes may follow before these are due, so nobody sleeps here
+            if due_s > loop.time():  # later bytes may follow before these are due, so nothing sleeps here
                 loop.call_at(due_s, _write, writer, data)
             else:
                 _write(writer, data)

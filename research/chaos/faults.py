@@ -55,7 +55,7 @@ async def dead_engine(stage: Stage) -> None:
 
 
 async def engine_terminated(stage: Stage) -> None:
-    """SIGTERM, as an orchestrator sends it to an engine that nobody drained."""
+    """SIGTERM, as an orchestrator sends it to an engine that was not drained."""
     engine = stage.any_engine()
     async with _restarted(engine):
         engine.signal(signal.SIGTERM)

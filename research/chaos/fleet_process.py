@@ -51,7 +51,7 @@ class FleetProcess:
 
     @property
     def output(self) -> str:
-        """What it has printed. Raises AssertionError: it ended."""
+        """The text that it has printed. Raises AssertionError: it ended."""
         text = self._output.read_text()
         assert self.process.poll() is None, f"`dualmap up` ended:\n{text}"
         return text

@@ -188,8 +188,8 @@ class FleetView:
     counts: dict[str, int] = field(default_factory=dict)
     """Sums over all instances of counts that are not zero."""
     store_states: dict[str, str] = field(default_factory=dict)
-    """What each router says of the store, by name: ``ok``, ``local`` …; or ``away`` for a router that does not answer,
-    and ``certificates`` for one that cannot use its own."""
+    """The state of the store as each router reports it, by name: ``ok``, ``local`` …; or ``away`` for a router that
+    does not answer, and ``certificates`` for one that cannot use its own."""
 
     @property
     def ready(self) -> int:
@@ -213,7 +213,7 @@ class LocalFleet:
         self.engines: list[Engine] = []
         self.up: FleetProcess
         self.certificates: FleetCertificates
-        """Of a fleet that speaks TLS."""
+        """It is set where the fleet speaks TLS."""
         self._pipe: tuple[int, int] = (0, 0)
         self._store: Store | None = None
 
@@ -358,7 +358,7 @@ class LocalFleet:
             return "away"
 
     async def health_text(self, ops_url: str) -> str:
-        """What a router says of its health; empty where it says nothing."""
+        """A router's report of its health; empty where it gives none."""
         client = HttpClient(ops_url, connect_timeout_s=1.0)
         try:
             async with asyncio.timeout(1.0):

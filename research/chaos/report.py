@@ -23,7 +23,7 @@ _WHYS_SHOWN = 3
 
 
 def scenarios_table(scenarios: Iterable[Scenario]) -> Table:
-    """What there is to run, and the outcomes other than right answers that clients may see."""
+    """The scenarios that can be run, and the outcomes other than right answers that clients may see."""
     rows: list[list[Cell]] = [
         [scenario.name, scenario.symptom or ABSENT, ", ".join(sorted(scenario.allowed)) or "nothing"]
         for scenario in scenarios

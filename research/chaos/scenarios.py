@@ -19,7 +19,7 @@ NOTHING: Final = frozenset[Outcome]()
 BEGUN_STREAMS: Final = frozenset({Outcome.CUT})
 """Streams that an engine began, and with which no other can go on, may end with an error event."""
 HALF_ANSWERS: Final = BEGUN_STREAMS | {Outcome.LOST}
-"""So may they, and a whole answer of which half was passed on may end there."""
+"""Streams may end in that way, and a whole answer of which half was passed on may end there."""
 CONNECTIONS: Final = frozenset({Outcome.LOST})
 """Connections to a router may end."""
 OUTAGE: Final = frozenset({Outcome.CUT, Outcome.BROKEN, Outcome.REFUSED})

@@ -20,7 +20,7 @@ _GROWTH_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """What a process holds."""
+    """The file descriptors and the memory that a process holds."""
 
     pid: int
     files: int
@@ -37,10 +37,10 @@ class SoakResult:
 
     results: list[Result] = field(default_factory=list)
     before: dict[str, Holdings] = field(default_factory=dict)
-    """Of each router and worker, after the warm-up; of one that was started again, after its start."""
+    """The holdings of each router and worker after the warm-up; of one that was started again, after its start."""
     after: dict[str, Holdings] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    """Of the end: what was left over, what grew."""
+    """Problems found at the end: what was left over, what grew."""
 
     @property
     def passed(self) -> bool:
@@ -49,7 +49,7 @@ class SoakResult:
 
 @dataclass(frozen=True, slots=True)
 class SoakPlan:
-    """How long, and how often a fault begins."""
+    """The length of a soak, and the time from the begin of one fault to that of the next."""
 
     duration_s: float
     every_s: float = 20.0
@@ -95,7 +95,7 @@ async def soak(stage: Stage, scenarios: Sequence[Scenario], plan: SoakPlan, say:
         outcome.problems.append(f"left over: {books(left)}")
     if stage.drifted():
         outcome.problems.append("counts had drifted, and were repaired")
-    await stage.hold(5.0)  # connections that nobody needs any more
+    await stage.hold(5.0)  # connections that are not needed any more are closed
     outcome.after = _holdings(stage)
     outcome.problems += grown(outcome.before, outcome.after)
     return outcome

@@ -52,20 +52,20 @@ class Scenario:
 
 @dataclass(slots=True)
 class Result:
-    """What a scenario came to."""
+    """The result of a scenario."""
 
     scenario: Scenario
     tally: Tally = field(default_factory=Tally)
     recovery_s: float | None = None
     """Seconds from the end of the fault until the fleet was whole; None: it never was."""
     problems: list[str] = field(default_factory=list)
-    """What must not be, in words; none: it passed."""
+    """Violations, in words; none: it passed."""
     books: str = "?"
     """``exact``, or what was left over."""
 
 
 class Stage:
-    """What a fault has at hand: the fleet, a source of chance, and waiting for what must show."""
+    """The means that a fault has: the fleet, a source of chance, and waiting for what must show."""
 
     def __init__(self, fleet: LocalFleet, right: RightAnswers, traffic: TrafficPlan, rng: random.Random) -> None:
         self.fleet = fleet
@@ -203,7 +203,7 @@ class Stage:
                 result.problems.append(f"after the fault: {verdict.outcome} ({verdict.why})")
 
     async def left_over(self) -> dict[str, int]:
-        """What outlives the requests once all have ended: records, counts of the store, requests of engines; empty
+        """The records, counts of the store and requests of engines that outlive the requests once all have ended; empty
         where nothing does."""
         left: dict[str, int] = {"not looked": 1}
 
@@ -238,5 +238,5 @@ class Stage:
 
 
 def books(left: Mapping[str, int]) -> str:
-    """What is left over, in words."""
+    """The leftovers in words."""
     return ", ".join(f"{name} {count}" for name, count in left.items()) or "exact"

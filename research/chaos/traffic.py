@@ -32,7 +32,7 @@ _WHYS_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class TrafficPlan:
-    """How much is asked."""
+    """The amount of traffic."""
 
     rate_per_s: float = 10.0
     answer_tokens: tuple[int, int] = (20, 160)
@@ -43,7 +43,7 @@ class TrafficPlan:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the requests of a time."""
+    """The outcomes of the requests of a time."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     whys: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Traffic:
 
     def __init__(self, client: HttpClient, model: str, right: RightAnswers, plan: TrafficPlan, seed: int) -> None:
         self.tally = Tally()
-        """Of the requests that ended since it was last exchanged; see ``counted``."""
+        """It counts the requests that ended since it was last exchanged; see ``counted``."""
         self._client = client
         self._model = model
         self._right = right

@@ -25,7 +25,7 @@ SHARES = "shares"
 
 @dataclass(frozen=True, slots=True)
 class TenantRow:
-    """What one tenant got under one rule."""
+    """The figures of one tenant under one rule."""
 
     rule: str
     tenant: str

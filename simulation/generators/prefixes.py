@@ -64,7 +64,7 @@ def hotspot(requests: int, seed: int) -> Trace:
 
 def moving(requests: int, seed: int) -> Trace:
     """Uniform traffic with a hot system prompt of 6,144 tokens (60 % of requests), replaced by a new one every minute:
-    whatever gathered where the former one was cached has to gather anew."""
+    requests that gathered where the former one was cached have to gather again."""
     return _prefix_trace(
         "moving", requests, seed, hot_share=MOVING_SHARE, hot_blocks=SYSTEM_PROMPT_BLOCKS, hot_spell_s=MOVING_SPELL_S
     )

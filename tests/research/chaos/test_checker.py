@@ -176,7 +176,7 @@ def test_a_comment_in_a_stream_is_no_event() -> None:
     assert judge(asked, None, b": the stream goes on at another instance\n\n").outcome is Outcome.LOST
 
 
-async def test_a_stream_that_nobody_could_continue_is_cut_and_not_broken(instance: HttpClient) -> None:
+async def test_a_stream_that_no_instance_could_continue_is_cut_and_not_broken(instance: HttpClient) -> None:
     error = b'data: {"error": {"message": "the engine died", "code": 500}}'
     for form in ("chat, n", "chat, JSON", "chat, tool", "messages, tool", "responses"):
         asked, events = await streamed(instance, form)

@@ -65,7 +65,7 @@ class Client:
             return (await self.reader.readline()).rstrip(b"\n")
 
     async def end(self) -> bytes:
-        """What still comes until the connection ends. Raises ConnectionResetError."""
+        """The bytes that still come until the connection ends. Raises ConnectionResetError."""
         async with asyncio.timeout(WITHIN_S):
             return await self.reader.read()
 

@@ -23,7 +23,7 @@ def test_every_fault_of_the_page_has_a_scenario_and_every_scenario_its_fault() -
     assert symptoms == described()
 
 
-def test_no_scenario_allows_what_nobody_may_see() -> None:
+def test_no_scenario_allows_what_no_client_may_see() -> None:
     for scenario in SCENARIOS.values():
         assert not scenario.allowed & {Outcome.WRONG, Outcome.STUCK}, scenario.name
 

@@ -1,4 +1,4 @@
-"""What a soak complains about, and how its results are added up."""
+"""A soak complains about processes that grow, and its results are added up by scenario."""
 
 from __future__ import annotations
 
