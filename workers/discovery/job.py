@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 
 from dualmap.runtime.clock import Clock
@@ -24,8 +25,8 @@ from dualmap.workers.pool_reader import PoolReader
 log = logging.getLogger(__name__)
 
 _SHOWN_LEFT_OUT = 20
-_ACTIONS_TOGETHER = 32
-"""Steps under way at once: thousands of pods are entered at a first list, each in two round trips."""
+_CALLS_TOGETHER = 32
+"""Calls under way at once: thousands of pods are entered at a first list, each in two round trips."""
 
 
 class Discovery:
@@ -93,21 +94,18 @@ class Discovery:
             self._running.result()  # a defect: the log shows it at every round
         sighting = self._source.sighting()
         if sighting is None:
-            return await self._publish(None)
+            await self._publish(None)
+            return
         members = await self._members()
         plan = self._plan(sighting, members)
         self._log_left_out(plan, sighting)
-        published: tuple[Awaitable[None], ...] = (self._publish(sighting),)
-        for first in range(0, max(1, len(plan.actions)), _ACTIONS_TOGETHER):
-            actions = plan.actions[first : first + _ACTIONS_TOGETHER]
-            # Together, as each waits for the store: what is published in turn would put off the next round.
-            await asyncio.gather(
-                *published, *(self._carry_out(action, members.get(action.instance_id)) for action in actions)
-            )
-            published = ()
+        # Together, as each waits for the store: what is published in turn would put off the next round.
+        calls: list[Callable[[], Awaitable[None]]] = [partial(self._publish, sighting)]
+        calls += [partial(self._carry_out, action, members.get(action.instance_id)) for action in plan.actions]
+        for first in range(0, len(calls), _CALLS_TOGETHER):
+            await asyncio.gather(*(call() for call in calls[first : first + _CALLS_TOGETHER]))
         if plan.actions:
             self._on_change()  # a newcomer is to be checked at once
-        return None
 
     def _plan(self, sighting: Sighting, members: Mapping[str, InstanceSpec]) -> Plan:
         """The plan of a round. Thousands of pods are not compared again while nothing has changed."""
