@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -46,8 +47,24 @@ _OVERHEAD_LINES = 8
 _BAR = 16
 _TENANTS = 10
 _NEAR = 0.9
+T = TypeVar("T")
 Limits = Mapping[str, Sequence[Limit]]
 """Limits of tenants by their names."""
+
+
+class Window(Generic[T]):
+    """Readings of the last seconds, for figures per second."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, T]] = deque(maxlen=64)
+
+    def take(self, reading: T, now_s: float) -> tuple[T, float]:
+        """Keep a reading; returns the oldest that is kept, and the seconds since then."""
+        self._readings.append((now_s, reading))
+        while len(self._readings) > 1 and self._readings[0][0] < now_s - _WINDOW_S:
+            self._readings.popleft()
+        since_s, before = self._readings[0]
+        return before, now_s - since_s
 
 
 @dataclass
@@ -55,27 +72,19 @@ class Shown:
     """Counts that one pool's figures are computed from."""
 
     traffic: FleetTraffic = field(default_factory=FleetTraffic)
-    history: deque[tuple[float, TrafficCounts]] = field(default_factory=lambda: deque(maxlen=64))
-
-    tenants: deque[tuple[float, Mapping[str, Counts]]] = field(default_factory=lambda: deque(maxlen=64))
-    """What requests of tenants that ended today added up to, at times."""
+    totals: Window[TrafficCounts] = field(default_factory=Window)
+    tenants: Window[Mapping[str, Counts]] = field(default_factory=Window)
+    """Sums over the requests that ended today, by tenant."""
 
     def tenants_since(self, now: Sequence[TenantNow], now_s: float) -> tuple[Mapping[str, Counts], float]:
         """The counts of some seconds before, and the seconds since."""
-        self.tenants.append((now_s, {each.tenant: each.today for each in now}))
-        while len(self.tenants) > 1 and self.tenants[0][0] < now_s - _WINDOW_S:
-            self.tenants.popleft()
-        since_s, before = self.tenants[0]
-        return before, now_s - since_s
+        return self.tenants.take({each.tenant: each.today for each in now}, now_s)
 
     def read(self, overview: PoolOverview, now_s: float) -> tuple[TrafficCounts, TrafficCounts, float]:
         """The counts in all, the recent counts, and the seconds that these span."""
         total = self.traffic.read(overview.replicas)
-        self.history.append((now_s, total))
-        while len(self.history) > 1 and self.history[0][0] < now_s - _WINDOW_S:
-            self.history.popleft()
-        since_s, before = self.history[0]
-        return total, total.since(before), now_s - since_s
+        before, over_s = self.totals.take(total, now_s)
+        return total, total.since(before), over_s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +162,7 @@ async def tenants_of(pool: PoolStore, limits: Limits) -> list[TenantNow]:
 
 
 def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> RenderableType:
-    """What tenants do now, and how far the limits are used that are nearest to their end."""
+    """The rates and counts of tenants now, and how far the limits are used that are nearest to their end."""
     before, over_s = shown.tenants_since(tenants, now_s)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("tenant", no_wrap=True)
