@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import time
 from http import HTTPStatus
@@ -15,6 +14,7 @@ from rich.table import Table
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
 from dualmap.cli.as_json import as_json
 from dualmap.cli.settings import Settings
+from dualmap.runtime.durations import duration_s
 from dualmap.simulation.terminal import terminal
 
 _FIGURES = (
@@ -26,8 +26,6 @@ _FIGURES = (
 )
 _LOAD_COLUMNS = ("pending_tokens", "queued_requests", "running_requests", "cached_blocks", "prefill_tokens_per_s")
 _SHOWN_MODELS = 4
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|)")
-_UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _ACTIONS = {
     "list": "all instances with state and load",
     "add": "add an instance; it serves as soon as its health check passes",
@@ -54,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action == "drain":
             action_parser.add_argument(
                 "--within",
-                type=duration_s,
+                type=_time_s,
                 metavar="TIME",
                 help="let what it still has after this time go elsewhere: 30, 60s or 5m",
             )
@@ -68,12 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                 action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
 
 
-def duration_s(text: str) -> float:
-    """Seconds, or a time with its unit: ``60s``, ``5m``, ``1h``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 30, 60s or 5m")
-    return float(found[1]) * _UNITS_S[found[2]]
+def _time_s(text: str) -> float:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:

@@ -23,19 +23,19 @@ from dualmap.research.chaos.soak import SoakPlan, holdings_table, soak
 from dualmap.research.chaos.stage import Result, Stage
 from dualmap.research.chaos.traffic import TrafficPlan
 from dualmap.research.table import Table, rich_table
+from dualmap.runtime.durations import duration_s
 from dualmap.simulation.commands.options import OptionError, exit_code
 from dualmap.simulation.settings import EmulatorSettings
 from dualmap.simulation.terminal import terminal
 
 _TRAFFIC = TrafficPlan()
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the scenarios, and run nothing")
     parser.add_argument("--scenario", action="append", metavar="S[,S…]", help="only these scenarios (none: all)")
     parser.add_argument(
-        "--soak", type=_duration, metavar="DURATION",
+        "--soak", type=_time_s, metavar="DURATION",
         help="instead of each scenario once: one after another at random for so long, as 90s, 20m or 1h",
     )  # fmt: skip
     parser.add_argument(
@@ -150,13 +150,18 @@ def did_you_mean(word: str) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(SCENARIOS)}"
 
 
-def _duration(text: str) -> float:
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
-    return _positive(number) * _UNITS_S[unit]
+def _time_s(text: str) -> float:
+    try:
+        return _above_0(duration_s(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    return _above_0(float(text))
+
+
+def _above_0(number: float) -> float:
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError("must be above 0")
     return number
