@@ -89,11 +89,8 @@ _PAPER_KV_TOKENS = {"qwen2.5-7b-910b4": 1_000_000, "qwen2.5-14b-910b3": 500_000}
 
 
 def _derived(name: str, model: str, card: str, cards: int, kv_tokens: int) -> Preset:
-    costs, transfer = (
-        derive_costs(MODELS[model], CARDS[card], cards),
-        derive_transfer(MODELS[model], CARDS[card], cards),
-    )
-    engine = EngineConfig(costs=costs, kv_capacity_tokens=kv_tokens, transfer=transfer)
+    of = MODELS[model], CARDS[card], cards
+    engine = EngineConfig(costs=derive_costs(*of), kv_capacity_tokens=kv_tokens, transfer=derive_transfer(*of))
     return Preset(name, model, engine, card, cards)
 
 

@@ -30,20 +30,11 @@ from dualmap.simulation.generators.prefixes import (
 )
 from dualmap.simulation.traces import Trace
 
-__all__ = ["DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "conversation", "diurnal"]
-__all__ += [
-    "fewshot",
-    "flashcrowd",
-    "heavytail",
-    "hotspot",
-    "moving",
-    "onoff",
-    "reasoning",
-    "shared",
-    "surge",
-    "thinking",
-]
-__all__ += ["toolagent", "uncached", "uniform", "zipf"]
+__all__ = [
+    "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "conversation", "diurnal", "fewshot",
+    "flashcrowd", "heavytail", "hotspot", "moving", "onoff", "reasoning", "shared", "surge", "thinking", "toolagent",
+    "uncached", "uniform", "zipf",
+]  # fmt: skip
 
 DEFAULT_SEED = 1
 DEFAULT_REQUESTS = 4000
