@@ -239,7 +239,7 @@ def test_a_response_that_continues_another_names_the_instance_that_stored_it() -
     assert (read.pinned_to, read.leaves_id_open, read.continues) == (None, False, None)
 
 
-def test_what_a_tenant_stored_is_there_for_nobody_else() -> None:
+def test_what_a_tenant_stored_is_there_for_it_alone() -> None:
     stored = response_id("r", "npu-0", "acme")
     body = {"model": "m", "input": "hi", "previous_response_id": stored}
     for tenant in (None, "other", "acme"):

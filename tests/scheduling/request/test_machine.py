@@ -1072,7 +1072,7 @@ def test_of_a_split_answer_a_record_of_its_own_id_is_kept() -> None:
     assert decode.request_id == decode_leg_id("x")
 
 
-def test_nobody_is_metered_without_an_account() -> None:
+def test_no_request_is_metered_without_an_account() -> None:
     life = Life()
     life.dispatch()
 
@@ -1124,7 +1124,7 @@ def test_what_may_have_been_registered_is_released_and_what_was_refused_is_not()
     assert isinstance(why, Refuse) and why.why is Refusal.LIMITED
 
 
-def test_nobodys_request_is_passed_on_without_the_store() -> None:
+def test_a_request_without_a_tenant_is_passed_on_without_the_store() -> None:
     life = Life(chain=None)
 
     life.on(Arrived())

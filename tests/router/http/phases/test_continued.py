@@ -258,7 +258,7 @@ async def test_a_failure_that_comes_with_the_first_event_is_not_passed_on(fleet:
         (COMPLETION, {"stop": "x", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ],
 )
-async def test_what_is_not_continued_ends_in_an_error_event_as_ever(
+async def test_what_is_not_continued_ends_in_an_error_event(
     fleet: StartFleet, path: str, more: dict[str, Any], why: str
 ) -> None:
     engine = Engine(breaks)
