@@ -123,6 +123,24 @@ def events(body: bytes) -> list[Any]:
     return [orjson.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b"data: {")]
 
 
+def named_events(body: bytes) -> list[Any]:
+    """The events of a message."""
+    return [orjson.loads(event.split(b"data: ")[1]) for event in body.split(b"\n\n") if event]
+
+
+async def begins_message(talk: Talk, **more: Any) -> None:
+    """Tells the begin of a message, and breaks."""
+    await talk.begin_stream()
+    for event in (
+        {"type": "message_start", "message": {"id": "msg", "type": "message", **more}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look"}},
+    ):
+        await talk.chunk(b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event)))
+    await asyncio.sleep(0.02)
+    talk.reset()
+
+
 def text_of(body: bytes) -> str:
     choices = [choice for event in events(body) for choice in event.get("choices", ())]
     return "".join(choice["text"] if "text" in choice else choice["delta"].get("content") or "" for choice in choices)
@@ -333,17 +351,8 @@ async def test_a_client_is_told_where_it_goes_on_if_the_router_is_to_say_so(flee
 
 
 async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFleet) -> None:
-    def named(kind: str, **more: Any) -> bytes:
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **more}))
-
     async def answers(talk: Talk) -> None:
-        await talk.begin_stream()
-        message = {"id": "msg", "type": "message", "content": [], "usage": {"input_tokens": 9, "output_tokens": 0}}
-        await talk.chunk(named("message_start", message=message))
-        await talk.chunk(named("content_block_start", index=0, content_block={"type": "text", "text": ""}))
-        await talk.chunk(named("content_block_delta", index=0, delta={"type": "text_delta", "text": "I look"}))
-        await asyncio.sleep(0.02)
-        talk.reset()
+        await begins_message(talk, content=[], usage={"input_tokens": 9, "output_tokens": 0})
 
     rests: list[dict[str, Any]] = []
 
@@ -372,7 +381,7 @@ async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFlee
     ask(client, MESSAGE, max_tokens=50, tools=tools, system="be brief")
     answer = await client.answer()
 
-    told = [orjson.loads(event.split(b"data: ")[1]) for event in answer.body.split(b"\n\n") if event]
+    told = named_events(answer.body)
     kinds = [(event["type"], event.get("index")) for event in told]
     assert kinds == [
         ("message_start", None),
@@ -401,16 +410,6 @@ async def test_a_message_goes_on_as_a_chat_that_may_call_a_tool(fleet: StartFlee
 
 
 async def test_a_message_whose_rest_lacks_its_end_alone_is_told_why_it_stopped(fleet: StartFleet) -> None:
-    async def answers(talk: Talk) -> None:
-        await talk.begin_stream()
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        said = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "I look"}}
-        begin = {"type": "message_start", "message": {"id": "msg", "type": "message"}}
-        for event in (begin, block, said):
-            await talk.chunk(b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), orjson.dumps(event)))
-        await asyncio.sleep(0.02)
-        talk.reset()
-
     async def goes_on(talk: Talk) -> None:
         if b"/tokenize " in talk.head:
             return await talk.answer({"count": 2, "max_model_len": 4096})
@@ -421,11 +420,11 @@ async def test_a_message_whose_rest_lacks_its_end_alone_is_told_why_it_stopped(f
         talk.reset()
         return None
 
-    intake, _, client = await fleet(answers, goes_on, settings=ON)
+    intake, _, client = await fleet(begins_message, goes_on, settings=ON)
     ask(client, MESSAGE, max_tokens=50)
     answer = await client.answer()
 
-    told = [orjson.loads(event.split(b"data: ")[1]) for event in answer.body.split(b"\n\n") if event]
+    told = named_events(answer.body)
     assert [event["type"] for event in told[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
     assert told[-2]["delta"]["stop_reason"] == "end_turn"
     assert told[-2]["usage"]["output_tokens"] == 3
