@@ -312,7 +312,7 @@ class _Forwarding:
 
     def _ask_for(self, rest: Rest, asked: Mapping[str, Any], so_far: AnswerSoFar) -> None:
         """Make the request that is sent the one for the rest of the answer."""
-        request, inference_request, former = self.request, self._inference_request, self.downstream
+        request, inference_request = self.request, self._inference_request
         self._original = self._original or request.body
         request.path, request.body = rest.path, rest.body
         inference_request.model_span = None
@@ -330,10 +330,10 @@ class _Forwarding:
         if not rest.by_tokens:
             so_far.by_text(rest.tokens)
         self._so_far = so_far
-        self.downstream = Continuation(former, answer)
+        self.downstream = Continuation(self.downstream, answer)
         if self.plane.settings.tell_continuations:
             told = f": dualmap: goes on at {self._placed.answering_id} after {so_far.tokens} tokens\n\n"
-            Continuation(former).comment(told.encode())
+            self.downstream.comment(told.encode())
 
     def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> ExchangeResult:
         """End a stream of which nothing else is missing."""
