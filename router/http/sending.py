@@ -20,7 +20,7 @@ from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
-from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
+from dualmap.scheduling.request.outcome import FailureKind
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
@@ -28,8 +28,6 @@ _CLOSED: Final = FailureKind.CLOSED
 
 IDLE_DEATH_S: Final = 1.0
 """A kept connection that breaks later than this was alive, and its instance at work on the request."""
-
-UNANSWERED: Final = InstanceFailure(FailureKind.TIMEOUT, "no answer")
 
 ACCEPTS_S: Final = 0.5
 """Time for a port to take a connection, once it has broken one."""
@@ -191,14 +189,13 @@ class Sender:
                 answer = LateAnswer(whole=True)
                 connection.start(self.parts(url, target.data_parallel_rank, [body], path))
                 connection.answer_to(answer)
-                failure = await answer.done
+                if await answer.done is not None:
+                    return None
         except (ConnectError, OutOfFilesError, TimeoutError):
-            failure = UNANSWERED
+            return None
         finally:
             if connection is not None and not connection.complete:
                 connection.abort()
-        if failure is not None or connection is None:
-            return None
         upstreams.release(connection)
         return answer.body if answer.status == 200 else None
 
