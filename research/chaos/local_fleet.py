@@ -338,15 +338,14 @@ class LocalFleet:
 
     def ops_urls(self) -> list[str]:
         """Each router's own address, as the configuration of the running fleet names it."""
-        urls = []
-        for router in self.routers:
-            words = Path(f"/proc/{self.up.pid(router)}/cmdline")
-            with contextlib.suppress(OSError, ValueError):
-                said = words.read_bytes().decode().split("\0")
-                urls.append(f"http://{HOST}:{said[said.index('--router.ops_port') + 1]}")
-                continue
-            urls.append(f"http://{HOST}:1")  # it is being started again
-        return urls
+        return [self._ops_url(router) for router in self.routers]
+
+    def _ops_url(self, router: str) -> str:
+        command = Path(f"/proc/{self.up.pid(router)}/cmdline")
+        with contextlib.suppress(OSError, ValueError):
+            words = command.read_bytes().decode().split("\0")
+            return f"http://{HOST}:{words[words.index('--router.ops_port') + 1]}"
+        return f"http://{HOST}:1"  # it is being started again
 
     async def _store_state(self, ops_url: str) -> str:
         try:

@@ -67,9 +67,9 @@ def said(result: Result) -> list[str]:
     """Lines about a scenario that did not pass."""
     if not result.problems:
         return []
-    forbidden = [why for why in result.tally.whys if Outcome(why.partition(":")[0]) not in result.scenario.allowed]
+    forbidden = [(outcome, why) for outcome, why in result.tally.whys if outcome not in result.scenario.allowed]
     return [f"{result.scenario.name}: {problem}" for problem in result.problems] + [
-        f"    {why}" for why in forbidden[:_WHYS_SHOWN]
+        f"    {outcome}: {why}" for outcome, why in forbidden[:_WHYS_SHOWN]
     ]
 
 

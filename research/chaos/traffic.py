@@ -46,7 +46,7 @@ class Tally:
     """The outcomes of the requests of a time."""
 
     outcomes: Counter[Outcome] = field(default_factory=Counter)
-    whys: list[str] = field(default_factory=list)
+    whys: list[tuple[Outcome, str]] = field(default_factory=list)
     """About answers that were not right, the first of each outcome."""
     longest_gap_s: float = 0.0
     """Longest silence within a stream that came to a right end."""
@@ -67,7 +67,8 @@ class Tally:
             self.longest_gap_s = max(self.longest_gap_s, gap_s)
         elif verdict.outcome is not Outcome.LEFT and self.outcomes[verdict.outcome] <= _WHYS_KEPT:
             form = "stream" if question.streams else "whole"
-            self.whys.append(f"{verdict.outcome}: request {question.number}, {question.api}, {form}: {verdict.why}")
+            about = f"request {question.number}, {question.api}, {form}: {verdict.why}"
+            self.whys.append((verdict.outcome, about))
 
 
 class Traffic:

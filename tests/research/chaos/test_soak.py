@@ -54,6 +54,6 @@ def test_the_results_of_a_soak_are_added_up_by_scenario() -> None:
 
 def test_what_did_not_pass_is_said_with_the_answers_that_show_it() -> None:
     failed = result("engine-dead", right=1, cut=1, wrong=1)
-    failed.tally.whys += ["cut: request 3, …", "wrong: request 4, …"]
+    failed.tally.whys += [(Outcome.CUT, "request 3, …"), (Outcome.WRONG, "request 4, …")]
 
     assert said(failed) == ["engine-dead: 1 wrong", "    wrong: request 4, …"]
