@@ -14,9 +14,8 @@ from dualmap.simulation.commands.options import FleetOptions, OptionError, write
 from dualmap.simulation.commands.progress import progress_bars
 from dualmap.simulation.commands.tenant_options import tenant_mix
 from dualmap.simulation.fitting_table import fitting_table
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.results import RunResult, TenantResult
 from dualmap.simulation.runs import RunJob, map_jobs, run_job
-from dualmap.simulation.tenant_mix import TenantMix
 from dualmap.simulation.terminal import terminal
 
 NO_SHARES = "none"
@@ -49,13 +48,12 @@ def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
         raise OptionError(f"--seconds must be above 0, found {arguments.seconds}")
     mix = tenant_mix(arguments.tenants, arguments.seconds, options.engine, options.instances, arguments.seed)
     scenario = options.scenario(options.policies[0])
-    names = [tenant.name for tenant in mix.tenants]
-    jobs = {f"alone {name}": RunJob(mix.alone(name), scenario) for name in names}
-    jobs |= {NO_SHARES: RunJob(mix, scenario), SHARES: RunJob(mix, replace(scenario, tenants=mix.tenants))}
+    jobs = [RunJob(mix.alone(tenant.name), scenario) for tenant in mix.tenants]
+    jobs += [RunJob(mix, scenario), RunJob(mix, replace(scenario, tenants=mix.tenants))]
     with progress_bars(arguments.quiet) as progress:
-        running = map_jobs(run_job, list(jobs.values()), arguments.workers)
-        results = list(progress.track(running, len(jobs), description="runs"))
-    rows = tenant_rows(mix, dict(zip(jobs, results, strict=True)))
+        running = map_jobs(run_job, jobs, arguments.workers)
+        *alone, unshared, shared = progress.track(running, len(jobs), description="runs")
+    rows = tenant_rows(mix.tenants, {NO_SHARES: unshared, SHARES: shared}, alone)
     console = terminal()
     console.print(tenant_table(rows, console.width))
     for rule in (NO_SHARES, SHARES):
@@ -66,22 +64,23 @@ def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
     return 0
 
 
-def tenant_rows(mix: TenantMix, results: Mapping[str, RunResult]) -> list[TenantRow]:
-    """A row for each rule and tenant. ``results`` are by rule, and ``alone NAME``."""
+def tenant_rows(
+    tenants: Sequence[Tenant], by_rule: Mapping[str, RunResult], alone: Sequence[RunResult]
+) -> list[TenantRow]:
+    """A row for each rule and tenant. ``alone`` has the result of each tenant without the others, in their order."""
+    weights = sum(tenant.weight for tenant in tenants)
     return [
-        _row(rule, tenant, mix.tenants, results)
-        for rule in results
-        if not rule.startswith("alone ")
-        for tenant in mix.tenants
+        _row(rule, tenant, tenant.weight / weights, result.by_tenant[tenant.name], own.by_tenant[tenant.name])
+        for rule, result in by_rule.items()
+        for tenant, own in zip(tenants, alone, strict=True)
     ]
 
 
-def _row(rule: str, tenant: Tenant, tenants: Sequence[Tenant], results: Mapping[str, RunResult]) -> TenantRow:
-    got, alone = results[rule].by_tenant[tenant.name], results[f"alone {tenant.name}"].by_tenant[tenant.name]
+def _row(rule: str, tenant: Tenant, weight_share: float, got: TenantResult, alone: TenantResult) -> TenantRow:
     return TenantRow(
         rule=rule,
         tenant=tenant.name,
-        weight_share=tenant.weight / sum(each.weight for each in tenants),
+        weight_share=weight_share,
         requests=got.requests,
         on_time=got.on_time,
         on_time_alone=alone.on_time,
