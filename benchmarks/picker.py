@@ -226,16 +226,8 @@ def replayed(url: str, options: argparse.Namespace, salt: str) -> dict[str, Any]
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         command = [sys.executable, "-m", "dualmap", "replay", "--trace", options.trace, "--url", url, "--quiet"]
         command += ["--requests", str(options.requests), "--rate", str(options.rate), "--json", out.name]
-        command += [
-            "--seed",
-            str(options.seed),
-            "--salt",
-            salt,
-            "--skip",
-            str(options.requests // 5),
-            "--time-scale",
-            str(options.time_scale),
-        ]
+        command += ["--seed", str(options.seed), "--salt", salt, "--skip", str(options.requests // 5)]
+        command += ["--time-scale", str(options.time_scale)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report: dict[str, Any] = json.loads(Path(out.name).read_text())
         return report

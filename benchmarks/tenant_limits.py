@@ -47,12 +47,12 @@ class Client:
 
     def __init__(self, fleet: Fleet, tenant: str, number: int) -> None:
         self._fleet = fleet
-        self._tenant = tenant
+        self.tenant = tenant
         self._random = random.Random(f"{tenant} {number}")
         self.answered = self.tokens = self.refused = self.failed = 0
 
     async def run(self, until_s: float) -> None:
-        key = {"authorization": f"Bearer {self._tenant}-key"}
+        key = {"authorization": f"Bearer {self.tenant}-key"}
         while time.monotonic() < until_s:
             async with httpx.AsyncClient(timeout=60, headers=key) as client:  # another connection, another replica
                 while time.monotonic() < until_s and await self._ask(client):
@@ -60,8 +60,8 @@ class Client:
 
     async def _ask(self, client: httpx.AsyncClient) -> bool:
         """Whether the connection goes on."""
-        prompt = f"{self._random.random()} " + (PROMPT if self._tenant == "tokens" else "")
-        body = {"model": self._fleet.model, "prompt": prompt, "max_tokens": 20 if self._tenant == "tokens" else 200}
+        prompt = f"{self._random.random()} " + (PROMPT if self.tenant == "tokens" else "")
+        body = {"model": self._fleet.model, "prompt": prompt, "max_tokens": 20 if self.tenant == "tokens" else 200}
         try:
             answer = await client.post(f"{self._fleet.endpoint}/v1/completions", json=body)
         except httpx.HTTPError:
@@ -89,7 +89,8 @@ async def first_draw_ms(fleet: Fleet, budget: str) -> int:
 
 async def run(fleet: Fleet, options: argparse.Namespace) -> tuple[list[Client], dict[str, int]]:
     until_s = time.monotonic() + options.seconds
-    clients = [Client(fleet, TENANTS[number % 2]["name"], number) for number in range(options.clients)]  # type: ignore[arg-type]
+    names = tuple(BUDGET_OF)
+    clients = [Client(fleet, names[number % 2], number) for number in range(options.clients)]
     first = [asyncio.create_task(first_draw_ms(fleet, budget)) for budget in BUDGET_OF.values()]
     running = [asyncio.create_task(client.run(until_s)) for client in clients]
     kills = 0
@@ -135,7 +136,7 @@ def report(
 ) -> None:
     """Print what was admitted, and what the limit allowed from the first draw to the last write of the budget."""
     metered = next(row for row in rows if row["tenant"] == tenant)
-    mine = [client for client in clients if client._tenant == tenant]
+    mine = [client for client in clients if client.tenant == tenant]
     counts_tokens = tenant == "tokens"
     admitted = (
         metered["prompt_tokens"] + metered["output_tokens"] if counts_tokens else metered["requests"] - metered["lost"]

@@ -90,9 +90,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
                 terminal().print(audit_table(changes))
         case "show":
             tenant = api.call("GET", _path(arguments.name))
-            print(as_json(tenant) if arguments.json else yaml.safe_dump(tenant, sort_keys=False), end="")
-            if arguments.json:
-                print()
+            print(as_json(tenant) if arguments.json else yaml.safe_dump(tenant, sort_keys=False).rstrip("\n"))
         case "create":
             keys = [{"name": key} for key in arguments.key]
             made = api.call("POST", "/tenants", {"name": arguments.name, "keys": keys} | _fields(arguments.changes))
