@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dualmap.cli.fleet_plan import free_ports, plain
+from dualmap.research.chaos.fleet_process import unconfigured
 from dualmap.scheduling.settings import POLICIES
 from real_fleet.errors import LackingError
 from real_fleet.instances import KV_EVENTS_OFFSET, KV_REPLAY_OFFSET, Instances
@@ -145,8 +146,8 @@ def router_of(name: str, instances: Instances, options: argparse.Namespace, fold
         config.write_text(json.dumps(_fleet_settings(kind, policy, instances, options, port), indent=1))
         words = [sys.executable, "-m", "dualmap", "up", "--config", str(config.resolve())]
         words += ["--replicas", str(options.replicas), "--workers", str(options.workers)]
-        words += ["--status-interval-s", "60"]  # it shows figures to nobody
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DUALMAP_")}
+        words += ["--status-interval-s", "60"]  # its figures are not looked at
+        environment = unconfigured()
         ready = f"{url}/ready"
     with running(words, log, environment) as process:
         wait_until_answers(ready, process, log, _READY_WITHIN_S)

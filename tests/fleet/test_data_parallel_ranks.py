@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dualmap.research.chaos.fleet_process import unconfigured
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 from tests.fleet.kv_views import complete, views
 from tests.support.ports import first_port
@@ -32,7 +32,7 @@ def server() -> Iterator[str]:
         "max_model_len": 3000, "time_scale": 20,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--emulator.{name}", str(value))]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
+    environment = unconfigured()
     process = subprocess.Popen([sys.executable, "-m", "dualmap", "emulate", *words], env=environment)
     url = f"http://127.0.0.1:{port}"
     until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)

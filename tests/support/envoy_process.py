@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from dualmap.research.chaos.fleet_process import unconfigured
 from tests.support.ports import PORTS_EACH, first_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,7 +132,7 @@ def running_picker(directory: Path, config: Path, *options: str) -> Iterator[Run
             command,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")},
+            env=unconfigured(),
         )
     try:
         yield RunningPicker(port, f"http://127.0.0.1:{ops_port}", process, output)
