@@ -27,7 +27,10 @@ def field_edit(body: bytes, *fields: bytes) -> Edit:
     """The edit that adds fields at the end of the body, where they stand for those of the same name before, as for any
     reader. The body must be a JSON object."""
     end, added = body.rindex(b"}"), b",".join(fields)
-    return (end, end), added if body[:end].rstrip(BLANK).endswith(b"{") else b"," + added
+    last = end - 1
+    while body[last] in BLANK:  # a long body is not copied
+        last -= 1
+    return (end, end), added if body[last : last + 1] == b"{" else b"," + added
 
 
 def salt_field(salt: str) -> bytes:

@@ -39,7 +39,7 @@ def test_what_cannot_be_a_priority_counts_as_not_said(body: dict[str, Any]) -> N
     assert (found.asked_class, found.service_tier, found.sent_priority) == (None, None, None)
 
 
-@pytest.mark.parametrize("body", [b"{}", b'{"priority": 5, "prompt": "a }"} \n', b'{"prompt":""}'])
+@pytest.mark.parametrize("body", [b"{}", b" { \n} ", b'{"priority": 5, "prompt": "a }"} \n', b'{"prompt":""}'])
 def test_an_added_field_is_the_last_word_of_the_body(body: bytes) -> None:
     made = orjson.loads(b"".join(edited(body, [field_edit(body, priority_field(-7))])))
     assert made == {**orjson.loads(body), "priority": -7}

@@ -32,8 +32,8 @@ def test_an_id_of_a_tenants_response_is_that_tenants_alone(request_id: str) -> N
     assert (storing_instance(made), request_of_response(made)) == ("npu-0:8000", request_id)
     assert re.fullmatch(r"resp_[A-Za-z0-9_.~-]+@npu-0:8000", made)
     assert [is_response_of(made, caller) for caller in (acme, other, None)] == [True, False, False]
-    of_nobody = response_id(request_id, "npu-0:8000")
-    assert [is_response_of(of_nobody, caller) for caller in (acme, None)] == [False, True]
+    without_tenant = response_id(request_id, "npu-0:8000")
+    assert [is_response_of(without_tenant, caller) for caller in (acme, None)] == [False, True]
 
 
 def test_requests_with_different_ids_have_responses_with_different_ids() -> None:
