@@ -51,9 +51,9 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
     tenants = parser.add_argument_group("tenants")
     tenants.add_argument(
-        "--tenants", nargs="+", metavar="NAME=TRACE@RATE", default=(),
-        help="tenants in the place of a trace: light=uncached:tokens=16000@0.5 heavy=conversation@2x@weight=2; a rate"
-        " with an x is a multiple of what the fleet sustains of that trace",
+        "--tenant", action="append", dest="tenants", metavar="NAME=TRACE@RATE", default=[],
+        help="a tenant, in the place of a trace; repeat for more: light=uncached:tokens=16000@0.5,"
+        " heavy=conversation@2x@weight=2; a rate with an x is a multiple of what the fleet sustains of that trace",
     )  # fmt: skip
     tenants.add_argument("--seconds", type=float, default=120.0, metavar="S", help="time for which tenants send")
 

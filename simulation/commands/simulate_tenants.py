@@ -1,4 +1,4 @@
-"""``dualmap simulate --tenants``: what each tenant gets of a fleet, under the rules that there are to share it."""
+"""``dualmap simulate --tenant``: what each tenant gets of a fleet, under the rules that there are to share it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TenantRow:
 def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
     """Raises OptionError."""
     if len(options.policies) > 1 or arguments.rate is not None:
-        raise OptionError("--tenants takes one --policy, and each tenant's rate with it: no --rate")
+        raise OptionError("--tenant takes one --policy, and each tenant's rate with it: no --rate")
     if not arguments.seconds > 0:
         raise OptionError(f"--seconds must be above 0, found {arguments.seconds}")
     mix = tenant_mix(arguments.tenants, arguments.seconds, options.engine, options.instances, arguments.seed)

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.cli.main import COMMANDS, main
+from dualmap.cli.configuration import split_flags
+from dualmap.cli.main import COMMANDS, command_parser, main
+from dualmap.cli.parser import CommandParser
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,6 +40,17 @@ def test_every_command_provides_what_the_front_door_calls(name: str) -> None:
     module = importlib.import_module(COMMANDS[name].module)
     assert callable(module.add_arguments)
     assert callable(module.run)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_of_a_command_is_the_flag_of_a_setting(name: str) -> None:
+    """Flags of settings are taken first, so that such an option would never get its value."""
+    module, parser = command_parser(name)
+    assert isinstance(parser, CommandParser)
+    own = set(parser._options()) - set(getattr(module, "SHORTHANDS", {}))
+
+    assert own
+    assert [option for option in own if split_flags([option, "1"], {})[0]] == []
 
 
 def test_help_loads_neither_settings_nor_servers() -> None:

@@ -236,10 +236,10 @@ def test_both_slos_are_a_column_where_there_are_two(capsys: pytest.CaptureFixtur
 
 
 def test_simulate_shows_what_each_tenant_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tenants = ["light=uncached:tokens=8000,answer=20@0.5@weight=2", "heavy=uncached:tokens=1000,answer=20@2x"]
+    light, heavy = "light=uncached:tokens=8000,answer=20@0.5@weight=2", "heavy=uncached:tokens=1000,answer=20@2x"
     words = ["--instances", "2", "--seconds", "10", "--workers", "1", "--json", str(tmp_path / "t.json")]
 
-    assert run("--tenants", *tenants, *words) == 0
+    assert run("--tenant", light, "--tenant", heavy, *words) == 0
 
     assert "of weights" in capsys.readouterr().out
     rows = json.loads((tmp_path / "t.json").read_text())
@@ -252,5 +252,5 @@ def test_simulate_shows_what_each_tenant_got(tmp_path: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("words", [["--rate", "2"], ["--seconds", "0"], ["--policy", "dualmap,preble"]])
 def test_what_does_not_go_with_tenants_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--tenants", "one=uniform@2", *words, "--instances", "2") != 0
+    assert run("--tenant", "one=uniform@2", *words, "--instances", "2") != 0
     assert "--" in capsys.readouterr().err
