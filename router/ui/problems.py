@@ -328,7 +328,7 @@ def _why_late(pool: PoolState, lately: TrafficCounts) -> tuple[str, str]:
 def _of_scaling(pool: PoolState) -> Iterator[Problem]:
     line = pool.scaled
     if line is not None and line.event in ("failed", "refused"):
-        advice = "The worker's log has the answer of what scales; dualmap autoscale shows the decision."
+        advice = "The worker's log has the answer of what scales; dualmap inspect scaling shows the decision."
         yield Problem("scaling", Severity.WARNING, "The last scale step failed", line.text, advice, line.at_ms)
 
 
