@@ -160,10 +160,11 @@ class Gateway:
 
         self.picker = Picker(self.plane, check, Addresses(runtime.context.clock), cards, **options)
 
-    def open(self, *messages: Any) -> tuple[Stream, asyncio.Task[None]]:
+    def open(self, *messages: Any, peer: str = "") -> tuple[Stream, asyncio.Task[None]]:
+        """A stream from ``peer``, as gRPC writes an address."""
         stream = Stream()
         stream.send(*messages)
-        return stream, asyncio.create_task(PickedRequest(stream, self.picker).run())
+        return stream, asyncio.create_task(PickedRequest(stream, self.picker, peer).run())
 
     @property
     def outcomes(self) -> dict[str, int]:

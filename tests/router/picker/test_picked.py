@@ -13,10 +13,12 @@ from pydantic import SecretStr
 from dualmap.router.picker.messages import BodyMode
 from dualmap.router.picker.picked import UNANSWERED
 from dualmap.router.replica.runtime import Runtime
+from dualmap.router.serving.picker_door import gateway_streams
+from dualmap.router.settings import GatewaySettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Phase
-from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.memory import MemoryStore
 from tests.router.picker.streams import (
@@ -344,6 +346,76 @@ async def test_a_tenant_is_told_the_models_that_it_may_use(start_runtime: StartR
     await finished(task, gateway)
     (reply,) = stream.replies
     assert [each["id"] for each in orjson.loads(reply.immediate_response.body)["data"]] == ["gpt"]
+
+
+LLM_D = ("x-llm-d-inference-fairness-id", "x-llm-d-inference-objective")
+FORMER = ("x-gateway-inference-fairness-id", "x-gateway-inference-objective")
+THE_GATEWAY = "ipv4:10.1.2.3:4711"
+
+
+class TestARequestWhoseTenantTheGatewayNames:
+    @pytest.fixture
+    def scheduling(self) -> SchedulingSettings:
+        classes = (PriorityClassSettings(name="interactive"), PriorityClassSettings(name="batch"))
+        return SchedulingSettings(policy="dualmap-least-cost", queue_order="deadline", block_tokens=16, classes=classes)
+
+    async def gateway(self, start_runtime: StartRuntime, fairness_id: str, objective: str) -> Gateway:
+        trusted = GatewaySettings(addresses=("10.1.0.0/16",), tenant_header=fairness_id, class_header=objective)
+        acme = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),))
+        runtime = await start_runtime(instances=MEMBERS, tenants=(acme,), gateway=trusted)
+        return Gateway(runtime, is_gateway=gateway_streams(runtime.context.settings))
+
+    @pytest.mark.parametrize(("fairness_id", "objective"), [LLM_D, FORMER])
+    async def test_llmds_fairness_id_is_its_tenant_and_the_objective_its_class(
+        self, start_runtime: StartRuntime, fairness_id: str, objective: str
+    ) -> None:
+        gateway = await self.gateway(start_runtime, fairness_id, objective)
+        stream, task = gateway.open(head(**{fairness_id: "acme", objective: "batch"}), prompt(), peer=THE_GATEWAY)
+        await settle()
+        placed = only_live(gateway).machine.spec
+
+        assert (placed.tenant, placed.class_rank) == ("acme", 1)
+        stream.send(answer_head(ends=True))
+        await finished(task, gateway)
+        assert gateway.outcomes == {"completed": 1}
+
+    async def test_an_objective_that_is_no_class_has_the_class_of_its_tenant(self, start_runtime: StartRuntime) -> None:
+        gateway = await self.gateway(start_runtime, *LLM_D)
+        fairness_id, objective = LLM_D
+        stream, task = gateway.open(head(**{fairness_id: "acme", objective: "sheddable"}), prompt(), peer=THE_GATEWAY)
+        await settle()
+
+        assert only_live(gateway).machine.spec.class_rank == 0
+        stream.end()
+        await finished(task, gateway)
+
+    @pytest.mark.parametrize(
+        ("peer", "named", "status"),
+        [
+            ("ipv4:192.0.2.1:4711", {LLM_D[0]: "acme"}, 403),
+            (THE_GATEWAY, {LLM_D[0]: "nobody"}, 403),
+            (THE_GATEWAY, {FORMER[0]: "acme"}, 401),
+            (THE_GATEWAY, {}, 401),
+        ],
+        ids=["another client claims it", "unknown tenant", "by another name than was set", "none is named"],
+    )
+    async def test_nobody_else_is_believed(
+        self, start_runtime: StartRuntime, peer: str, named: dict[str, str], status: int
+    ) -> None:
+        gateway = await self.gateway(start_runtime, *LLM_D)
+        stream, task = gateway.open(head(**named), prompt(), peer=peer)
+        await finished(task, gateway)
+
+        assert [reply.immediate_response.status.code for reply in stream.replies] == [status]
+
+    async def test_a_key_names_the_tenant_where_the_gateway_names_none(self, start_runtime: StartRuntime) -> None:
+        gateway = await self.gateway(start_runtime, *LLM_D)
+        stream, task = gateway.open(head(authorization="Bearer acme-secret"), prompt(), peer=THE_GATEWAY)
+        await settle()
+
+        assert only_live(gateway).machine.spec.tenant == "acme"
+        stream.end()
+        await finished(task, gateway)
 
 
 # the answer ------------------------------------------------------------------------------------------------------
