@@ -17,6 +17,7 @@ Shape = type | tuple[type, ...] | list["Shape"] | dict[str, "Shape"] | None
 """A type, a list of one shape, a mapping of fields (a name that ends in * is required), or None: anything."""
 
 _LABELS: Shape = {"matchLabels": None, "matchExpressions": None}
+_TARGET: Shape = {"group*": str, "kind*": str, "name*": str}
 _TRIGGER: Shape = {"type*": str, "metricType": str, "metadata*": None}
 _BACKEND: Shape = {"group": str, "kind": str, "name*": str, "namespace": str, "port": int, "weight": int}
 
@@ -48,6 +49,27 @@ OTHER_KINDS: dict[tuple[str, str], Shape] = {
         "listeners*": [{"name*": str, "port*": int, "protocol*": str, "hostname": str, "allowedRoutes": None}],
     },
     ("gateway.networking.k8s.io/v1", "GatewayClass"): {"controllerName*": str, "parametersRef": None},
+    ("networking.istio.io/v1alpha3", "EnvoyFilter"): {
+        "targetRefs": [_TARGET],
+        "configPatches*": [
+            {
+                "applyTo*": str,
+                "match": {"context": str, "listener": {"filterChain": {"filter": {"name*": str}}}},
+                "patch*": {"operation*": str, "value": None},
+            }
+        ],
+    },
+    ("gateway.envoyproxy.io/v1alpha1", "EnvoyPatchPolicy"): {
+        "targetRef*": _TARGET,
+        "type*": str,
+        "jsonPatches": [
+            {"type*": str, "name*": str, "operation*": {"op*": str, "path": str, "jsonPath": str, "value": None}}
+        ],
+    },
+    ("gateway.envoyproxy.io/v1alpha1", "ClientTrafficPolicy"): {
+        "targetRefs": [_TARGET],
+        "connection": {"bufferLimit": (int, str)},
+    },
     ("networking.istio.io/v1", "DestinationRule"): {
         "host*": str,
         "trafficPolicy": {"tls": {"mode*": str, "credentialName": str, "insecureSkipVerify": bool}},
