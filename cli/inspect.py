@@ -14,6 +14,7 @@ from dualmap.cli import inspect_tables as tables
 from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.settings import Settings
+from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.ring import DualRing
 from dualmap.scheduling.state.view import is_scheduled
 from dualmap.simulation.terminal import terminal
@@ -129,7 +130,8 @@ async def _scaling(store: Store, pool: str, arguments: argparse.Namespace, _: Se
     await _snapshot(store, pool)
     known = store.pool(pool)
     record, log = await known.publications.scaling(), await known.publications.scaling_log(arguments.limit)
-    return Shown(tables.scaling(record, log), {"last": record, "log": log})
+    of_decode = await known.publications.scaling(Role.DECODE)
+    return Shown(tables.scaling((record, of_decode), log), {"last": record, "last_of_decode": of_decode, "log": log})
 
 
 async def _discovery(store: Store, pool: str, _: argparse.Namespace, __: Settings) -> Shown:

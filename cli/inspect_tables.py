@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Group, RenderableType
@@ -173,16 +173,24 @@ def is_resident(stamp: float) -> bool:
     return stamp % 1 == 0
 
 
-def scaling(record: ScaleRecord, log: Sequence[ScaleEntry]) -> RenderableType:
-    """The last scaling decision, and the log, the latest first."""
-    if not record.decision_id:
+def scaling(records: Iterable[ScaleRecord], log: Sequence[ScaleEntry]) -> RenderableType:
+    """The last scaling decision on each role, and the log, the latest first."""
+    headings = [line for record in records if record.decision_id for line in _decision(record)]
+    if not headings:
         return "no scaling decision yet; pools.autoscale turns the autoscaler on"
     lines = _table("at (UTC)", "decision", "event", "", numbers_from=9)
     for entry in log:
         lines.add_row(_utc(entry.at_ms), str(entry.decision_id), entry.event, entry.text)
-    last = f"decision {record.decision_id} by {record.by} within {record.bounds}: {record.size} -> {record.wanted},"
-    heading = [f"{last} {record.status}", f"reason: {record.reason}", f"outcome: {record.outcome or 'none yet'}"]
-    return Group(*heading, f"spares: {', '.join(record.spares) or 'none'}", "", lines)
+    return Group(*headings, "", lines)
+
+
+def _decision(record: ScaleRecord) -> Iterator[str]:
+    what = f"{record.role} decision" if record.role else "decision"
+    last = f"{what} {record.decision_id} by {record.by} within {record.bounds}: {record.size} -> {record.wanted},"
+    yield f"{last} {record.status}"
+    yield f"reason: {record.reason}"
+    yield f"outcome: {record.outcome or 'none yet'}"
+    yield f"spares: {', '.join(record.spares) or 'none'}"
 
 
 def discovery(status: DiscoveryStatus) -> RenderableType:

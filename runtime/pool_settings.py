@@ -265,7 +265,7 @@ class PoolSettings(BaseModel):
     move_roles: bool | None = Field(
         None,
         description="whether the leader gives instances of a prefill or decode side that has room to the other while"
-        " that one starves (none: with connector nixl, whose instances can do both)",
+        " that one starves (none: with connector nixl, whose instances can do both, and without autoscale.decode)",
     )
     drain_within_s: float | None = Field(
         None,
@@ -292,10 +292,27 @@ class PoolSettings(BaseModel):
             raise ValueError("autoscale.actuator kubernetes needs discovery, which enters the pods that it starts")
         return self
 
+    @model_validator(mode="after")
+    def _changes_the_size_of_a_role_in_one_way(self) -> Self:
+        if self.move_roles and self._scales_decoding:
+            raise ValueError("move_roles and autoscale.decode both change how many instances decode: name one of them")
+        return self
+
+    def autoscale_of(self, *, decodes: bool) -> AutoscaleSettings | None:
+        """How the number of the decode instances changes, or that of all others."""
+        if self.autoscale is None or not decodes:
+            return self.autoscale
+        return self.autoscale.of_decode
+
+    @property
+    def _scales_decoding(self) -> bool:
+        return self.autoscale is not None and self.autoscale.decode is not None
+
     @property
     def moves_roles(self) -> bool:
         """Whether the leader changes roles."""
-        return self.connector == "nixl" if self.move_roles is None else self.move_roles
+        usual = self.connector == "nixl" and not self._scales_decoding
+        return usual if self.move_roles is None else self.move_roles
 
     @property
     def has_kv_events(self) -> bool:

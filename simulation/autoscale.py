@@ -17,12 +17,19 @@ class Autoscale:
     options: tuple[tuple[str, float], ...] = ()
     """Parameters of another project's plan."""
 
+    @property
+    def most(self) -> int:
+        """Instances that there are at most, decode instances included where they scale."""
+        decode = self.settings.decode
+        return self.settings.max_instances + (0 if decode is None else decode.max_instances)
+
 
 @dataclass(frozen=True, slots=True)
 class SizeChange:
-    """One decision."""
+    """One decision, on the decode instances where ``role`` says so, else on all others."""
 
     at_s: float
     size: int
     wanted: int
     reason: str
+    role: str = ""

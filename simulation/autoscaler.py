@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from dualmap.scheduling.queues.leader_jobs import evacuate
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.scaling.role_plan import RoleTargets
 from dualmap.scheduling.scaling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.autoscale import Autoscale, SizeChange
 from dualmap.simulation.event_queue import EventQueue, Priority
@@ -54,43 +55,57 @@ class SimulatedAutoscaler:
         self._led = leader.led
         self._renew = renew
         self._waiting_now = waiting
-        self._start_s = autoscale.settings.start_s
+        self._scheduling = scheduling
         self._starting: set[str] = set()
-        self._keeper = ScaleKeeper(
-            autoscale.settings,
-            "simulator",
-            scheduling.slo_ttft_s,
-            scheduling.block_tokens,
-            tuple(spec.instance_id for spec in spares),
-            arrived=arrived,
-            planner=planner_of(autoscale.scaler, autoscale.settings, dict(autoscale.options)),
-        )
+        self._keepers = []
+        for decodes, settings in ((False, autoscale.settings), (True, autoscale.settings.of_decode)):
+            if settings is not None:
+                keeper = ScaleKeeper(
+                    settings,
+                    "simulator",
+                    scheduling.slo_ttft_s,
+                    scheduling.block_tokens,
+                    tuple(spec.instance_id for spec in spares if (spec.role is Role.DECODE) is decodes),
+                    arrived=arrived,
+                    planner=None if decodes else planner_of(autoscale.scaler, settings, dict(autoscale.options)),
+                    decodes=decodes,
+                )
+                self._keepers.append(keeper)
         self._scaling = LedScaling(leader.led, now=self._now, actuate=_refuse)
         self.changes: list[SizeChange] = []
+        self._seen: dict[str, int] = {}
+        """Number of the last decision, by role."""
 
     def tick(self) -> None:
         """One round: hand over, park, decide, start."""
         self._finish_drains()
-        record = drive_now(self._keeper.tick(), self._scaling)
-        if record.decision_id > len(self.changes):
-            self.changes.append(SizeChange(record.at_ms / 1000, record.size, record.wanted, record.reason))
+        for keeper in self._keepers:
+            record = drive_now(keeper.tick(), self._scaling)
+            if record.decision_id > self._seen.get(record.role, 0):
+                self._seen[record.role] = record.decision_id
+                change = SizeChange(record.at_ms / 1000, record.size, record.wanted, record.reason, record.role)
+                self.changes.append(change)
         for name, spec in self._pool.members.instances.items():
             if spec.state is InstanceState.STARTING and name not in self._starting:
                 self._start(name)
 
     async def _now(self) -> FleetNow:
         pool = self._pool
-        return FleetNow(pool.now_ms(), pool.loads(), pool.members.instances, self._waiting_now())
+        pace = RoleTargets.of(self._scheduling, pool.members.learned).answer_pace
+        waiting = self._waiting_now()
+        return FleetNow(pool.now_ms(), pool.loads(), pool.members.instances, waiting, answer_pace=pace)
 
     def _start(self, name: str) -> None:
         self._starting.add(name)
-        self._renew(self._pool.members.instances[name])
+        spec = self._pool.members.instances[name]
+        self._renew(spec)
+        start_s = next(each.settings.start_s for each in self._keepers if each.decodes is (spec.role is Role.DECODE))
 
         def ready(_: float) -> None:
             self._starting.discard(name)
             self._pool.set_instance_state(name, InstanceState.READY, expected=InstanceState.STARTING)
 
-        self._events.push(self._pool.now_ms() / 1000 + self._start_s, Priority.MEMBERSHIP, ready)
+        self._events.push(self._pool.now_ms() / 1000 + start_s, Priority.MEMBERSHIP, ready)
 
     def _finish_drains(self) -> None:
         pool = self._pool

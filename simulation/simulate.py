@@ -226,7 +226,7 @@ class Simulation:
             self._pool.set_instance_state(instance_id, InstanceState.DRAINING)
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
-        spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.settings.max_instances)))
+        spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.most)))
         self._waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
             autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived,

@@ -51,6 +51,7 @@ class PoolKeys:
     shares = _Key("shares")
     shares_active = _Key("shares:active")
     scaling = _Key("scaling")
+    scaling_decode = _Key("scaling:decode")
     scaling_log = _Key("scaling:log")
     discovery = _Key("discovery")
     migrations = _Key("migrations")

@@ -52,8 +52,8 @@ class LedPool:
         return self._pool.publications.publish_learned(learned, tokens_per_s, fence=self._fence)
 
     # the size of the fleet
-    def scaling(self) -> Awaitable[ScaleRecord]:
-        return self._pool.publications.scaling()
+    def scaling(self, role: str) -> Awaitable[ScaleRecord]:
+        return self._pool.publications.scaling(role)
 
     def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> Awaitable[None]:
         return self._pool.publications.record_scaling(record, entry, fence=self._fence)

@@ -469,6 +469,19 @@ def test_a_fleet_that_scales_a_workload_may_change_that_one_alone(
     assert rules[rights[0]]["resourceNames"] == ["vllm"]
 
 
+def test_a_fleet_that_scales_both_roles_may_change_both_workloads_by_the_names_that_the_chart_gives_them() -> None:
+    objects = manifests(example("prefill-decode"))
+    (role,) = of_kind(objects, "Role")
+    (scales,) = [[each for each in role["rules"] if each["resources"] == ["statefulsets/scale"]]]
+    settings = yaml.safe_load(named(objects, "ConfigMap", "dualmap-settings")["data"]["fleet.yaml"])
+    autoscale = settings["pools"][0]["autoscale"]
+    workloads = {each["workload"].partition("/")[2] for each in (autoscale, autoscale["decode"])}
+
+    assert {name for rule in scales for name in rule["resourceNames"]} == workloads
+    for name in workloads:
+        assert "replicas" not in named(objects, "StatefulSet", name)["spec"]
+
+
 def test_a_number_of_engines_that_the_fleet_sets_is_not_set_again() -> None:
     engine = {**example("emulated")["engines"][0], "autoscaling": {"kind": "fleet"}}
     objects = manifests({**example("emulated"), "engines": [engine]})

@@ -29,10 +29,10 @@ PROMETHEUS = shutil.which("prometheus")
 WITHIN_S = 60.0
 
 
-def engine_scaling(kind: str) -> dict[str, Any]:
+def engine_scaling(kind: str, role: str = "mixed") -> dict[str, Any]:
     """What sets the number of the emulated engines."""
     scaling = {"kind": kind, "min": 2, "max": 6, "prometheusUrl": "http://prometheus:9090"}
-    engine = {**example("emulated")["engines"][0], "autoscaling": scaling}
+    engine = {**example("emulated")["engines"][0], "autoscaling": scaling, "role": role}
     made = manifests({**example("emulated"), "engines": [engine]})
     (found,) = of_kind(made, "ScaledObject", "HorizontalPodAutoscaler")
     return found
@@ -48,7 +48,9 @@ def adapter_rule() -> dict[str, Any]:
 
 
 def adapter_query(pool: str) -> str:
-    return str(adapter_rule()["metricsQuery"]).replace("<<.LabelMatchers>>", f'pool="{pool}"')
+    labels = engine_scaling("hpa")["spec"]["metrics"][0]["external"]["metric"]["selector"]["matchLabels"]
+    matchers = ",".join(f'{name}="{value}"' for name, value in {**labels, "pool": pool}.items())
+    return str(adapter_rule()["metricsQuery"]).replace("<<.LabelMatchers>>", matchers)
 
 
 def test_keda_and_an_hpa_take_the_number_as_it_is() -> None:
@@ -56,7 +58,12 @@ def test_keda_and_an_hpa_take_the_number_as_it_is() -> None:
     external = engine_scaling("hpa")["spec"]["metrics"][0]["external"]
     assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
     assert external["metric"]["name"] == adapter_rule()["name"]["as"]
-    assert external["metric"]["selector"]["matchLabels"] == {"pool": "default"}
+    assert external["metric"]["selector"]["matchLabels"] == {"pool": "default", "role": "prefill"}
+    assert engine_scaling("hpa", "decode")["spec"]["metrics"][0]["external"]["metric"]["selector"]["matchLabels"] == {
+        "pool": "default",
+        "role": "decode",
+    }
+    assert 'role="decode"' in engine_scaling("keda", "decode")["spec"]["triggers"][0]["metadata"]["query"]
 
 
 @pytest.mark.parametrize("kind", ["keda", "hpa"])
@@ -74,8 +81,9 @@ def test_an_engine_that_is_scaled_has_no_number_of_its_own(kind: str) -> None:
 def workers() -> Iterator[tuple[list[WorkerMetrics], list[int]]]:
     """Two workers' pages: the first leads pool default, the second another one."""
     made, servers = [WorkerMetrics(["default"]), WorkerMetrics(["default"])], []
-    made[0].wanted_instances.labels("default").set(5)
-    made[1].wanted_instances.labels("other").set(9)
+    made[0].wanted_instances.labels("default", "prefill").set(5)
+    made[0].wanted_instances.labels("default", "decode").set(7)
+    made[1].wanted_instances.labels("other", "prefill").set(9)
     for metrics in made:
 
         class Page(BaseHTTPRequestHandler):
@@ -118,7 +126,7 @@ def test_a_real_prometheus_answers_the_queries_with_the_leaders_number(
                 wait_for(port, query, 5.0)
             assert ceil(5.0 / float(keda_trigger()["threshold"])) == 5
             metrics[0].end_term("default")  # the leader changes
-            metrics[1].wanted_instances.labels("default").set(3)
+            metrics[1].wanted_instances.labels("default", "prefill").set(3)
             wait_for(port, keda_trigger()["query"], 3.0)
         finally:
             server.terminate()

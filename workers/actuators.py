@@ -44,8 +44,9 @@ class Actuator(Protocol):
 
 def decision_key(pool: str, record: ScaleRecord) -> str:
     """The key of a decision, equal for its repetitions and for no other decision: a store that came back empty counts
-    from 1."""
-    return f"{pool}-{record.decision_id}-{record.at_ms}"
+    from 1, and each role has its own numbers."""
+    of_role = f"-{record.role}" if record.role else ""
+    return f"{pool}{of_role}-{record.decision_id}-{record.at_ms}"
 
 
 def order(pool: str, record: ScaleRecord) -> bytes:
@@ -53,6 +54,7 @@ def order(pool: str, record: ScaleRecord) -> bytes:
     payload = {
         "decision": decision_key(pool, record),
         "pool": pool,
+        "role": record.role,
         "size": record.size,
         "wanted": record.wanted,
         "starting": record.starting,
@@ -126,9 +128,9 @@ class Command:
         """Nothing is kept between calls."""
 
 
-def actuator_of(settings: PoolSettings, reader: PoolReader) -> Actuator | None:
-    """The actuator that the settings name; None where nothing outside is called."""
-    autoscale, discovery = settings.autoscale, settings.discovery
+def actuator_of(settings: PoolSettings, reader: PoolReader, *, decodes: bool = False) -> Actuator | None:
+    """The actuator of the decode instances, or of all others; None where nothing outside is called."""
+    autoscale, discovery = settings.autoscale_of(decodes=decodes), settings.discovery
     if autoscale is None:
         return None
     if autoscale.actuator == "kubernetes" and autoscale.workload and discovery is not None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dualmap.runtime.certificates import CertificateReport
+from dualmap.scheduling.state.instance import Role
 
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
 NOT_ASKED = "not_asked"
@@ -159,19 +160,19 @@ class WorkerMetrics:
         self.wanted_instances = Gauge(
             "dualmap_worker_wanted_instances",
             "Instances that the autoscaler wants, of the worker that leads the pool alone",
-            ["pool"],
+            ["pool", "role"],
             registry=self.registry,
         )
         self.least_instances = Gauge(
             "dualmap_worker_least_instances",
             "Least instances that the autoscaler keeps, of the worker that leads the pool alone; 0: none while idle",
-            ["pool"],
+            ["pool", "role"],
             registry=self.registry,
         )
         self.scale_decisions = Counter(
             "dualmap_worker_scale_decisions",
             "Scaling decisions by what became of them (open, done, failed, withdrawn, published)",
-            ["pool", "status"],
+            ["pool", "role", "status"],
             registry=self.registry,
         )
         self.discovered = Counter(
@@ -211,9 +212,12 @@ class WorkerMetrics:
 
     def end_term(self, pool: str) -> None:
         """Drop what only a leader knows: a former one must not publish it."""
-        for gauge in (self.wanted_instances, self.least_instances, self.discovery_failing):
-            with contextlib.suppress(KeyError):
-                gauge.remove(pool)
+        with contextlib.suppress(KeyError):
+            self.discovery_failing.remove(pool)
+        for gauge in (self.wanted_instances, self.least_instances):
+            for role in (Role.PREFILL, Role.DECODE):
+                with contextlib.suppress(KeyError):
+                    gauge.remove(pool, role.value)
 
     def _start_at_0(self, pool: str) -> None:
         for counter in (

@@ -128,38 +128,44 @@ class PoolWorker:
                 scheduling = self.pool.settings.in_force(overrides)
                 hotness = HotnessJob(self.pool, lease.fence, scheduling, clock=self._clock, metrics=self._metrics)
                 jobs = self._other_jobs(lease.fence, reader, scheduling)
-                async with self._scaler(lease.fence, reader, scheduling, hotness) as scaler:
+                async with self._scalers(lease.fence, reader, scheduling, hotness) as scalers:
                     try:
-                        await run_together([watch, health, hotness, *jobs, *scaler, *discovery], self._context)
+                        await run_together([watch, health, hotness, *jobs, *scalers, *discovery], self._context)
                     except SettingsChangedError:
                         log.info("scheduling settings changed pool=%s", self.pool.name)
 
     @contextlib.asynccontextmanager
-    async def _scaler(
+    async def _scalers(
         self, fence: int, reader: PoolReader, scheduling: SchedulingSettings, hotness: HotnessJob
     ) -> AsyncIterator[list[Scaler]]:
-        """The autoscaler, where the pool has one."""
+        """The autoscaler, where the pool has one, and that of its decode instances, where they scale by themselves."""
         if self._settings.autoscale is None:
             yield []
             return
-        scaler = Scaler(
-            self.pool,
-            fence,
-            self._settings,
-            scheduling,
-            reader,
-            actuator_of(self._settings, reader),
-            worker_id=self._worker_id,
-            arrived=lambda: hotness.arrived,
-            time_scale=self._worker.time_scale,
-            clock=self._clock,
-            metrics=self._metrics,
-        )
+        scalers = [
+            Scaler(
+                self.pool,
+                fence,
+                self._settings,
+                scheduling,
+                reader,
+                actuator_of(self._settings, reader, decodes=decodes),
+                worker_id=self._worker_id,
+                arrived=lambda: hotness.arrived,
+                time_scale=self._worker.time_scale,
+                clock=self._clock,
+                metrics=self._metrics,
+                decodes=decodes,
+            )
+            for decodes in (False, True)
+            if self._settings.autoscale_of(decodes=decodes) is not None
+        ]
         try:
-            yield [scaler]
+            yield scalers
         finally:
             self._metrics.end_term(self.pool.name)
-            await scaler.close()
+            for scaler in scalers:
+                await scaler.close()
 
     @contextlib.asynccontextmanager
     async def _discovery(self, fence: int, reader: CachedPoolReader) -> AsyncIterator[list[Job]]:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.scaling.role_plan import RoleTargets
 from dualmap.scheduling.scaling.scale_job import FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.leases import ENDED_FIELD, LIVE_FIELD, WAITING_FIELD
 from dualmap.statestore.led import LedPool, LedScaling
@@ -22,9 +24,9 @@ log = logging.getLogger(__name__)
 
 
 class Scaler:
-    """The scaling of one pool for one term. Without the store it decides nothing: the round fails, and says so."""
+    """The scaling of a pool's decode instances, or of all others, for one term. Without the store it decides nothing:
+    the round fails, and says so."""
 
-    name = "scaler"
     interval_s = 1.0
 
     def __init__(
@@ -41,23 +43,32 @@ class Scaler:
         time_scale: float,
         clock: Clock,
         metrics: WorkerMetrics,
+        decodes: bool = False,
     ) -> None:
         """``scheduling`` is in seconds of the clock, ``settings.autoscale`` in those of the engines. The end of the
-        scaler is that of the actuator."""
-        assert settings.autoscale is not None
+        scaler is that of the actuator. With ``decodes`` it scales the decode instances."""
+        autoscale = settings.autoscale_of(decodes=decodes)
+        assert autoscale is not None
+        self.name = "decode scaler" if decodes else "scaler"
         self._pool = pool
+        self._scheduling = scheduling
         self._reader = reader
         self._metrics = metrics
         self._calls = ActuatorCalls(actuator, pool.name, clock)
         self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._calls.actuate)
         self._keeper = ScaleKeeper(
-            settings.autoscale,
+            autoscale,
             worker_id,
             scheduling.slo_ttft_s * time_scale,
             scheduling.block_tokens,
-            tuple(instance.id for instance in settings.instances if instance.standby),
+            tuple(
+                instance.id
+                for instance in settings.instances
+                if instance.standby and (instance.role is Role.DECODE) is decodes
+            ),
             arrived=arrived,
             time_scale=time_scale,
+            decodes=decodes,
         )
         self._reported: tuple[int, DecisionStatus] | None = None
         self._hands_off: str | None = None
@@ -65,8 +76,9 @@ class Scaler:
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         record = await drive(self._keeper.tick(), self._scaling)
-        self._metrics.wanted_instances.labels(self._pool.name).set(self._keeper.plan.wanted)
-        self._metrics.least_instances.labels(self._pool.name).set(self._keeper.settings.min_instances)
+        labels = self._pool.name, record.counts
+        self._metrics.wanted_instances.labels(*labels).set(self._keeper.plan.wanted)
+        self._metrics.least_instances.labels(*labels).set(self._keeper.settings.min_instances)
         self._report(record)
 
     async def close(self) -> None:
@@ -74,28 +86,31 @@ class Scaler:
         await self._calls.close()
 
     async def _now(self) -> FleetNow:
-        instances = (await self._reader.membership()).instances
+        members = await self._reader.membership()
+        pace = RoleTargets.of(self._scheduling, members.learned).answer_pace
         if self._keeper.settings.min_instances > 0:
-            return FleetNow(await self._pool.now_ms(), await self._reader.loads(), instances)
+            now_ms, loads = await self._pool.now_ms(), await self._reader.loads()
+            return FleetNow(now_ms, loads, members.instances, answer_pace=pace)
         overview = await self._reader.overview()
         replicas = [replica.info for replica in overview.replicas if replica.is_alive(overview.now_ms)]
         waiting, live, ended = (
             sum(_count(info.get(name)) for info in replicas) for name in (WAITING_FIELD, LIVE_FIELD, ENDED_FIELD)
         )
-        return FleetNow(overview.now_ms, overview.loads, instances, waiting, live, ended)
+        return FleetNow(overview.now_ms, overview.loads, members.instances, waiting, live, ended, pace)
 
     def _report(self, record: ScaleRecord) -> None:
         if self._keeper.hands_off != self._hands_off:
             self._hands_off = self._keeper.hands_off
             if self._hands_off:
-                log.warning("scaling left alone pool=%s: %s", self._pool.name, self._hands_off)
+                log.warning("%s leaves the size alone pool=%s: %s", self.name, self._pool.name, self._hands_off)
         now = record.decision_id, record.status
         if now == self._reported:
             return
         if self._reported is not None or record.is_open:
             log.info(
-                "scaling pool=%s decision=%d from=%d to=%d status=%s reason=%s outcome=%s",
+                "scaling pool=%s role=%s decision=%d from=%d to=%d status=%s reason=%s outcome=%s",
                 self._pool.name,
+                record.counts,
                 record.decision_id,
                 record.size,
                 record.wanted,
@@ -103,7 +118,7 @@ class Scaler:
                 record.reason,
                 record.outcome or "none yet",
             )
-            self._metrics.scale_decisions.labels(self._pool.name, record.status.value).inc()
+            self._metrics.scale_decisions.labels(self._pool.name, record.counts, record.status.value).inc()
         self._reported = now
 
 

@@ -130,7 +130,10 @@ class Workload:
     async def _grow(
         self, record: ScaleRecord, members: Mapping[str, InstanceSpec], scale: Scale, pods: Mapping[str, Pod]
     ) -> ActuatorReply:
-        counted = {name for name, spec in members.items() if spec.state in _COUNTED and spec.role is not Role.DECODE}
+        decodes = record.role == Role.DECODE
+        counted = {
+            name for name, spec in members.items() if spec.state in _COUNTED and (spec.role is Role.DECODE) is decodes
+        }
         elsewhere = sum(_uid(members[name]) not in pods for name in counted)
         serving = {_uid(members[name]) for name in counted}
         idle = {uid for spec in members.values() if (uid := _uid(spec)) in pods and uid not in serving}

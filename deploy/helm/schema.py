@@ -82,6 +82,7 @@ ENGINE: dict[str, Any] = {
 }
 """The fields of an entry of `engines`, with a value of each one's type."""
 
+TEMPLATE = r"\{\{.*\}\}"
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
 
@@ -107,7 +108,19 @@ def settings_schema() -> dict[str, Any]:
     for section, names in SECRETS.items():
         for name in names:
             del schema["$defs"][section]["properties"][name]
-    return schema
+    return or_templates(schema)
+
+
+def or_templates(schema: Any) -> Any:
+    """The schema, with a template allowed wherever a text must have a form: the chart renders the settings file."""
+    if isinstance(schema, list):
+        return [or_templates(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"({value})|{TEMPLATE}" if key == "pattern" and isinstance(value, str) else or_templates(value)
+        for key, value in schema.items()
+    }
 
 
 def without_titles(schema: Any) -> Any:

@@ -79,9 +79,14 @@ class RoleTargets:
         return cls(scheduling.slo_ttft_s, scheduling.split.slo_tpot_s, learned.tpot_s)
 
     @property
+    def answer_pace(self) -> float:
+        """The mean time per output token in its SLO; 0 where none was seen."""
+        return 0.0 if self.tpot_s is None else self.tpot_s / self.slo_tpot_s
+
+    @property
     def answer_pressure(self) -> float:
-        """1 where answers are too slow; 0 where none was seen."""
-        return 0.0 if self.tpot_s is None else self.tpot_s / self.slo_tpot_s / SLOW_ANSWERS
+        """1 where answers are too slow."""
+        return self.answer_pace / SLOW_ANSWERS
 
 
 def prefill_pressure(loads: Sequence[InstanceLoad], slo_s: float) -> float:

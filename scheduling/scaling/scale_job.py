@@ -13,13 +13,14 @@ from typing import Protocol
 
 from dualmap.scheduling.estimates.load_window import WINDOW_MS
 from dualmap.scheduling.estimates.ttft import queueing_s
+from dualmap.scheduling.scaling.decode_plan import DecodePlanner
 from dualmap.scheduling.scaling.leaving import plan_leaving, plan_leaving_in_order
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
-from dualmap.scheduling.state.view import is_scheduled
+from dualmap.scheduling.state.view import is_ready
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import value
 
@@ -48,6 +49,8 @@ class FleetNow:
     """Requests that replicas serve now, those that are not scheduled among them."""
     ended: int = 0
     """Requests that replicas have served since they began. It falls where one begins anew."""
+    answer_pace: float = 0.0
+    """Mean time per output token of recent answers, in its SLO; 0 where none was seen."""
 
 
 @value
@@ -65,7 +68,7 @@ class ScalingPort(Protocol):
 
     def now(self) -> Awaitable[FleetNow]: ...
 
-    def scaling(self) -> Awaitable[ScaleRecord]: ...
+    def scaling(self, role: str, /) -> Awaitable[ScaleRecord]: ...
 
     def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, /) -> Awaitable[None]: ...
 
@@ -88,10 +91,12 @@ class ReadFleet(Step[ScalingPort, FleetNow]):
 
 @value
 class ReadScaling(Step[ScalingPort, ScaleRecord]):
-    """Read the last decision."""
+    """Read the last decision, on the decode instances or on all others."""
+
+    role: str
 
     def on(self, port: ScalingPort) -> Awaitable[ScaleRecord]:
-        return port.scaling()
+        return port.scaling(self.role)
 
 
 @value
@@ -167,7 +172,8 @@ class WorkMeter:
 
 @dataclass(slots=True)
 class ScaleKeeper:
-    """One leader's term of scaling one pool."""
+    """One leader's term of scaling the decode instances of a pool, or all others. Each of both has its own bounds, plan
+    and record, and knows nothing of the other."""
 
     settings: AutoscaleSettings
     worker_id: str
@@ -187,6 +193,8 @@ class ScaleKeeper:
     """Why the size is left alone, if it is."""
     planner: Planner | None = None
     """None: the fleet's own."""
+    decodes: bool = False
+    """Whether it scales the decode instances."""
     _meter: WorkMeter = field(default_factory=WorkMeter)
     _failed: dict[str, int] = field(default_factory=dict)
     """Spares that did not become ready, and when that was found."""
@@ -196,15 +204,15 @@ class ScaleKeeper:
     def __post_init__(self) -> None:
         settings = self.settings
         if self.planner is None:
-            self.planner = ScalePlanner(
-                ScaleRule(settings.min_instances, settings.max_instances, settings.margin, settings.idle_s)
-            )
+            rule = ScaleRule(settings.min_instances, settings.max_instances, settings.margin, settings.idle_s)
+            self.planner = DecodePlanner(rule) if self.decodes else ScalePlanner(rule)
 
     def tick(self) -> Steps[ScalingPort, ScaleRecord]:
         """One round. The record as it is after it."""
         if self.record is None:
             self.record = yield from self._first_record()
-        now = yield from ReadFleet()
+        fleet = yield from ReadFleet()
+        now = self._own(fleet)
         figures = self._figures(now)
         assert self.planner is not None
         self.planner.observe(figures)
@@ -218,26 +226,37 @@ class ScaleKeeper:
 
     # looking -----------------------------------------------------------------------------------------------------
     def _first_record(self) -> Steps[ScalingPort, ScaleRecord]:
-        record = yield from ReadScaling()
+        record = yield from ReadScaling(self._role)
         spares = tuple(sorted({*record.spares, *self.configured_spares}))
         return replace(record, spares=spares)
 
+    @property
+    def _role(self) -> str:
+        return Role.DECODE.value if self.decodes else ""
+
+    def _own(self, now: FleetNow) -> FleetNow:
+        """The fleet without the instances of the other role."""
+        own = {name: spec for name, spec in now.instances.items() if (spec.role is Role.DECODE) is self.decodes}
+        loads = {name: load for name, load in now.loads.items() if name in own}
+        return replace(now, instances=own, loads=loads)
+
     def _figures(self, now: FleetNow) -> FleetFigures:
         elapsed_s, work_s = self._meter.read(now.now_ms, now.loads)
-        serving = [now.loads[name] for name, spec in now.instances.items() if is_scheduled(spec) and name in now.loads]
+        serving = [now.loads[name] for name, spec in now.instances.items() if is_ready(spec) and name in now.loads]
         arrived, self._arrived = self._arrived, self.arrived()
         ended, self._ended = self._ended, now.ended
         late = [late_s for load in serving if (late_s := self._late_s(load)) > 0]
         return FleetFigures(
             at_s=now.now_ms / 1000 * self.time_scale,
             ready=len(serving),
-            starting=sum(self._is_starting(now, name) for name in now.instances),
+            starting=_starting(now),
             elapsed_s=elapsed_s * self.time_scale,
             work_s=work_s * self.time_scale,
             late_s=sum(late),
             late_instances=len(late),
             kv_demand=sum(load.kv_demand for load in serving),
             sequences=sum(load.running_share for load in serving),
+            answer_pace=now.answer_pace,
             arrived_requests=0 if arrived is None else self._arrived - arrived,
             held_requests=sum(load.queued_requests for load in serving),
             running_requests=sum(load.running_requests for load in serving),
@@ -249,9 +268,6 @@ class ScaleKeeper:
         """Late work of an instance, in seconds of its engine."""
         deferred_s = load.deferred_tokens / load.prefill_tokens_per_s
         return self.time_scale * max(deferred_s, queueing_s(load) - self.slo_s / self.time_scale)
-
-    def _is_starting(self, now: FleetNow, name: str) -> bool:
-        return now.instances[name].state is _S.STARTING and now.instances[name].role != "decode"
 
     def _spares(self, now: FleetNow, record: ScaleRecord) -> list[str]:
         """Parked instances that may be started, those that failed lately last."""
@@ -288,6 +304,7 @@ class ScaleKeeper:
         elif not publish_only:
             leaving = yield from self._leaving(now, figures.size - plan.wanted)
         record = ScaleRecord(
+            role=self._role,
             decision_id=former.decision_id + 1,
             at_ms=now.now_ms,
             by=self.worker_id,
@@ -310,7 +327,7 @@ class ScaleKeeper:
         return f"{record.size} -> {record.wanted}: {record.reason}{who}"
 
     def _leaving(self, now: FleetNow, count: int) -> Steps[ScalingPort, tuple[str, ...]]:
-        serving = {name: now.loads[name] for name, spec in now.instances.items() if is_scheduled(spec)}
+        serving = {name: now.loads[name] for name, spec in now.instances.items() if is_ready(spec)}
         if self.settings.leaves_in_order:
             return plan_leaving_in_order(serving, count)
         blocks = yield from ReadRecentBlocks(tuple(serving), RECENT_BLOCKS)
@@ -334,7 +351,7 @@ class ScaleKeeper:
             record = yield from self._actuate(now, record)
             if not record.is_open:
                 return
-        size = sum(is_scheduled(spec) for spec in now.instances.values())
+        size = _ready(now)
         lost = [name for name in record.starting if states.get(name) in (None, _S.DOWN)]
         waited_s = (now.now_ms - record.at_ms) / 1000 * self.time_scale
         own = all(states.get(name) is _S.READY for name in record.starting)
@@ -347,8 +364,7 @@ class ScaleKeeper:
 
     def _supersede(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         """The load grew meanwhile: what is starting goes on, a further decision adds to it."""
-        starting = sum(self._is_starting(now, name) for name in now.instances)
-        size = starting + sum(is_scheduled(spec) for spec in now.instances.values())
+        size = _starting(now) + _ready(now)
         if size < record.wanted or (self.settings.actuator == "standby" and not self._spares(now, record)):
             return
         yield from self._close(now, record, DecisionStatus.DONE, "more are needed before all were ready")
@@ -363,7 +379,7 @@ class ScaleKeeper:
                 yield from self._move(name, _S.STARTING, _E.PARK)
         parked = {name for name in late if states.get(name) in (_S.STARTING, _S.STANDBY)}
         record = replace(record, spares=tuple(sorted({*record.spares, *parked})))
-        missing = record.wanted - sum(is_scheduled(spec) for spec in now.instances.values())
+        missing = record.wanted - _ready(now)
         outcome = f"{', '.join(late)} not ready after {waited_s:.0f} s" if late else f"{missing} did not come"
         yield from self._close(
             now, record, DecisionStatus.FAILED, f"{outcome} ({waited_s:.0f} s)" if not late else outcome
@@ -388,7 +404,7 @@ class ScaleKeeper:
     def _shrink(self, now: FleetNow, record: ScaleRecord) -> Steps[ScalingPort, None]:
         states = {name: now.instances[name].state for name in record.leaving if name in now.instances}
         busy = [name for name, state in states.items() if state in (_S.READY, _S.DRAINING)]
-        ready = sum(is_scheduled(spec) for spec in now.instances.values())
+        ready = _ready(now)
         undrained = [name for name in busy if states[name] is _S.READY]
         if self.plan.wanted > ready - len(undrained) and now.now_ms > record.at_ms:
             yield from self._take_back(now, record, states)
@@ -427,6 +443,14 @@ class ScaleKeeper:
         yield from self._write(now, record.closed(status, outcome), status.value, outcome)
 
     def _write(self, now: FleetNow, record: ScaleRecord, event: str, text: str) -> Steps[ScalingPort, None]:
-        entry = ScaleEntry(now.now_ms, record.decision_id, event, text)
+        entry = ScaleEntry(now.now_ms, record.decision_id, event, f"{self._role}: {text}" if self._role else text)
         yield from RecordScaling(record, entry)
         self.record = record
+
+
+def _ready(now: FleetNow) -> int:
+    return sum(is_ready(spec) for spec in now.instances.values())
+
+
+def _starting(now: FleetNow) -> int:
+    return sum(spec.state is _S.STARTING for spec in now.instances.values())

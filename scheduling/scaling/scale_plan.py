@@ -107,6 +107,8 @@ class FleetFigures:
     """Context tokens of running requests, in instances' worth of KV memory."""
     sequences: float = 0.0
     """Running requests, as multiples of the most that one instance runs at a time."""
+    answer_pace: float = 0.0
+    """Mean time per output token of recent answers, in its SLO; 0 where none was seen."""
 
     arrived_requests: int = 0
     """Requests that arrived since the last look."""
@@ -120,6 +122,13 @@ class FleetFigures:
     @property
     def size(self) -> int:
         return self.ready + self.starting
+
+    @property
+    def shows_use(self) -> bool:
+        """Whether requests are there, or an instance starts for one."""
+        return bool(
+            self.is_used or self.starting or self.arrived_requests or self.waiting_requests or self.running_requests
+        )
 
     @property
     def room(self) -> float:
@@ -155,6 +164,22 @@ class ScaleRule:
 
     def bounded(self, instances: int) -> int:
         return max(self.min_instances, min(self.max_instances, instances))
+
+
+def plan_by_use(now: FleetFigures, idle_s: float, rule: ScaleRule) -> Plan | None:
+    """The plan where there may be no instance: none without requests, one for the first of them. None where that
+    decides nothing. A request that arrives while there is none is served by instances of the other role."""
+    if rule.min_instances > 0:
+        return None
+    if now.size == 0 and now.waiting_requests:
+        return Plan(1, f"requests wait for the first instance: {now.waiting_requests}")
+    if now.size == 0 and now.arrived_requests:
+        return Plan(1, f"requests are served by the other role: {now.arrived_requests}")
+    if now.size == 0:
+        return Plan(0, "no requests")
+    if idle_s >= rule.idle_s:
+        return Plan(0, f"no request for {idle_s:.0f} s")
+    return None
 
 
 @dataclass(slots=True)
@@ -240,7 +265,7 @@ class ScalePlanner:
             self._same = Span(now.at_s)
         self._same.add(now)
         self._now = now
-        if now.is_used or now.starting or now.arrived_requests or now.waiting_requests or now.running_requests:
+        if now.shows_use:
             self._used_s = now.at_s
         if not self._spans or now.at_s - self._spans[-1].begin_s >= SPAN_S:
             self._spans.append(Span(now.at_s))
@@ -264,7 +289,7 @@ class ScalePlanner:
         now = self._now
         if now.size < self.rule.min_instances:
             return Plan(self.rule.min_instances, f"{now.size} of at least {self.rule.min_instances} instances")
-        if self.rule.min_instances == 0 and (plan := self._by_use(now)) is not None:
+        if (plan := plan_by_use(now, now.at_s - self._used_s, self.rule)) is not None:
             return plan
         if self._crowd_served is not None and now.size <= self._crowd_served.size:
             self._crowd_served = None
@@ -275,17 +300,6 @@ class ScalePlanner:
         if now.size > self.rule.max_instances:
             return Plan(self.rule.max_instances, f"{now.size} of at most {self.rule.max_instances} instances")
         return self._down(now)
-
-    def _by_use(self, now: FleetFigures) -> Plan | None:
-        """The plan of a pool that may have no instance: none without requests, one for the first of them."""
-        idle_s = now.at_s - self._used_s
-        if now.size == 0 and now.waiting_requests:
-            return Plan(1, f"requests wait for the first instance: {now.waiting_requests}")
-        if now.size == 0:
-            return Plan(0, "no requests")
-        if idle_s >= self.rule.idle_s:
-            return Plan(0, f"no request for {idle_s:.0f} s")
-        return None
 
     # up ----------------------------------------------------------------------------------------------------------
     def _up(self, now: FleetFigures, more: Plan, *, crowd: bool) -> Plan:

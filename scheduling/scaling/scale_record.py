@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 
+from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.values import documented, value
 
 
@@ -24,8 +25,9 @@ class DecisionStatus(StrEnum):
 
 @value
 class ScaleRecord:
-    """The fleet's scaling as of the last decision."""
+    """The fleet's scaling as of the last decision: of its decode instances, or of all others."""
 
+    role: str = documented("`decode` in the record of the decode instances; else empty", default="")
     decision_id: int = documented("number of the last decision, 1 is the first", default=0)
     at_ms: int = documented("when it was made", default=0)
     by: str = documented("worker that made it", default="")
@@ -40,6 +42,11 @@ class ScaleRecord:
     spares: tuple[str, ...] = documented("parked instances that the autoscaler may start", default=())
     asked: int = documented("how often the actuator was called for it", default=0)
     accepted: int = documented("1 once the actuator has accepted it", default=0)
+
+    @property
+    def counts(self) -> str:
+        """The role that it counts, as metrics name it: all that is not ``decode`` prefills."""
+        return self.role or Role.PREFILL.value
 
     @property
     def is_open(self) -> bool:

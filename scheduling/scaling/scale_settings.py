@@ -9,6 +9,30 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 MARGIN = 0.1
 START_PATIENCE = 4.0
 """Multiples of ``start_s`` after which a start counts as failed."""
+WORKLOAD = r"^(deployment|statefulset|leaderworkerset)/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+
+
+class DecodeAutoscaleSettings(BaseModel):
+    """How many instances of role ``decode`` a pool may have; what is not here is as for its other instances."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_instances: int = Field(1, ge=0, description="decode instances at least; 0: none while the pool is idle")
+    max_instances: int = Field(ge=1, description="decode instances at most")
+    start_s: float | None = Field(
+        None,
+        gt=0,
+        description="time from a decision until a started decode instance is ready, seconds (none: autoscale.start_s)",
+    )
+    workload: str | None = Field(
+        None, pattern=WORKLOAD, description="workload of the decode instances, for actuator kubernetes"
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> DecodeAutoscaleSettings:
+        if self.min_instances > self.max_instances:
+            raise ValueError(f"min_instances {self.min_instances} is above max_instances {self.max_instances}")
+        return self
 
 
 class AutoscaleSettings(BaseModel):
@@ -52,9 +76,14 @@ class AutoscaleSettings(BaseModel):
     command: tuple[str, ...] = Field((), description="program and arguments; gets each decision as JSON on its input")
     workload: str | None = Field(
         None,
-        pattern=r"^(deployment|statefulset|leaderworkerset)/[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$",
+        pattern=WORKLOAD,
         description="workload whose replicas actuator kubernetes sets, as deployment/NAME, statefulset/NAME or"
         " leaderworkerset/NAME; its pods are found by pools[].discovery, one instance for each replica",
+    )
+    decode: DecodeAutoscaleSettings | None = Field(
+        None,
+        description="bounds of the decode instances, which scale by themselves then; all above counts the others, which"
+        " prefill (none: decode instances stay as many as they are)",
     )
 
     @model_validator(mode="after")
@@ -67,7 +96,20 @@ class AutoscaleSettings(BaseModel):
             raise ValueError("actuator command needs command, the program to run")
         if self.actuator == "kubernetes" and self.workload is None:
             raise ValueError("actuator kubernetes needs workload, as deployment/NAME")
+        if self.actuator == "kubernetes" and self.decode is not None:
+            if self.decode.workload is None:
+                raise ValueError("actuator kubernetes needs decode.workload, as deployment/NAME")
+            if self.decode.workload == self.workload:
+                raise ValueError(f"workload and decode.workload are both {self.workload}: each role needs its own")
         return self
+
+    @property
+    def of_decode(self) -> AutoscaleSettings | None:
+        """The settings of the decode instances, as if they were all of a pool; None where they do not scale."""
+        if self.decode is None:
+            return None
+        own = {**self.decode.model_dump(exclude_none=True), "workload": self.decode.workload, "decode": None}
+        return self.model_copy(update=own)
 
     @property
     def gives_up_s(self) -> float:

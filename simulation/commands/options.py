@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.scheduling.scaling.scale_settings import autoscale_of
+from dualmap.scheduling.scaling.scale_settings import DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.calibrated import ENDINGS, find_engine
 from dualmap.simulation.engine_types import EngineConfig
@@ -93,6 +93,11 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--autoscale", metavar="MIN:MAX", help="the fleet changes its size itself, from --instances on (none: from MIN)"
     )
+    fleet.add_argument(
+        "--autoscale-decode", metavar="MIN:MAX",
+        help="bounds of the decode instances; those of --autoscale are of the prefill instances then, and --roles says"
+        " what there is at the start (none: the least of both)",
+    )  # fmt: skip
     fleet.add_argument("--start-s", type=float, metavar="S", help="time until a started instance is ready")
     fleet.add_argument("--scaler", choices=sorted(SCALERS), default="dualmap", help="whose plan decides the size")
     fleet.add_argument(
@@ -177,13 +182,16 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     engine = _engine(arguments.preset, configured.engine)
     autoscale = _autoscale(arguments)
     pool = _pool(arguments.pool, configured.pools)
-    if arguments.roles is not None and autoscale is not None:
-        raise OptionError("--roles and --autoscale exclude each other: scaling does not know roles")
-    fleet = _fleet(pool, engine, arguments.instances if autoscale is None else autoscale.settings.max_instances)
-    if arguments.roles is not None:
-        fleet = _with_roles(arguments.roles, pool, engine, arguments.instances)
-    instances = len(fleet)
-    if autoscale is not None:
+    if autoscale is not None and autoscale.settings.decode is not None:
+        fleet, instances = _with_elastic_roles(arguments, pool, engine, autoscale)
+    elif arguments.roles is not None and autoscale is not None:
+        raise OptionError("--roles needs --autoscale-decode beside --autoscale: each role has bounds of its own")
+    else:
+        fleet = _fleet(pool, engine, arguments.instances if autoscale is None else autoscale.settings.max_instances)
+        if arguments.roles is not None:
+            fleet = _with_roles(arguments.roles, pool, engine, arguments.instances)
+        instances = len(fleet)
+    if autoscale is not None and autoscale.settings.decode is None:
         bounds = autoscale.settings
         instances = max(bounds.min_instances, min(bounds.max_instances, arguments.instances or bounds.min_instances))
     if arguments.dispatch_window_tokens is not None:
@@ -212,11 +220,20 @@ def _slo_tpot_s(slo_tpot_ms: float | None) -> float | None:
 
 def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
     if arguments.autoscale is None:
+        if arguments.autoscale_decode is not None:
+            raise OptionError("--autoscale-decode needs --autoscale, the bounds of the prefill instances")
         return None
     try:
         settings = autoscale_of(arguments.autoscale)
     except ValueError as error:
         raise OptionError(f"--autoscale {error}") from error
+    if arguments.autoscale_decode is not None:
+        try:
+            bounds = autoscale_of(arguments.autoscale_decode)
+        except ValueError as error:
+            raise OptionError(f"--autoscale-decode {error}") from error
+        decode = DecodeAutoscaleSettings(min_instances=bounds.min_instances, max_instances=bounds.max_instances)
+        settings = settings.model_copy(update={"decode": decode})
     if arguments.start_s is not None:
         if not 0 < arguments.start_s < 3600:
             raise OptionError(f"--start-s must be seconds above 0 and below an hour, found {arguments.start_s}")
@@ -235,6 +252,31 @@ def _with_roles(text: str, pool: PoolSettings, engine: EngineConfig, instances: 
     """Instances like the pool's with these roles. Raises RolesError."""
     roles = roles_of(text) if instances is None else roles_for(text, instances)
     return tuple(replace(spec, role=role) for spec, role in zip(_fleet(pool, engine, len(roles)), roles, strict=True))
+
+
+def _with_elastic_roles(
+    arguments: argparse.Namespace, pool: PoolSettings, engine: EngineConfig, autoscale: Autoscale
+) -> tuple[tuple[InstanceSpec, ...], int]:
+    """The instances that the roles may have, those of the start first; and how many these are. Raises OptionError,
+    RolesError."""
+    if arguments.instances is not None or arguments.move_roles:
+        raise OptionError(
+            "--autoscale-decode excludes --instances and --move-roles: --roles says what there is at first"
+        )
+    bounds = {Role.PREFILL: autoscale.settings, Role.DECODE: autoscale.settings.of_decode}
+    begin = {role: each.min_instances for role, each in bounds.items() if each is not None}
+    if arguments.roles is not None:
+        begin = {role: roles_of(arguments.roles).count(role) for role in bounds}
+        for role, each in bounds.items():
+            if each is not None and not each.min_instances <= begin[role] <= each.max_instances:
+                raise OptionError(f"--roles has {begin[role]} {role} instances, outside of {each.bounds}")
+        if Role.MIXED in roles_of(arguments.roles):
+            raise OptionError("--roles has mixed instances, which do not scale beside prefill and decode")
+    spares = [role for role, each in bounds.items() if each for _ in range(each.max_instances - begin[role])]
+    roles = [*(role for role, count in begin.items() for _ in range(count)), *spares]
+    fleet = _fleet(pool, engine, len(roles))
+    specs = tuple(replace(spec, role=role) for spec, role in zip(fleet, roles, strict=True))
+    return specs, sum(begin.values())
 
 
 def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:

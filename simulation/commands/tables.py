@@ -62,10 +62,12 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
 def changes_table(changes: Sequence[SizeChange]) -> Table:
     """One row a decision of the autoscaler."""
     table = Table(box=None, header_style="bold")
-    for column in ("at s", "from", "to", "reason"):
-        table.add_column(column, justify="left" if column == "reason" else "right")
+    roles = ("role",) if any(change.role for change in changes) else ()
+    for column in ("at s", *roles, "from", "to", "reason"):
+        table.add_column(column, justify="left" if column in ("role", "reason") else "right")
     for change in changes:
-        table.add_row(f"{change.at_s:.0f}", str(change.size), str(change.wanted), change.reason)
+        role = (change.role or "prefill",) if roles else ()
+        table.add_row(f"{change.at_s:.0f}", *role, str(change.size), str(change.wanted), change.reason)
     return table
 
 

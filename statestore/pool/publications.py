@@ -70,15 +70,20 @@ class Publications(Changes):
         await self._make(Change(commands, **about))
 
     @reads
-    async def scaling(self) -> ScaleRecord:
-        """The last scaling decision and what came of it; that of a pool that never scaled has number 0."""
-        return codec.record_from(ScaleRecord(), pairs_from(await self._calls.command("HGETALL", self._keys.scaling)))
+    async def scaling(self, role: str = "") -> ScaleRecord:
+        """The last scaling decision and what came of it, on the instances of role ``decode`` or, by "", on all others.
+        That of a pool that never scaled has number 0."""
+        pairs = pairs_from(await self._calls.command("HGETALL", self._scaling_key(role)))
+        return codec.record_from(ScaleRecord(role=role), pairs)
 
     @reads
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         """Replace the record, and add a line to the log, which keeps the last ones."""
         line = logged(self._keys.scaling_log, entry, SCALING_LOG)
-        await self._publish(self._keys.scaling, codec.fields_of(record), *line, fence=fence)
+        await self._publish(self._scaling_key(record.role), codec.fields_of(record), *line, fence=fence)
+
+    def _scaling_key(self, role: str) -> bytes:
+        return self._keys.scaling_decode if role else self._keys.scaling
 
     @reads
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:

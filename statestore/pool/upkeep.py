@@ -52,6 +52,7 @@ _HELD = RequestState.HELD
 _RECORDS: Final[Mapping[str, Learned | ScaleRecord | DiscoveryStatus | Leadership]] = {
     "learned": Learned(),
     "scaling": ScaleRecord(),
+    "scaling_decode": ScaleRecord(),
     "discovery": DiscoveryStatus(),
     "leader": Leadership(),
 }
@@ -61,7 +62,8 @@ _NUMBERS: Final = (SCHEMA_FIELD.encode(), OLDEST_FIELD.encode())
 _BOOKINGS: Final = (b"booked_since_ms", b"booked_stamp")
 _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
-    **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "scaling", "migrations"), b"hash"),
+    **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "migrations"), b"hash"),
+    **dict.fromkeys(("scaling", "scaling_decode"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
     "discovery": b"hash",
     "budgets": b"hash",

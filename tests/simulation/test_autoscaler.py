@@ -6,7 +6,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
+from dualmap.scheduling.state.instance import Role
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.generators import GeneratorSpec
 from dualmap.simulation.presets import find_preset
@@ -95,6 +96,28 @@ def test_from_zero_requests_wait_for_the_first_instance_and_an_idle_pool_returns
     assert [(change.size, change.wanted) for change in result.changes] == [(0, 1), (1, 0), (0, 1)]
     assert 105 <= result.changes[1].at_s <= 135
     assert result.ttft_s.p50 > 15.0
+
+
+def test_prefill_and_decode_instances_scale_by_their_own_loads() -> None:
+    decode = {"min_instances": 1, "max_instances": 4}
+    settings = AutoscaleSettings(min_instances=1, max_instances=3, start_s=10.0, decode=decode)
+    roles = (*(Role.PREFILL, Role.DECODE), *(Role.PREFILL,) * 2, *(Role.DECODE,) * 3)
+    engine = replace(PRESET, kv_capacity_tokens=60_000)
+    fleet = tuple(replace(engine.instance_spec(f"i{number}"), role=role) for number, role in enumerate(roles))
+    # Short prompts and long answers: what runs fills the memory of decoders, and prefill instances have little to do.
+    requests = tuple(TraceRequest(number * 0.5, 1000, 1500, (2 * number, 2 * number + 1)) for number in range(300))
+    split = SplitSettings(mode="always")
+    scenario = Scenario(
+        SchedulingSettings(split=split), engine, instances=2, fleet=fleet, autoscale=Autoscale(settings)
+    )
+    result = simulate(Trace("answers", 512, requests), scenario)
+
+    assert result.refused == 0
+    assert [change for change in result.changes if change.role != "decode"] == []
+    grown = [change.wanted for change in result.changes if change.wanted > change.size]
+    assert grown
+    assert max(grown) >= 3
+    assert result.split_share > 0.9
 
 
 def test_what_waits_in_vain_is_refused() -> None:

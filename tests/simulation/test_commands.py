@@ -126,8 +126,24 @@ def test_roles_that_do_not_fit_are_refused() -> None:
         options("--roles", "prefill=4")
     with pytest.raises(SimulationError, match="3 instances cannot have the roles 4P4D"):
         options("--roles", "4P4D", "--instances", "3")
-    with pytest.raises(SimulationError, match="exclude each other"):
+    with pytest.raises(SimulationError, match="needs --autoscale-decode"):
         options("--roles", "4P4D", "--autoscale", "2:4")
+    with pytest.raises(SimulationError, match="--autoscale-decode needs --autoscale"):
+        options("--autoscale-decode", "1:4")
+    with pytest.raises(SimulationError, match="4 decode instances, outside of 1:3"):
+        options("--roles", "4P4D", "--autoscale", "2:4", "--autoscale-decode", "1:3")
+    with pytest.raises(SimulationError, match="mixed instances"):
+        options("--roles", "2P1D1M", "--autoscale", "2:4", "--autoscale-decode", "1:3")
+
+
+def test_roles_that_scale_begin_as_said_or_with_the_least_of_each() -> None:
+    bounds = ("--autoscale", "1:3", "--autoscale-decode", "0:2")
+    least, more = options(*bounds), options(*bounds, "--roles", "2P1D")
+
+    assert [spec.role for spec in least.fleet] == ["prefill", "prefill", "prefill", "decode", "decode"]
+    assert least.instances == 1
+    assert [spec.role for spec in more.fleet] == ["prefill", "prefill", "decode", "prefill", "decode"]
+    assert more.instances == 3
 
 
 def test_a_split_fleet_tells_what_it_split(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
@@ -38,6 +40,18 @@ async def test_the_leader_records_what_any_process_reads(pool: PoolStore) -> Non
     assert list(await pool.publications.scaling_log(10)) == entries[::-1]
     assert list(await pool.publications.scaling_log(1)) == entries[1:]
     assert list(await pool.publications.scaling_log(0)) == []
+
+
+async def test_decode_instances_have_a_record_of_their_own_and_the_log_is_one(pool: PoolStore) -> None:
+    lease = await pool.leader_lease.acquire("worker-1", 5000)
+    assert lease is not None
+    of_decode = replace(RECORD, role="decode", decision_id=1)
+    for record in (RECORD, of_decode):
+        entry = ScaleEntry(1000, record.decision_id, "decided", record.role)
+        await pool.publications.record_scaling(record, entry, fence=lease.fence)
+    assert await pool.publications.scaling() == RECORD
+    assert await pool.publications.scaling("decode") == of_decode
+    assert [line.text for line in await pool.publications.scaling_log(10)] == ["decode", ""]
 
 
 async def test_a_former_leader_records_nothing(pool: PoolStore) -> None:

@@ -92,6 +92,9 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.publications.record_scaling(
         ScaleRecord(decision_id=1), ScaleEntry(1, 1, "decided", "1 -> 2"), fence=fence
     )
+    await pool.publications.record_scaling(
+        ScaleRecord(role="decode", decision_id=1), ScaleEntry(1, 1, "decided", "decode: 1 -> 2"), fence=fence
+    )
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ KEYS = PoolKeys("dualmap", "default")
 MEMBERS = {name: instance(name) for name in "abc"}
 HASHES = (
     *("meta", "instances", "instances:records", "instances:notes", "replicas", "subscribers", "leader", "learned"),
-    *("names", "settings", "hotness:tree", "scaling", "migrations", "kv_events:a", "request:running", "request:held"),
+    *("names", "settings", "hotness:tree", "scaling", "scaling:decode", "migrations", "kv_events:a"),
+    *("request:running", "request:held"),
 )
 DAMAGE = {
     "text": b"abc",
@@ -54,6 +55,7 @@ READS: dict[str, Read] = {
     "arrivals": lambda pool: pool.publications.arrivals("0", 100),
     "samples": lambda pool: pool.publications.samples("0", 100),
     "scaling": lambda pool: pool.publications.scaling(),
+    "scaling of decode instances": lambda pool: pool.publications.scaling("decode"),
     "scaling_log": lambda pool: pool.publications.scaling_log(10),
     "settings_history": lambda pool: pool.settings.history(10),
     "expired_replicas": lambda pool: pool.upkeep.expired_replicas(),
@@ -94,6 +96,9 @@ async def _fill(pool: PoolStore, lease: Lease) -> None:
     )
     await pool.publications.record_scaling(
         ScaleRecord(decision_id=9), ScaleEntry(9, 1, "decided", "more"), fence=lease.fence
+    )
+    await pool.publications.record_scaling(
+        ScaleRecord(role="decode", decision_id=9), ScaleEntry(9, 1, "decided", "more"), fence=lease.fence
     )
 
 

@@ -288,8 +288,12 @@ class Scaled:
     """A workload with its controller: it has as many pods as replicas as soon as ``reconcile`` runs, which each change
     of the scale does. Pods are named and removed as those of its kind are."""
 
-    def __init__(self, cluster: Cluster, workload: str, *, replicas: int = 0, is_ready: bool = True) -> None:
-        """``workload`` is KIND/NAME; with ``is_ready`` its new pods are ready at once."""
+    def __init__(
+        self, cluster: Cluster, workload: str, *, replicas: int = 0, is_ready: bool = True, role: str = ""
+    ) -> None:
+        """``workload`` is KIND/NAME; with ``is_ready`` its new pods are ready at once. With a ``role`` pods have its
+        label, and are selected by it."""
+        self.labels = {"app": "vllm", **({"dualmap/role": role} if role else {})}
         self.kind, _, self.name = workload.partition("/")
         self.replicas = replicas
         self.version = 1
@@ -301,6 +305,7 @@ class Scaled:
         group = "leaderworkerset.x-k8s.io" if self.kind == "leaderworkerset" else "apps"
         self.path = f"/apis/{group}/v1/namespaces/default/{self.kind}s/{self.name}/scale"
         cluster.scales[self.path] = self
+        self._network = len(cluster.scales)
         self.reconcile()
 
     def as_scale(self) -> Object:
@@ -308,7 +313,10 @@ class Scaled:
             "kind": "Scale",
             "metadata": {"name": self.name, "resourceVersion": str(self.version)},
             "spec": {"replicas": self.replicas} if self.replicas else {},  # the API leaves out a zero
-            "status": {"replicas": len(self.pods()), "selector": "app=vllm"},
+            "status": {
+                "replicas": len(self.pods()),
+                "selector": ",".join(f"{name}={value}" for name, value in self.labels.items()),
+            },
         }
 
     def scale(self, replicas: int) -> None:
@@ -338,17 +346,19 @@ class Scaled:
             number = next(each for each in range(self.replicas) if f"{self.name}-{each}" not in self._cluster.pods())
         self._made += 1
         name = f"{self.name}-{number}" if self.kind != "deployment" else f"{self.name}-x{number}"
-        self._cluster.put_pod(name, ip=f"10.1.0.{self._made}", ready=self.is_ready)
+        ip = f"10.{self._network}.0.{self._made}"
+        self._cluster.put_pod(name, ip=ip, ready=self.is_ready, labels=self.labels)
         return name
 
     def make_ready(self) -> None:
         for name in self.pods():
-            self._cluster.put_pod(name, ip=self._cluster.pods()[name]["status"]["podIP"])
+            self._cluster.put_pod(name, ip=self._cluster.pods()[name]["status"]["podIP"], labels=self.labels)
 
     def terminate(self, name: str) -> None:
         pod = self._cluster.pods()[name]
         notes = pod["metadata"].get("annotations", {})
-        self._cluster.put_pod(name, ip=pod["status"]["podIP"], terminating=True, annotations=notes)
+        ip = pod["status"]["podIP"]
+        self._cluster.put_pod(name, ip=ip, terminating=True, labels=self.labels, annotations=notes)
 
     def finish(self) -> None:
         """End the pods that terminate."""

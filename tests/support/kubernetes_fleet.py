@@ -96,14 +96,14 @@ async def kubernetes_fleet(cluster: Cluster, **pool: Any) -> AsyncIterator[Kuber
 class EngineWorkload(Scaled):
     """A workload whose pods are emulated engines, each a process, that become ready a while after they are made."""
 
-    def __init__(self, cluster: Cluster, workload: str, *, start_s: float, model: str = "m") -> None:
+    def __init__(self, cluster: Cluster, workload: str, *, start_s: float, model: str = "m", role: str = "") -> None:
         self._start_s = start_s
         self._model = model
         self._engines: dict[str, subprocess.Popen[bytes]] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self.ready_s: list[float] = []
         """When pods became ready, on the monotonic clock."""
-        super().__init__(cluster, workload, is_ready=False)
+        super().__init__(cluster, workload, is_ready=False, role=role)
 
     def add(self) -> str:
         name = super().add()
@@ -111,7 +111,7 @@ class EngineWorkload(Scaled):
         options = ("--port", str(port), "--instances", "1", "--emulator.model", self._model)
         self._engines[name] = _start("emulate", *options, log=subprocess.DEVNULL)
         notes = {"dualmap/port": str(port)}
-        self._cluster.put_pod(name, ip="127.0.0.1", ready=False, annotations=notes)
+        self._cluster.put_pod(name, ip="127.0.0.1", ready=False, labels=self.labels, annotations=notes)
         task = asyncio.create_task(self._become_ready(name, port))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
@@ -123,7 +123,8 @@ class EngineWorkload(Scaled):
         await asyncio.sleep(max(0.0, self._start_s - (time.monotonic() - begun_s)))
         if name in self.pods():
             self.ready_s.append(time.monotonic())
-            self._cluster.put_pod(name, ip="127.0.0.1", annotations={"dualmap/port": str(port)})
+            notes = {"dualmap/port": str(port)}
+            self._cluster.put_pod(name, ip="127.0.0.1", labels=self.labels, annotations=notes)
 
     def terminate(self, name: str) -> None:
         super().terminate(name)

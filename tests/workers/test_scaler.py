@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.scaling.scale_record import DecisionStatus
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.actuators import actuator_of
@@ -54,7 +55,7 @@ async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
     record = await pool.publications.scaling()
     assert (record.decision_id, record.status, record.by) == (1, DecisionStatus.OPEN, "w1")
     assert "1 of at least 2" in (await pool.publications.scaling_log(1))[0].text
-    assert value("dualmap_worker_wanted_instances") == 2
+    assert value("dualmap_worker_wanted_instances", role="prefill") == 2
 
 
 async def test_requests_that_wait_at_replicas_start_the_first_instance(
@@ -69,7 +70,8 @@ async def test_requests_that_wait_at_replicas_start_the_first_instance(
     made = scaler(pool, fence, clock, metrics, pool_settings(0, 2))
     await pool.heartbeat("r1", 10_000, {"waiting": "0", "live": "0", "ended": "5"})
     await made.tick()
-    assert (value("dualmap_worker_wanted_instances"), value("dualmap_worker_least_instances")) == (0, 0)
+    metrics_of = ("dualmap_worker_wanted_instances", "dualmap_worker_least_instances")
+    assert [value(name, role="prefill") for name in metrics_of] == [0, 0]
 
     await pool.heartbeat("r1", 10_000, {"waiting": "3", "live": "3", "ended": "5"})
     await pool.heartbeat("r2", 10_000, {"waiting": "nonsense"})
@@ -91,7 +93,35 @@ async def test_without_an_actuator_only_the_number_is_published(
     await add_instance("spare", InstanceState.STANDBY)
     await scaler(pool, fence, clock, metrics, pool_settings(2, 4, "none")).tick()
     assert await state_of(pool, "spare") is InstanceState.STANDBY
-    assert value("dualmap_worker_wanted_instances") == 2
+    assert value("dualmap_worker_wanted_instances", role="prefill") == 2
+
+
+async def test_decode_instances_are_scaled_by_themselves_and_to_the_pace_of_answers(
+    pool: PoolStore,
+    fence: int,
+    clock: ManualClock,
+    metrics: WorkerMetrics,
+    add_instance: AddInstance,
+    value: Callable[..., float],
+) -> None:
+    spare = InstanceSettings(id="spare", url="http://spare:8000", standby=True, role=Role.DECODE)
+    autoscale = AutoscaleSettings(max_instances=4, decode={"min_instances": 1, "max_instances": 3})
+    settings = PoolSettings(autoscale=autoscale, instances=(spare,))
+    await add_instance("a")
+    await add_instance("spare", InstanceState.STANDBY)
+    await pool.members.update_instance("spare", {"role": Role.DECODE})
+    await pool.publications.publish_learned(Learned(tpot_s=0.08), {}, fence=fence)
+    made = Scaler(
+        pool, fence, settings, SchedulingSettings(), pool, None,
+        worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics, decodes=True,
+    )  # fmt: skip
+    await made.tick()
+
+    assert await state_of(pool, "spare") is InstanceState.STARTING
+    assert (await pool.publications.scaling()).decision_id == 0
+    assert (await pool.publications.scaling("decode")).starting == ("spare",)
+    assert value("dualmap_worker_wanted_instances", role="decode") == 1
+    assert (await made._now()).answer_pace == pytest.approx(0.08 / 0.05)
 
 
 async def test_a_former_leader_changes_nothing(
@@ -121,7 +151,8 @@ async def test_without_the_store_there_is_no_decision(
 
 
 def test_a_former_leader_publishes_no_number(metrics: WorkerMetrics, value: Callable[..., float]) -> None:
-    metrics.wanted_instances.labels("default").set(4)
+    metrics.wanted_instances.labels("default", "prefill").set(4)
+    metrics.wanted_instances.labels("default", "decode").set(4)
     metrics.end_term("default")
     metrics.end_term("default")
     assert "dualmap_worker_wanted_instances{" not in metrics.exposition().decode()

@@ -11,7 +11,7 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_job import MAX_CALLS
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
-from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
@@ -39,12 +39,17 @@ class HandPlan:
 
 
 class ScaledPool(DiscoveredPool):
-    """A discovered pool whose workload the autoscaler scales by the plan of a test."""
+    """A discovered pool whose workload the autoscaler scales by the plan of a test; with a decode workload, that one
+    too."""
 
-    def __init__(self, workload: str, replicas: int, **autoscale: Any) -> None:
+    def __init__(self, workload: str, replicas: int, decode_workload: str = "", **autoscale: Any) -> None:
         super().__init__()
-        self.workload = Scaled(self.cluster, workload, replicas=replicas)
-        self.plan = HandPlan()
+        self.workload = Scaled(self.cluster, workload, replicas=replicas, role="prefill" if decode_workload else "")
+        self.plan, self.decode_plan = HandPlan(), HandPlan()
+        if decode_workload:
+            self.decode_workload = Scaled(self.cluster, decode_workload, replicas=replicas, role="decode")
+            least = autoscale.get("min_instances", 1)
+            autoscale["decode"] = {"min_instances": least, "max_instances": 9, "workload": decode_workload}
         settings = AutoscaleSettings(
             **{"max_instances": 9, "actuator": "kubernetes", "workload": workload, "start_s": 100.0, **autoscale}
         )
@@ -52,7 +57,7 @@ class ScaledPool(DiscoveredPool):
             autoscale=settings,
             discovery=DiscoverySettings(kubernetes=KubernetesSettings(label_selector="app=vllm")),
         )
-        self.scaler: Scaler | None = None
+        self.scalers: list[Scaler] = []
 
     async def __aenter__(self) -> ScaledPool:
         await super().__aenter__()
@@ -61,31 +66,35 @@ class ScaledPool(DiscoveredPool):
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        assert self.scaler is not None
-        await self.scaler.close()
+        for each in self.scalers:
+            await each.close()
         await super().__aexit__(*error)
 
     def new_leader(self) -> None:
-        """A scaler that knows nothing but what is stored."""
-        api = KubernetesApi(
-            KubernetesSettings(label_selector="app=vllm", api_url="http://cluster", namespace="default"),
-            transport=ClusterTransport(self.cluster),
-        )
-        workload = str(self._pool_settings.autoscale and self._pool_settings.autoscale.workload)
-        self.scaler = Scaler(
-            self.pool, self.fence, self._pool_settings, SchedulingSettings(), self.pool,
-            Workload(api, workload, self.pool),
-            worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=self.clock, metrics=self.metrics,
-        )  # fmt: skip
-        self.scaler._keeper.planner = self.plan
+        """Scalers that know nothing but what is stored."""
+        self.scalers.clear()
+        for decodes, plan in ((False, self.plan), (True, self.decode_plan)):
+            autoscale = self._pool_settings.autoscale_of(decodes=decodes)
+            if autoscale is not None:
+                api = KubernetesApi(
+                    KubernetesSettings(label_selector="app=vllm", api_url="http://cluster", namespace="default"),
+                    transport=ClusterTransport(self.cluster),
+                )
+                scaler = Scaler(
+                    self.pool, self.fence, self._pool_settings, SchedulingSettings(), self.pool,
+                    Workload(api, str(autoscale.workload), self.pool), decodes=decodes,
+                    worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=self.clock, metrics=self.metrics,
+                )  # fmt: skip
+                scaler._keeper.planner = plan
+                self.scalers.append(scaler)
 
     async def pass_s(self, seconds: int) -> ScaleRecord:
         """The rounds of so many seconds, health checks included."""
-        assert self.scaler is not None
         for _ in range(seconds):
             await self.round(after_s=1.0)
             await self.make_ready()
-            await self.scaler.tick()
+            for each in self.scalers:
+                await each.tick()
         return await self.pool.publications.scaling()
 
     async def log(self) -> str:
@@ -332,6 +341,76 @@ async def test_a_rollout_is_waited_for() -> None:
         assert fleet.workload.pods() == ["vllm-x1", "vllm-x2"]
 
 
+DECODE_SET = "statefulset/decode"
+
+
+@pytest.mark.parametrize("workload", [DEPLOYMENT, "statefulset/prefill"])
+async def test_each_role_scales_its_own_workload(workload: str) -> None:
+    async with ScaledPool(workload, 2, DECODE_SET) as fleet:
+        roles = {name: spec.role for name, spec in (await fleet.instances()).items()}
+        assert sorted(roles.values()) == ["decode", "decode", "prefill", "prefill"]
+        fleet.decode_plan.wanted = 3
+        await fleet.pass_s(6)
+        assert (fleet.workload.sets, fleet.decode_workload.sets) == ([], [3])
+
+        fleet.plan.wanted = 1
+        record = await fleet.pass_s(4)
+        fleet.workload.finish()
+        await fleet.pass_s(3)
+        assert (fleet.workload.sets, fleet.decode_workload.sets) == ([1], [3])
+        assert record.leaving[0].startswith(fleet.workload.name)
+
+        fleet.decode_plan.wanted = 2
+        await fleet.pass_s(4)
+        of_decode = await fleet.pool.publications.scaling("decode")
+        assert of_decode.leaving == ("decode-2",)
+        assert (fleet.workload.sets, fleet.decode_workload.sets) == ([1], [3, 2])
+        assert "accepted: decode: statefulset/decode: 3 -> 2 replicas, decode-2 leaves" in await fleet.log()
+
+
+async def test_a_role_whose_workload_is_refused_does_not_stop_the_other() -> None:
+    async with ScaledPool(DEPLOYMENT, 1, DECODE_SET) as fleet:
+        fleet.cluster.refuse = lambda call: FAILURES["403"] if call.path == fleet.decode_workload.path else None
+        fleet.plan.wanted = fleet.decode_plan.wanted = 2
+        record = await fleet.pass_s(6)
+
+        assert (record.status, fleet.workload.sets) == (DecisionStatus.DONE, [2])
+        assert (await fleet.pool.publications.scaling("decode")).is_open
+        fleet.cluster.refuse = lambda _: None
+        await fleet.pass_s(20)
+        assert fleet.decode_workload.sets == [2]
+
+
+async def test_both_roles_come_from_zero_and_return_to_it() -> None:
+    async with ScaledPool(DEPLOYMENT, 0, DECODE_SET, min_instances=0) as fleet:
+        fleet.plan.wanted = fleet.decode_plan.wanted = 1
+        await fleet.pass_s(6)
+        assert sorted((await fleet.states()).values()) == ["ready", "ready"]
+        fleet.plan.wanted = fleet.decode_plan.wanted = 0
+        await fleet.pass_s(5)
+        fleet.workload.finish()
+        fleet.decode_workload.finish()
+        await fleet.pass_s(3)
+
+        assert (fleet.workload.sets, fleet.decode_workload.sets) == ([1, 0], [1, 0])
+        assert await fleet.states() == {}
+
+
+async def test_the_next_leader_continues_both_roles() -> None:
+    async with ScaledPool(DEPLOYMENT, 1, DECODE_SET) as fleet:
+        fleet.workload.is_ready = fleet.decode_workload.is_ready = False
+        fleet.plan.wanted = fleet.decode_plan.wanted = 2
+        await fleet.pass_s(3)
+        fleet.new_leader()
+        await fleet.pass_s(5)
+        assert (fleet.workload.sets, fleet.decode_workload.sets) == ([2], [2])
+        fleet.workload.make_ready()
+        fleet.decode_workload.make_ready()
+
+        assert (await fleet.pass_s(4)).status is DecisionStatus.DONE
+        assert (await fleet.pool.publications.scaling("decode")).status is DecisionStatus.DONE
+
+
 def right_of(call: Call) -> tuple[str, str, str]:
     """The group, resource and verb that the API server asks its rules for."""
     parts = call.path.removeprefix("/apis/").removeprefix("/api/").split("/")
@@ -375,5 +454,11 @@ def test_the_settings_say_what_they_need() -> None:
     settings = AutoscaleSettings(max_instances=2, actuator="kubernetes", workload=DEPLOYMENT)
     with pytest.raises(ValueError, match="needs discovery"):
         PoolSettings(autoscale=settings)
+    scales_both = settings.model_copy(update={"decode": DecodeAutoscaleSettings(max_instances=2, workload=DECODE_SET)})
+    found = DiscoverySettings(kubernetes=KubernetesSettings(label_selector="app=vllm"))
+    with pytest.raises(ValueError, match=r"move_roles and autoscale\.decode both change"):
+        PoolSettings(autoscale=scales_both, discovery=found, move_roles=True)
+    assert PoolSettings(autoscale=settings, discovery=found).moves_roles
+    assert not PoolSettings(autoscale=scales_both, discovery=found).moves_roles
     assert not settings.leaves_in_order
     assert settings.model_copy(update={"workload": STATEFUL_SET}).leaves_in_order

@@ -12,7 +12,7 @@ from dualmap.scheduling.scaling.scale_job import MAX_CALLS, OTHERS_TERM_MS, Actu
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan, ScalePlanner, ScaleRule
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleEntry, ScaleRecord
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.steps import at_once, drive_now
 
 READY, STANDBY, STARTING = InstanceState.READY, InstanceState.STANDBY, InstanceState.STARTING
@@ -47,14 +47,19 @@ class HandFleet:
     ended: int = 0
     dies_after: str = ""
     """An event after whose record the leader dies."""
+    roles: dict[str, Role] = field(default_factory=dict)
+    """Roles of instances that are not mixed."""
 
     async def now(self) -> FleetNow:
-        specs = {name: InstanceSpec(name, f"http://{name}", state=state) for name, state in self.states.items()}
+        specs = {
+            name: InstanceSpec(name, f"http://{name}", state=state, role=self.roles.get(name, Role.MIXED))
+            for name, state in self.states.items()
+        }
         loads = {name: InstanceLoad(name, state) for name, state in self.states.items()}
         return FleetNow(self.now_ms, loads, specs, self.waiting, self.live, self.ended)
 
-    async def scaling(self) -> ScaleRecord:
-        return self.record
+    async def scaling(self, role: str) -> ScaleRecord:
+        return self.record if self.record.role == role else ScaleRecord(role=role)
 
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry) -> None:
         self.record = record
@@ -84,9 +89,16 @@ class LeaderDiedError(Exception):
     pass
 
 
-def keeper(plan: HandPlan, worker: str = "w1", spares: tuple[str, ...] = ("s1", "s2"), **given: Any) -> ScaleKeeper:
+def keeper(
+    plan: HandPlan,
+    worker: str = "w1",
+    spares: tuple[str, ...] = ("s1", "s2"),
+    *,
+    decodes: bool = False,
+    **given: Any,
+) -> ScaleKeeper:
     settings = AutoscaleSettings(**{"min_instances": 1, "max_instances": 9, "start_s": 10.0, **given})
-    return ScaleKeeper(settings, worker, 5.0, 128, spares, planner=plan)
+    return ScaleKeeper(settings, worker, 5.0, 128, spares, planner=plan, decodes=decodes)
 
 
 def tick(made: ScaleKeeper, fleet: HandFleet, seconds: int = 1) -> ScaleRecord:
@@ -320,6 +332,73 @@ def test_the_work_that_arrived_is_what_the_decayed_sums_gained() -> None:
     drive_now(made.tick(), fleet)
     assert plan.now.work_s == pytest.approx(4.0)
     assert plan.now.elapsed_s == 1.0
+
+
+ROLES = {"p": Role.PREFILL, "q": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE}
+
+
+def test_each_role_sees_and_changes_its_own_instances_alone() -> None:
+    fleet = HandFleet({"p": READY, "q": READY, "d": READY, "e": STANDBY}, roles=ROLES)
+    of_prefill, of_decode = HandPlan(1), HandPlan(2)
+    prefills, decodes = keeper(of_prefill, spares=()), keeper(of_decode, spares=("e",), decodes=True)
+    tick(prefills, fleet)
+    record = tick(decodes, fleet)
+
+    assert (of_prefill.now.ready, of_decode.now.ready) == (2, 1)
+    assert fleet.states == {"p": DRAINING, "q": READY, "d": READY, "e": STARTING}
+    assert (record.role, record.counts, record.starting) == ("decode", "decode", ("e",))
+    assert [entry.text.partition(":")[0] for entry in fleet.log] == ["2 -> 1", "decode"]
+    of_decode.wanted = 0
+    assert decodes.settings.min_instances == 1
+    fleet.states["e"] = READY
+    tick(decodes, fleet, 3)
+    assert fleet.states["q"] is READY
+    assert [fleet.states[name] for name in "de"].count(DRAINING) == 1, "not the last one"
+
+
+def test_the_work_of_decode_instances_is_none_of_those_that_prefill() -> None:
+    plan, fleet = HandPlan(), HandFleet({"p": READY, "d": READY}, roles=ROLES)
+    made = keeper(plan)
+    tick(made, fleet)
+    whole = at_once(fleet.now())
+    grown = {name: replace(load, window_tokens=4000.0) for name, load in whole.loads.items()}
+    fleet.now_ms += 1000
+
+    async def later() -> FleetNow:
+        return FleetNow(fleet.now_ms, grown, whole.instances)
+
+    fleet.now = later
+    drive_now(made.tick(), fleet)
+    assert plan.now.work_s == pytest.approx(4000.0 / grown["p"].prefill_tokens_per_s)
+
+
+def test_both_roles_are_started_by_the_first_request_and_are_idle_together() -> None:
+    fleet = HandFleet({"q": STANDBY, "e": STANDBY}, roles=ROLES)
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=10.0, idle_s=30.0)
+    keepers = [
+        ScaleKeeper(settings, "w1", 5.0, 128, (spare,), decodes=decodes)
+        for spare, decodes in (("q", False), ("e", True))
+    ]
+    fleet.waiting = fleet.live = 1
+    for each in keepers:
+        tick(each, fleet)
+    assert fleet.states == {"q": STARTING, "e": STARTING}
+    fleet.states, fleet.waiting, fleet.live = {"q": READY, "e": READY}, 0, 0
+    for _ in range(40):
+        for each in keepers:
+            tick(each, fleet)
+    assert fleet.states == {"q": DRAINING, "e": DRAINING}
+
+
+def test_a_role_without_instances_is_woken_by_what_the_other_serves() -> None:
+    fleet = HandFleet({"q": READY, "e": STANDBY}, roles=ROLES)
+    settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=10.0, idle_s=30.0)
+    arrived = iter([0, 0, 3, 3, 3, 3])
+    made = ScaleKeeper(settings, "w1", 5.0, 128, ("e",), decodes=True, arrived=lambda: next(arrived))
+    tick(made, fleet, 2)
+    assert fleet.states["e"] is STANDBY
+    assert "served by the other role" in tick(made, fleet).reason
+    assert fleet.states["e"] is STARTING
 
 
 def test_a_pool_without_instances_starts_one_for_what_waits_and_returns_to_none() -> None:
