@@ -49,7 +49,7 @@ def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
         messages += items
     else:
         raise PromptError("input must be a non-empty string or array", "input")
-    continued = isinstance(given, list) and _is_partial(given[-1])
+    continued = isinstance(given, list) and is_partial(given[-1])
     chat: dict[str, Any] = {"messages": messages}
     if continued:
         chat |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -65,8 +65,14 @@ def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def _is_partial(item: Mapping[str, Any]) -> bool:
+def is_partial(item: Mapping[str, Any]) -> bool:
+    """Whether the item, where it is the last one, is continued by the answer."""
     return item.get("type", "message") in ("message", "reasoning") and item.get("status") in _PARTIAL
+
+
+def is_part_of_answer(item: Mapping[str, Any]) -> bool:
+    """Whether the item is a part of an answer without text: a message behind it becomes one with it."""
+    return item.get("type") in (*_CALLS, "reasoning")
 
 
 def _tools(tools: Any) -> list[Any]:

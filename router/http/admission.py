@@ -25,7 +25,7 @@ from dualmap.router.http.paths import (
     stored_response_id,
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
-from dualmap.router.http.rest_of_answer import why_not_continued
+from dualmap.router.http.rest_of_answer import answers_of, prompts_of, why_not_continued
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
@@ -235,7 +235,8 @@ def inference_request_of(
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
     if stream:
-        read.not_continued = why_not_continued(path, body, one_answer=_is_one_answer(path, body))
+        read.prompts, read.answers = prompts_of(path, body), answers_of(path, body)
+        read.not_continued = why_not_continued(path, body, read.answers)
     return read
 
 

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 import orjson
 
+from dualmap.router.http.response_so_far import BEGINNINGS, ENDS, ResponseSoFar
 from dualmap.router.http.sse import EVENT_END, event_object
-from dualmap.router.prompts.inference_request import MESSAGES_PATH
+from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 
 _REASONING: Final = ("reasoning", "reasoning_content")
 _PLAIN: Final = frozenset({"role", "content", *_REASONING})
@@ -25,11 +26,17 @@ _PROMPT_IDS: Final = re.compile(rb'"prompt_token_ids"\s*:\s*\[([0-9,\s]+)\]')
 
 
 class AnswerSoFar:
-    """One answer to one prompt. Of what is no such answer, ``unfit`` says why it cannot be continued."""
+    """One answer to one prompt, or the first of several. Of what is no such answer, ``unfit`` says why it cannot be
+    continued."""
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = 1, prompts: int = 1) -> None:
+        """``answers``: how many answers the stream has, as many to each of the ``prompts``."""
+        self.others = [AnswerSoFar() for _ in range(1, answers)]
+        """The other answers, in the order of their choices."""
+        self._prompts = prompts
         self.envelope: Mapping[str, Any] | None = None
-        """The first event that has a choice; of a message, the one that begins it."""
+        """The first event that has a choice; of a message, the one that begins it; of a response, itself, as it began.
+        """
         self.texts: list[str] = []
         self.chars = 0
         self.token_ids = array("q")
@@ -54,10 +61,14 @@ class AnswerSoFar:
         self.has_usage = False
         """The event with the usage alone has come."""
         self.reasoned = False
+        self.has_role = False
+        """The role of a chat's answer has come."""
         self.block: int | None = None
         """The index of a message's open block."""
         self._blocks = 0
         """Blocks of a message that have begun."""
+        self.response: ResponseSoFar | None = None
+        """The items of a response."""
         self.unfit = ""
 
     @property
@@ -77,6 +88,35 @@ class AnswerSoFar:
     def prompt_tokens(self) -> int | None:
         """Tokens of the prompt, where they are known."""
         return self.counted_prompt if self.prompt_ids is None else 1 + self.prompt_ids.count(b",")
+
+    def answers(self) -> list[AnswerSoFar]:
+        """All answers of the stream. Those to one prompt know its tokens as soon as one of them does."""
+        answers = [self, *self.others]
+        for group in self._by_prompt():
+            known = next((answer.prompt_ids for answer in group if answer.prompt_ids is not None), None)
+            for answer in group:
+                answer.prompt_ids = answer.prompt_ids or known
+                answer.envelope = answer.envelope or self.envelope
+        return answers
+
+    def tokens_of_prompts(self) -> int | None:
+        """Tokens of all prompts, each counted once; None where those of one are not known."""
+        counts = [
+            next((answer.prompt_tokens for answer in group if answer.prompt_tokens is not None), None)
+            for group in self._by_prompt()
+        ]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _by_prompt(self) -> list[list[AnswerSoFar]]:
+        answers = [self, *self.others]
+        each = max(1, len(answers) // self._prompts)
+        return [answers[at : at + each] for at in range(0, len(answers), each)]
+
+    def end(self, prompt_tokens: int | None, tokens: int | None) -> None:
+        """Its rest is over, and the whole has so many tokens, if that is known."""
+        self.finished, self.has_ids, self.counted = True, False, tokens
+        if self.counted_prompt is None:
+            self.counted_prompt = prompt_tokens
 
     def begin_block(self) -> int:
         """The index of a new block of a message, which is open from now on."""
@@ -105,6 +145,8 @@ class AnswerSoFar:
 
     def count_by(self, path: str, events: bytes) -> None:
         """Take the number of tokens from the events of the end, unless they have text, which the client has not."""
+        if self.others:
+            return
         end = AnswerSoFar()
         end.read(path, events)
         if not end.chars and end.counted is not None:
@@ -117,16 +159,23 @@ class AnswerSoFar:
     def _read_choices(self, found: Mapping[str, Any]) -> None:
         choices, usage = found.get("choices"), found.get("usage")
         if isinstance(usage, dict):
-            self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+            if not self.others:
+                self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
             self.has_usage = self.has_usage or choices == []
-        if not choices:
-            return
+        for choice in choices or ():
+            index = choice.get("index") or 0
+            if index > len(self.others):
+                self.unfit = "it has several choices"
+                return
+            answer = self.others[index - 1] if index else self
+            answer._read_choice(found, choice)
+
+    def _read_choice(self, found: Mapping[str, Any], choice: Mapping[str, Any]) -> None:
         if self.envelope is None:
             self.envelope = found
-        choice = choices[0]
-        if len(choices) > 1 or choice.get("index"):
-            self.unfit = "it has several choices"
-            return
+        prompt_ids = choice.get("prompt_token_ids") or found.get("prompt_token_ids")
+        if self.prompt_ids is None and isinstance(prompt_ids, list):
+            self.prompt_ids = orjson.dumps(prompt_ids)[1:-1]
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self.token_ids.extend(ids)
@@ -140,6 +189,7 @@ class AnswerSoFar:
     def _read_delta(self, delta: Mapping[str, Any], *, has_ids: bool) -> None:
         if any(filled and name not in _PLAIN for name, filled in delta.items()):
             self.unfit = "it has called a tool" if delta.get("tool_calls") else "it is not of text alone"
+        self.has_role = self.has_role or "role" in delta
         if any(delta.get(name) for name in _REASONING):
             self.reasoned = True
             self.events += 1
@@ -167,6 +217,39 @@ class AnswerSoFar:
             case "message_delta":
                 self.finished = self.has_usage = True
 
+    def _read_response(self, found: Mapping[str, Any]) -> None:
+        if self.response is None or not self.response.is_continued:
+            self.take_response_event(found)
+
+    def take_response_event(self, found: Mapping[str, Any]) -> None:
+        """Take in an event of a response, as its client has got it."""
+        if self.response is None:
+            self.response = ResponseSoFar()
+        response = self.response
+        response.count(found)
+        match found.get("type"):
+            case kind if kind in BEGINNINGS:
+                self.envelope = self.envelope or found.get("response")
+            case "response.output_item.added":
+                item = found.get("item") or {}
+                if item.get("type") == "message":
+                    response.begin_message(found, self.chars)
+                elif item.get("type") == "reasoning":
+                    self.reasoned = True
+                else:
+                    self.unfit = "it has called a tool"
+            case "response.content_part.added":
+                kind = (found.get("part") or {}).get("type")
+                response.has_part = kind == "output_text"
+                if kind not in ("output_text", "reasoning_text"):
+                    self.unfit = "it is not of text alone"
+            case "response.output_text.delta":
+                self._add(found.get("delta"), has_ids=False)
+            case "response.output_item.done":
+                response.end_item(found)
+            case kind if kind in ENDS:
+                self.finished = self.has_usage = True
+
     def _count(self, prompt_tokens: object, tokens: object) -> None:
         if isinstance(prompt_tokens, int):
             self.counted_prompt = max(0, prompt_tokens - self.before)
@@ -184,7 +267,8 @@ class AnswerSoFar:
 
 
 _READERS: Final[Mapping[str, Callable[[AnswerSoFar, Mapping[str, Any]], None]]] = {
-    MESSAGES_PATH: AnswerSoFar._read_message
+    MESSAGES_PATH: AnswerSoFar._read_message,
+    RESPONSES_PATH: AnswerSoFar._read_response,
 }
 
 

@@ -15,11 +15,13 @@ import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, error_body
 from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.continued_response import ContinuedResponse, ending_response
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header, as_chunk
+from dualmap.router.http.response_so_far import named_event
 from dualmap.router.http.rest_of_answer import Rest
 from dualmap.router.http.sse import EventEditor, error_event, event_object, is_error
-from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH
+from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from dualmap.scheduling.request.outcome import Usage
 
 _HEAD_END: Final = b"\r\n\r\n"
@@ -38,10 +40,20 @@ class ContinuedAnswer:
         so_far: what the client has.
         shows_usage: the client is to get the usage.
         shows_ids: the client is to get the ids of tokens.
+        index: of its choice, where it is one of several answers, whose stream has an end and a usage of its own; None:
+            the only one.
     """
 
     def __init__(
-        self, path: str, so_far: AnswerSoFar, rest: Rest, *, overlap: str, shows_usage: bool, shows_ids: bool
+        self,
+        path: str,
+        so_far: AnswerSoFar,
+        rest: Rest,
+        *,
+        overlap: str,
+        shows_usage: bool,
+        shows_ids: bool,
+        index: int | None = None,
     ) -> None:
         self._path = path
         self.from_path = rest.path
@@ -54,6 +66,9 @@ class ContinuedAnswer:
         self._shows_usage = shows_usage
         self._shows_ids = shows_ids
         self._so_far = so_far
+        self._is_one_of_several = index is not None
+        self._index = index or 0
+        self._shows_role = self._is_one_of_several and not so_far.has_role
         self._block = so_far.block
         """The message's open block."""
         self._call: int | None = None
@@ -69,12 +84,13 @@ class ContinuedAnswer:
         """
         found = event_object(event)
         if found is None:
-            return b"" if self._path == MESSAGES_PATH else event
+            return b"" if self._path == MESSAGES_PATH or self._is_one_of_several else event
         if is_error(found):
             return _error_of(self._path, event, found)
         choices, usage = found.get("choices"), self._counted(found.get("usage"))
+        self._usage = usage or self._usage
         if self._path == MESSAGES_PATH:
-            return self._message_events(choices or (), usage)
+            return self._message_events(choices or ())
         if not choices:
             return b"" if not usage or not self._shows_usage else self._framed({**found, "choices": [], "usage": usage})
         choice = self._choice(choices[0])
@@ -104,7 +120,7 @@ class ContinuedAnswer:
         ids = choice.get("token_ids") if self._shows_ids else None
         if self._path == CHAT_PATH:
             made: dict[str, Any] = {
-                "index": 0,
+                "index": self._index,
                 "delta": {"content": text} if text else {},
                 "logprobs": None,
                 "finish_reason": choice.get("finish_reason"),
@@ -112,7 +128,7 @@ class ContinuedAnswer:
             if made["finish_reason"] is not None:
                 made["stop_reason"] = choice.get("stop_reason")
             return made | {"token_ids": ids}
-        made = {**choice, "text": text, "token_ids": ids, "prompt_token_ids": None}
+        made = {**choice, "index": self._index, "text": text, "token_ids": ids, "prompt_token_ids": None}
         logprobs = choice.get("logprobs")
         if isinstance(logprobs, dict) and isinstance(logprobs.get("text_offset"), list):
             offsets = [self._chars + offset for offset in logprobs["text_offset"]]
@@ -121,11 +137,11 @@ class ContinuedAnswer:
 
     def _chat_choice(self, choice: Mapping[str, Any]) -> dict[str, Any] | None:
         delta = dict(choice.get("delta") or {})
-        if "role" in delta:
+        if "role" in delta and not self._shows_role:
             del delta["role"]
             if not any(delta.values()) and choice.get("finish_reason") is None:
                 return None
-        made = {**choice, "delta": delta}
+        made = {**choice, "index": self._index, "delta": delta}
         if not self._shows_ids and "token_ids" in made:
             made["token_ids"] = None
         return made
@@ -158,8 +174,13 @@ class ContinuedAnswer:
                 counted["prompt_tokens_details"] = {**details, "cached_tokens": prompt_tokens}
         return counted
 
+    @property
+    def counted(self) -> tuple[int | None, int | None]:
+        """The tokens of the prompt and of the whole answer, as the other answer's usage has told them."""
+        return self._usage.get("prompt_tokens"), self._usage.get("completion_tokens")
+
     # messages --------------------------------------------------------------------------------------------------
-    def _message_events(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any]) -> bytes:
+    def _message_events(self, choices: Sequence[Mapping[str, Any]]) -> bytes:
         made = b""
         for choice in choices:
             delta = choice.get("delta") or {}
@@ -180,17 +201,16 @@ class ContinuedAnswer:
                     self._stop = "stop_sequence", stopped_by
                 else:
                     self._stop = _STOP_REASONS.get(reason), None
-        self._usage = usage or self._usage
         return made
 
     def _next(self, block: Mapping[str, Any], call: int | None) -> bytes:
         """Begin another block."""
         stopped = _end_of_block(self._block)
         self._block, self._call = self._so_far.begin_block(), call
-        return stopped + _named({"type": "content_block_start", "content_block": block, "index": self._block})
+        return stopped + named_event({"type": "content_block_start", "content_block": block, "index": self._block})
 
     def _more(self, delta: Mapping[str, Any]) -> bytes:
-        return _named({"type": "content_block_delta", "delta": delta, "index": self._block})
+        return named_event({"type": "content_block_delta", "delta": delta, "index": self._block})
 
     def end(self) -> bytes:
         """The last events, which the other answer has in another form."""
@@ -206,7 +226,7 @@ class ContinuedAnswer:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
         }
-        return _end_of_message(self._block, reason, sequence, usage) + _named({"type": "message_stop"})
+        return _end_of_message(self._block, reason, sequence, usage) + named_event({"type": "message_stop"})
 
 
 def _error_of(path: str, event: bytes, found: Mapping[str, Any]) -> bytes:
@@ -218,43 +238,65 @@ def _error_of(path: str, event: bytes, found: Mapping[str, Any]) -> bytes:
     return error_event({"type": "error", "error": {"type": kind, "message": str(error.get("message"))}})
 
 
-def _named(payload: Mapping[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(payload["type"]).encode(), orjson.dumps(payload))
-
-
 def _end_of_block(block: int | None) -> bytes:
-    return b"" if block is None else _named({"type": "content_block_stop", "index": block})
+    return b"" if block is None else named_event({"type": "content_block_stop", "index": block})
 
 
 def _end_of_message(block: int | None, reason: str | None, sequence: str | None, usage: Mapping[str, Any]) -> bytes:
     """The events that end a message's open block, if any, and say why the message ends."""
     delta = {"stop_reason": reason, "stop_sequence": sequence}
-    return _end_of_block(block) + _named({"type": "message_delta", "delta": delta, "usage": usage})
+    return _end_of_block(block) + named_event({"type": "message_delta", "delta": delta, "usage": usage})
 
 
-def ending_events(path: str, so_far: AnswerSoFar, finish_reason: str | None, *, shows_usage: bool) -> bytes:
-    """The last events of an answer of which nothing else is missing. ``finish_reason``: the one to tell, if any."""
+def ending_events(
+    path: str,
+    so_far: AnswerSoFar,
+    finish_reason: str | None,
+    *,
+    shows_usage: bool,
+    usage: Mapping[str, int] | None = None,
+) -> bytes:
+    """The last events of an answer of which nothing else is missing.
+
+    Args:
+        finish_reason: the one to tell, if any.
+        usage: of several answers; None: that of the one that there is, if it is known.
+    """
+    if path == RESPONSES_PATH:
+        return ending_response(so_far, finish_reason)
     if path == MESSAGES_PATH:
         made = b""
         if finish_reason is not None:
-            usage = {"output_tokens": so_far.tokens}
-            made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, usage)
-        return made + _named({"type": "message_stop"})
-    envelope = {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
-    made = b""
-    if finish_reason is not None:
-        content: dict[str, Any] = {"text": ""} if path == COMPLETIONS_PATH else {"delta": {}}
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
-        made = b"data: %b\n\n" % orjson.dumps({**envelope, "choices": [choice]})
+            told = {"output_tokens": so_far.tokens}
+            made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, told)
+        return made + named_event({"type": "message_stop"})
+    made = b"" if finish_reason is None else ending_choice(path, so_far, 0, finish_reason)
     prompt_tokens, tokens = so_far.prompt_tokens, so_far.tokens
-    if shows_usage and not so_far.has_usage and prompt_tokens is not None:
+    if usage is None and prompt_tokens is not None and not so_far.others:
         usage = {
             "prompt_tokens": prompt_tokens,
             "total_tokens": prompt_tokens + tokens,
             "completion_tokens": tokens,
         }
-        made += b"data: %b\n\n" % orjson.dumps({**envelope, "choices": [], "usage": usage})
+    if shows_usage and not so_far.has_usage and usage is not None:
+        made += b"data: %b\n\n" % orjson.dumps({**_envelope_of(so_far), "choices": [], "usage": usage})
     return made + _DONE
+
+
+def ending_choice(path: str, so_far: AnswerSoFar, index: int, finish_reason: str) -> bytes:
+    """The event that ends a choice of which nothing else is missing."""
+    content: dict[str, Any] = {"text": ""} if path == COMPLETIONS_PATH else {"delta": {}}
+    choice = {"index": index, **content, "logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+    return b"data: %b\n\n" % orjson.dumps({**_envelope_of(so_far), "choices": [choice]})
+
+
+def _envelope_of(so_far: AnswerSoFar) -> dict[str, Any]:
+    return {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
+
+
+def client_of(downstream: Downstream) -> Downstream:
+    """The client itself, of an answer that may go on in another one's stream."""
+    return downstream._client if isinstance(downstream, Continuation) else downstream
 
 
 class Continuation:
@@ -264,9 +306,9 @@ class Continuation:
     """HTTP/1.0 is claimed, so that bodies come without chunks."""
     bodiless = False
 
-    def __init__(self, client: Downstream, answer: ContinuedAnswer | None = None) -> None:
+    def __init__(self, client: Downstream, answer: ContinuedAnswer | ContinuedResponse | None = None) -> None:
         """``answer`` is None while the client has no part of the answer: then the other answer passes as it is."""
-        self._client: Downstream = client._client if isinstance(client, Continuation) else client
+        self._client = client_of(client)
         self._answer = answer
         self._editor = EventEditor(bytes if answer is None else answer.event, _MAX_HELD_BYTES)
         self.failed: UpstreamError | None = None

@@ -147,10 +147,23 @@ def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure
         return GIVEN_BACK
     if is_aborted(event):
         return ABORTED
+    if value is not None and isinstance(response := value.get("response"), dict):
+        return _failure_of_response(event, response)
     status = error_status(value)
     if status is None or not is_retried(status):
         return None
     return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), status)
+
+
+def _failure_of_response(event: bytes, response: Mapping[str, Any]) -> InstanceFailure | None:
+    """The failure that an event of a response shows: it was aborted, or failed by the fault of its instance."""
+    status, error = response.get("status"), response.get("error")
+    if status == "cancelled":
+        return ABORTED
+    code = error.get("code") if isinstance(error, dict) else None
+    if status != "failed" or code not in (None, "server_error"):
+        return None
+    return InstanceFailure(FailureKind.STATUS, event[:200].decode("utf-8", "replace"), 500)
 
 
 def error_of_event(failure: InstanceFailure, event: bytes) -> ErrorAnswer | None:

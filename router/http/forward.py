@@ -10,13 +10,14 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from dualmap.api_bodies.json_body import read_json, write_json
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json, write_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.added_fields import BLANK, added_fields, field_edit
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import separate
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
+from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.downstream import ClientDownstream, Downstream
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
@@ -28,13 +29,24 @@ from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.rest_of_answer import CannotContinueError, Over, Rest, needs_context, needs_count, rest_of
+from dualmap.router.http.rest_of_answer import (
+    CannotContinueError,
+    Over,
+    Rest,
+    can_go_on,
+    needs_context,
+    needs_count,
+    requests_of,
+    rest_of,
+    wants_usage,
+)
 from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.sse import Ending
 from dualmap.router.http.stream_usage import id_edit, ids_edit, usage_edit
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
-from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, InferenceRequest, response_id
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
@@ -177,12 +189,6 @@ def _not_elsewhere(failure: InstanceFailure, why: CannotContinueError) -> str:
     return f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
 
 
-def _wants_usage(asked: Mapping[str, Any]) -> bool:
-    """Whether the client asked for the usage event of its stream."""
-    options = asked.get("stream_options")
-    return isinstance(options, dict) and options.get("include_usage") is True
-
-
 class _Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
@@ -214,6 +220,10 @@ class _Forwarding:
         self._original = b""
         """The client's body, once a request for the rest of its answer has taken its place."""
         self._so_far: AnswerSoFar | None = None
+        if inference_request.answers > 1 and not self._not_continued:
+            self._so_far = AnswerSoFar(inference_request.answers, inference_request.prompts)
+        self._several: SeveralAnswers | None = None
+        """The answers of its stream, once they go on by requests of their own."""
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
         )
@@ -224,7 +234,9 @@ class _Forwarding:
         try:
             result = await self._try_until_sent()
             if result.kept is not None:
-                result = await self._go_on(result)
+                result = await (
+                    self._go_on_each(result) if self._inference_request.answers > 1 else self._go_on(result)
+                )
             elif result.failure is None and isinstance(self.downstream, Continuation):
                 self.downstream.end()
             outcome, usage = self._outcome(result), self._usage(result)
@@ -237,12 +249,15 @@ class _Forwarding:
         finally:
             if self._kept is not None:
                 self._kept.release()
+            if self._several is not None:
+                self._several.release()
             self._placed.finish(outcome, usage)
 
     async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""
         while result.kept is not None and result.failure is not None:
-            so_far, failure, former = result.kept.so_far(), result.failure, self.downstream
+            failure, former = result.failure, self.downstream
+            so_far = await result.kept.read_so_far()
             try:
                 ended = await self._ask_on(so_far, failure)
                 if ended is not None:
@@ -259,6 +274,26 @@ class _Forwarding:
                 self.downstream.end()
         return result
 
+    async def _go_on_each(self, result: ExchangeResult) -> ExchangeResult:
+        """The result that the client saw of a stream of several answers that failed after it had begun."""
+        assert result.kept is not None
+        assert result.failure is not None
+        so_far, failure, asked = await result.kept.read_so_far(), result.failure, read_json(self.request.body)
+        self._inference_request.model_span = None
+        several = self._several = SeveralAnswers(self, self._placed, self._inference_request.path, asked, so_far)
+        try:
+            if self._not_continued or so_far.unfit:
+                raise CannotContinueError(self._not_continued or so_far.unfit)
+            return await several.go_on(failure)
+        except CannotContinueError as why:
+            failure = several.failure or failure
+            self._placed.broke_off(failure)
+            Continuation(self.downstream).refuse(UpstreamError(_not_elsewhere(failure, why)))
+        except RouterError as error:
+            failure = several.failure or failure
+            Continuation(self.downstream).refuse(error)
+        return ExchangeResult(200, failure=failure)
+
     async def _ask_on(self, so_far: AnswerSoFar, failure: InstanceFailure) -> ExchangeResult | None:
         """Place the request for what is missing of an answer. Returns the result where that was its end alone, which
         the client has got.
@@ -269,7 +304,7 @@ class _Forwarding:
         """
         if self._not_continued:
             raise CannotContinueError(self._not_continued)
-        asked = read_json(self._original or self.request.body)
+        (asked,) = requests_of(read_json(self._original or self.request.body), 1)
         rest = await self._rest(asked, so_far, failure)
         if isinstance(rest, Over):
             return self._end_whole(asked, so_far, rest)
@@ -288,14 +323,14 @@ class _Forwarding:
         await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
         if not any(sized):
             return rest
-        tokens, context_tokens = await self._measure(so_far.text if sized[0] else "")
+        tokens, context_tokens = await self.measure(so_far.text if sized[0] else "")
         text_tokens = tokens if sized[0] else None
         try:
             return rest_of(path, asked, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
         except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
             raise UpstreamError(_not_elsewhere(failure, why)) from why
 
-    async def _measure(self, text: str) -> tuple[int | None, int | None]:
+    async def measure(self, text: str) -> tuple[int | None, int | None]:
         """The number of tokens of a text, and the longest context of the model, by the instance that goes on with it;
         None where it does not say."""
         body = write_json({"model": self._placed.model, "prompt": text, "add_special_tokens": False})
@@ -319,14 +354,18 @@ class _Forwarding:
         inference_request.leaves_usage_open = self._asks_ids = False
         shows_ids = asked.get("return_token_ids") is True
         self._hides_ids = rest.by_tokens and not shows_ids
-        answer = ContinuedAnswer(
-            inference_request.path,
-            so_far,
-            rest,
-            overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
-            shows_usage=_wants_usage(asked),
-            shows_ids=shows_ids,
-        )
+        answer: ContinuedAnswer | ContinuedResponse
+        if rest.path == RESPONSES_PATH:
+            answer = ContinuedResponse(so_far, rest)
+        else:
+            answer = ContinuedAnswer(
+                inference_request.path,
+                so_far,
+                rest,
+                overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
+                shows_usage=wants_usage(asked),
+                shows_ids=shows_ids,
+            )
         if not rest.by_tokens:
             so_far.by_text(rest.tokens)
         self._so_far = so_far
@@ -339,7 +378,7 @@ class _Forwarding:
         """End a stream of which nothing else is missing."""
         path, former = self._inference_request.path, self.downstream
         ended = former.untold_end() if isinstance(former, Continuation) else b""
-        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=_wants_usage(asked))
+        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=wants_usage(asked))
         self.downstream = Continuation(former)
         self.downstream.close_stream(ended)
         return ExchangeResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens))
@@ -415,7 +454,7 @@ class _Forwarding:
             target,
             partial(self.body, *edits, requests_usage=requests_usage),
             self.downstream,
-            self._fleet_fields,
+            self.fleet_fields,
             self._begin_answer,
             on_first_token or self._placed.first_token,
             leaves_usage_open,
@@ -450,7 +489,21 @@ class _Forwarding:
     @property
     def answer_exchange(self) -> Callable[..., Exchange]:
         """Makes the exchange for the client's answer."""
-        return Exchange if self._not_continued else partial(KeepingExchange, keep=self._keep)
+        if self._not_continued:
+            return Exchange
+        return partial(KeepingExchange, keep=self._keep, may_leave=self._may_leave)
+
+    async def _may_leave(self) -> bool:
+        """Whether another instance could go on with the stream as it is now."""
+        if self._kept is None:
+            return False
+        so_far = await self._kept.read_so_far()
+        try:
+            asked = read_json(self._original or self.request.body)
+        except UnreadableJsonError:  # it was dropped meanwhile
+            return False
+        answers = so_far.answers()
+        return can_go_on(self._inference_request.path, requests_of(asked, len(answers)), answers)
 
     def _keep(self) -> KeptStream:
         """Keep the stream of a new try."""
@@ -461,6 +514,11 @@ class _Forwarding:
             self.request.path, self.plane.kept, body_bytes, hides_ids=self._hides_ids, so_far=self._so_far
         )
         return self._kept
+
+    def _drop_bodies(self) -> None:
+        """Drop the client's body and that of a rest: no other instance is asked."""
+        self.request.drop_body()
+        self.request.body = self._original = b""
 
     @property
     def streams(self) -> bool:
@@ -479,17 +537,23 @@ class _Forwarding:
         """Drop the body: there is no other try from here on. That of a stream that is kept counts as a part of it."""
         kept, request = self._kept, self.request
         if kept is None or kept.lost:
-            request.drop_body()
-        elif request.bodies is not None:
+            self._drop_bodies()
+            return
+        kept.on_loss = self._drop_bodies
+        if request.bodies is not None:
             request.bodies.give_back(len(request.body))
             request.bodies = None
 
-    def _fleet_fields(self) -> list[Header]:
+    def body_of(self, body: bytes) -> list[BodyPart]:
+        """Another body than the client's, for the instance that the request is placed on."""
+        return body_for(self._inference_request, body, self._placed)
+
+    def fleet_fields(self) -> list[Header]:
         return [*fleet_fields(self._placed), *self.downstream.page_fields]
 
     def pass_on(self, answer: ErrorAnswer) -> None:
         """No instance took the request: the last one's own error says more than the router's would."""
-        fields = [*answer.fields, *self._fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
+        fields = [*answer.fields, *self.fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
         if not self.downstream.keeps_alive():
             fields.append((b"connection", b"close"))
         self.downstream.write_head(response_head(answer.status, fields) + answer.body)

@@ -7,7 +7,8 @@ stream is read to its end, which counts its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from dualmap.router.http.answer_checks import TRUNCATED
@@ -28,14 +29,20 @@ def _event_failure(event: bytes) -> InstanceFailure | None:
 
 
 class KeepingExchange(Exchange):
-    """``keep`` makes what keeps the stream, once it is one."""
+    """``keep`` makes what keeps the stream, once it is one. ``may_leave`` finds out whether another instance could go
+    on with it as it is now."""
 
     _kept: KeptStream | None = None
     """None: the answer is no stream, or not kept."""
+    _leaving: asyncio.Task[None] | None = None
+    """Finds out whether the stream can leave its instance, which drains."""
 
-    def __init__(self, *args: Any, keep: Callable[[], KeptStream], **how: Any) -> None:
+    def __init__(
+        self, *args: Any, keep: Callable[[], KeptStream], may_leave: Callable[[], Awaitable[bool]], **how: Any
+    ) -> None:
         super().__init__(*args, **how)
         self._keep = keep
+        self._may_leave = may_leave
 
     # the connection's side -----------------------------------------------------------------------------------
     def head_received(self, head: AnswerHead) -> None:
@@ -75,10 +82,19 @@ class KeepingExchange(Exchange):
             self._fail(failure)
 
     def instance_leaves(self, why: str) -> None:
-        if self._can_go_on and self._splitter is None and not self.done.done():
-            self._lose(why, FailureKind.DRAINED)
-        else:
+        if not self._can_go_on or self._splitter is not None:
             super().instance_leaves(why)
+        elif self._leaving is None and not self.done.done():
+            self._leaving = self._connection.loop.create_task(self._leave(why))
+
+    async def _leave(self, why: str) -> None:
+        """Leave the instance if another one can go on with the stream. Else it stays, and is tested again at the next
+        check."""
+        try:
+            if await self._may_leave() and self._can_go_on and not self.done.done():
+                self._lose(why, FailureKind.DRAINED)
+        finally:
+            self._leaving = None
 
     @property
     def _patience_s(self) -> float:

@@ -6,14 +6,15 @@ short beside what passing them on takes.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
 from dualmap.router.http.sse import EventSplitter, is_comment
-from dualmap.router.prompts.inference_request import MESSAGES_PATH
+from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 from dualmap.scheduling.request.outcome import InstanceFailure
 
 STEP_BYTES: Final = 8 << 10
@@ -35,6 +36,9 @@ _FAILURE_WORDS: Final = (b'"error', b'"abort', b'"recompute')
 _MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta')
 """An event by which an instance fails a message has one of these: the one that ends an aborted message is known by the
 reason that it lacks."""
+_RESPONSE_WORDS: Final = (b'"error', b"response.failed", b'"cancelled')
+"""An event by which an instance fails a response has one of these; one that is aborted ends as if it was cancelled."""
+_WORDS: Final = {MESSAGES_PATH: _MESSAGE_WORDS, RESPONSES_PATH: _RESPONSE_WORDS}
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _GOES_ON: Final = b'finish_reason":null'
 """An event of a chat or a completion has this if it does not end its choice. Searched from the end, it costs little."""
@@ -80,9 +84,10 @@ class KeptStream:
     def __init__(
         self, path: str, budget: KeptBudget, body_bytes: int, *, hides_ids: bool, so_far: AnswerSoFar | None = None
     ) -> None:
-        """``path``: of the API that answers. ``so_far``: what the client has of the answer already."""
+        """``path``: of the API that answers. ``so_far``: what the client has of the answer already, or of which answers
+        it is one stream."""
         self._path = path
-        self._failure_words = _MESSAGE_WORDS if path == MESSAGES_PATH else _FAILURE_WORDS
+        self._failure_words = _WORDS.get(path, _FAILURE_WORDS)
         self._budget = budget
         self._hides_ids = hides_ids
         self._events: list[bytes] = []
@@ -90,6 +95,7 @@ class KeptStream:
         self._bytes = self._packed_bytes = body_bytes
         self._reserved = 0
         self._so_far = so_far
+        self._is_several = so_far is not None and bool(so_far.others)
         self._splitter: EventSplitter | None = None
         self._first = True
         self._is_plain = False
@@ -102,6 +108,8 @@ class KeptStream:
         self.failure: InstanceFailure | None = None
         """The failure that an event has announced."""
         self._behind: list[bytes] = []
+        self.on_loss: Callable[[], None] | None = None
+        """Called where it is kept no more, as there is too much of it."""
 
     def feed(self, pieces: list[bytes]) -> bytes:
         """Take the next bytes; returns what is to be passed on: whole events, or nothing."""
@@ -116,7 +124,7 @@ class KeptStream:
                 return data[: at + _IDS_BYTES] + b"null" + data[data.find(b"]", at) + 1 :]
             return data
         data = self._feed(data)
-        self._is_plain = self._splitter is None and not self._first and self.failure is None
+        self._is_plain = self._splitter is None and not (self._first or self._is_several) and self.failure is None
         return data
 
     def _feed(self, data: bytes) -> bytes:
@@ -152,14 +160,30 @@ class KeptStream:
 
     def so_far(self) -> AnswerSoFar:
         """The part of the answer that the client has."""
-        events = b"".join([*map(zlib.decompress, self._packed), *self._events])
-        self._packed, self._events = [], []
-        if self._so_far is None:
-            self._so_far = AnswerSoFar()
-        self._so_far.read(self._path, events)
+        so_far = self._so_far = self._so_far or AnswerSoFar()
+        for _ in self._read_slices(so_far):
+            pass
+        return so_far
+
+    async def read_so_far(self) -> AnswerSoFar:
+        """The part of the answer that the client has, read in slices of a millisecond, between which the loop does
+        other work: a long answer takes seconds."""
+        so_far = self._so_far = self._so_far or AnswerSoFar()
+        for _ in self._read_slices(so_far):
+            await asyncio.sleep(0)
+        return so_far
+
+    def _read_slices(self, so_far: AnswerSoFar) -> Iterator[None]:
+        """Read what is kept, by slices, each of which is kept no more."""
+        while self._packed or self._events:
+            if self._packed:
+                events = zlib.decompress(self._packed.pop(0))
+            else:
+                events, self._events = b"".join(self._events), []
+            so_far.read(self._path, events)
+            yield
         if self._behind:
-            self._so_far.count_by(self._path, b"".join(self._behind))
-        return self._so_far
+            so_far.count_by(self._path, b"".join(self._behind))
 
     def release(self) -> None:
         """It is over."""
@@ -204,7 +228,7 @@ class KeptStream:
         if is_comment(data):
             return data
         self._first = False
-        span = prompt_ids_in(data)
+        span = None if self._is_several else prompt_ids_in(data)  # else each answer may come with those of its prompt
         if span is None:
             return data
         if self._so_far is None:
@@ -239,8 +263,11 @@ class KeptStream:
 
     def _lose(self) -> None:
         """Keep it no more."""
-        self._budget.lost += not self.lost
+        first, self.lost = not self.lost, True
+        self._budget.lost += first
         self.release()
+        if first and self.on_loss is not None:
+            self.on_loss()
 
 
 def without_ids(data: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 By tokens where the engine has told them: the prompt's tokens and those of the answer so far are the new prompt, so that
 the rest is what the engine would have computed next. Such a request is a completion, whatever the client asked for.
-Else by text: behind a completion's prompt, or as the last message of a chat, which the engine continues.
+Else by text: behind a completion's prompt, or as the last message of a chat or a response, which the engine continues.
 
 Limits are lowered by what there is. Penalties for presence and frequency, which look at the answer alone, start again,
 and so do the draws from a seed.
@@ -17,11 +17,18 @@ from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.json_body import write_json
 from dualmap.api_bodies.lax_values import lax_int
 from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.responses_api import is_part_of_answer, is_partial
 from dualmap.router.http.answer_so_far import AnswerSoFar, read_ids
-from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH
+from dualmap.router.prompts.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    COMPLETIONS_PATHS,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+)
 from dualmap.scheduling.values import value
 
-CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH})
+CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH})
 
 _REFUSED: Final = {
     **dict.fromkeys(
@@ -35,6 +42,10 @@ _REFUSED: Final = {
     "kv_transfer_params": "its client transfers KV itself",
     "prompt_embeds": "its prompt is no text",
     "suffix": "it is inserted",
+    "background": "it runs in the background",
+    "previous_response_id": "only its own instance has stored the conversation before it",
+    "previous_input_messages": "its conversation is no list of items",
+    "enable_response_messages": "it lists its tokens at its end",
 }
 """Fields with which an answer is not continued, and why."""
 _NOT_CHATS: Final = frozenset(
@@ -48,6 +59,8 @@ _NOT_CHATS: Final = frozenset(
 """Fields of a chat that a completion does not have, or that mean something else in it."""
 _SAMPLING: Final = ("temperature", "top_p", "top_k", "priority", "cache_salt", "vllm_xargs")
 """Fields of a message that a chat has too."""
+MOST_ANSWERS: Final = 16
+"""A stream with more answers is not continued: each that is not over takes a connection and a request of its own."""
 _COMPLETION_TOKENS: Final = 16
 """``max_tokens`` of a completion that does not say."""
 
@@ -77,13 +90,55 @@ class Over:
     """The one to tell; None where it was told."""
 
 
-def why_not_continued(path: str, request: Mapping[str, Any], *, one_answer: bool) -> str:
-    """Why a streamed answer to this request is not continued; empty where it may be. ``one_answer``: it is one answer
-    to one prompt."""
+def answers_of(path: str, request: Mapping[str, Any]) -> int:
+    """The number of answers that a request of this path asks for: so many to each of its prompts."""
+    each = 1 if request.get("n") is None else max(1, lax_int(request["n"]) or 1)
+    return each * prompts_of(path, request)
+
+
+def prompts_of(path: str, request: Mapping[str, Any]) -> int:
+    """The number of prompts of a request; 1 where that cannot be read."""
+    prompt = request.get("prompt") if path == COMPLETIONS_PATH else None
+    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+
+
+def requests_of(request: Mapping[str, Any], answers: int) -> list[dict[str, Any]]:
+    """A request for each of several answers, as an engine computes them: to its own prompt, with its own seed."""
+    prompt, seed = request.get("prompt"), lax_int(request.get("seed"))
+    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    each, made = answers // len(prompts), []
+    for index in range(answers):
+        one = {name: given for name, given in request.items() if name not in ("n", "best_of")}
+        if prompt is not None:
+            one["prompt"] = prompts[index // each]
+        if seed is not None and index % each:
+            one["seed"] = seed + index % each
+        made.append(one)
+    return made
+
+
+def _why_not_several(path: str, request: Mapping[str, Any], answers: int) -> str:
+    """Why several answers are not continued; empty where they may be, or there is one."""
+    best_of, options = request.get("best_of"), request.get("stream_options")
+    if best_of is not None and lax_int(best_of) not in (1, lax_int(request.get("n"))):
+        return "it is chosen from several answers (best_of)"
+    if answers == 1:
+        return ""
+    if path not in COMPLETIONS_PATHS:
+        return "it has several answers"
+    if answers > MOST_ANSWERS:
+        return f"it has more than {MOST_ANSWERS} answers"
+    if isinstance(options, dict) and options.get("continuous_usage_stats"):
+        return "each event of its several answers counts the usage (continuous_usage_stats)"
+    return ""
+
+
+def why_not_continued(path: str, request: Mapping[str, Any], answers: int) -> str:
+    """Why the streamed answers to this request are not continued; empty where they may be."""
     if path not in CONTINUED_PATHS:
         return "answers of this API are not continued"
-    if not one_answer:
-        return "it has several answers, or more than one prompt"
+    if why := _why_not_several(path, request, answers):
+        return why
     for name in _REFUSED.keys() & request.keys():
         if request[name] not in (None, False, [], ""):
             return f"{_REFUSED[name]} ({name})"
@@ -101,9 +156,27 @@ def why_not_continued(path: str, request: Mapping[str, Any], *, one_answer: bool
     if isinstance(output, dict) and output.get("format"):
         return "a grammar would start again (output_config)"
     if path == COMPLETIONS_PATH:
-        return "" if isinstance(request.get("prompt"), str | list) else "its prompt is no text"
+        return "" if request.get("prompt") and isinstance(request["prompt"], str | list) else "its prompt is no text"
+    if path == RESPONSES_PATH:
+        return _why_no_response(request)
     messages = request.get("messages")
     return "" if isinstance(messages, list) and messages else "it has no messages"
+
+
+def _why_no_response(request: Mapping[str, Any]) -> str:
+    text, included, given = request.get("text"), request.get("include"), request.get("input")
+    wanted = (text.get("format") if isinstance(text, dict) else None) or {"type": "text"}
+    if not isinstance(wanted, dict) or wanted.get("type") != "text":
+        return "a grammar would start again (text.format)"
+    if isinstance(included, list) and "message.output_text.logprobs" in included:
+        return "its end repeats all of its log probabilities (include)"
+    if request.get("truncation") not in (None, "disabled"):
+        return f"{_REFUSED['truncate_prompt_tokens']} (truncation)"
+    if isinstance(given, list) and given and isinstance(given[-1], dict):
+        if is_part_of_answer(given[-1]):
+            return "its input ends with a part of an answer that is no message"
+        return ""
+    return "" if given and isinstance(given, str) else "it has no input"
 
 
 def rest_of(
@@ -125,6 +198,10 @@ def rest_of(
     if so_far.finished:
         return Over(None)
     limit = _limit_of(path, request)
+    if so_far.response is not None and so_far.response.is_between_items:
+        if request.get("tools"):
+            raise CannotContinueError("it was between two items of its output")
+        return Over("length" if limit is not None and so_far.tokens >= limit else "stop")
     if _is_by_tokens(path, request, so_far, limit, context_tokens) and (kept := _kept(request, so_far)) is not None:
         tokens, chars = kept
         if limit is not None and tokens >= limit:
@@ -141,6 +218,24 @@ def rest_of(
     return _by_text(path, request, so_far.text, tokens, limit)
 
 
+def can_go_on(path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]) -> bool:
+    """Whether another instance could go on with all answers, each to its request, and has a part of one to give."""
+    try:
+        rests = [
+            rest_of(path, request, answer, context_tokens=1, text_tokens=None)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+    except CannotContinueError:
+        return False
+    return any(isinstance(rest, Rest) for rest in rests)
+
+
+def wants_usage(request: Mapping[str, Any]) -> bool:
+    """Whether the client asked for the usage event of its stream."""
+    options = request.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
 def needs_count(path: str, so_far: AnswerSoFar) -> bool:
     """Whether nothing but the text so far tells how many tokens it has."""
     return bool(so_far.chars) and not so_far.finished and so_far.counted is None and not _has_ids(so_far)
@@ -151,8 +246,11 @@ def needs_context(path: str, request: Mapping[str, Any], so_far: AnswerSoFar) ->
     return path == CHAT_PATH and not so_far.finished and _has_ids(so_far) and _limit_of(path, request) is None
 
 
+_LIMITS: Final = {CHAT_PATH: ("max_completion_tokens", "max_tokens"), RESPONSES_PATH: ("max_output_tokens",)}
+
+
 def _limit_of(path: str, request: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens") if path == CHAT_PATH else ("max_tokens",):
+    for name in _LIMITS.get(path, ("max_tokens",)):
         if limit := lax_int(request.get(name)):
             return limit
     return _COMPLETION_TOKENS if path == COMPLETIONS_PATH else None
@@ -235,6 +333,8 @@ def _by_tokens(
 
 
 def _by_text(path: str, request: Mapping[str, Any], text: str, tokens: int, limit: int | None) -> Rest:
+    if path == RESPONSES_PATH:
+        return _response_by_text(request, text, tokens, limit)
     body = _chat_of(request) if path == MESSAGES_PATH else dict(request)
     if text and path == COMPLETIONS_PATH:
         if not isinstance(body["prompt"], str):
@@ -250,6 +350,36 @@ def _by_text(path: str, request: Mapping[str, Any], text: str, tokens: int, limi
     _lower_minimum(body, tokens)
     body["stream_options"] = _usage_options(request)
     return Rest(COMPLETIONS_PATH if path == COMPLETIONS_PATH else CHAT_PATH, write_json(body), tokens, len(text))
+
+
+def _response_by_text(request: Mapping[str, Any], text: str, tokens: int, limit: int | None) -> Rest:
+    """The rest of a response. It is not stored: the id by which it would be found is that of the failed instance."""
+    body = {**request, "store": False}
+    if limit is not None:
+        body["max_output_tokens"] = limit - tokens
+    if text:
+        given = request["input"]
+        body["input"] = _with_partial([{"role": "user", "content": given}] if isinstance(given, str) else given, text)
+    return Rest(RESPONSES_PATH, write_json(body), tokens, len(text))
+
+
+def _with_partial(items: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
+    """The items of an input, and the text so far as a message that is not complete."""
+    last = items[-1]
+    if not is_partial(last):
+        part = {"type": "output_text", "text": text, "annotations": []}
+        return [
+            *items,
+            {"type": "message", "id": "msg_0", "role": "assistant", "status": "in_progress", "content": [part]},
+        ]
+    content = last.get("content")
+    if isinstance(content, str):
+        return [*items[:-1], {**last, "content": content + text}]
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        said = content[0].get("text")
+        if isinstance(said, str):
+            return [*items[:-1], {**last, "content": [{**content[0], "text": said + text}]}]
+    raise CannotContinueError("the message that it continues is no text")
 
 
 def _usage_options(request: Mapping[str, Any]) -> dict[str, Any]:

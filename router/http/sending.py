@@ -61,6 +61,8 @@ class Sending:
     on_sent: Callable[[], None] = nothing
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
+    path: str | None = None
+    """Where it is not the path of the request."""
 
 
 class Sender:
@@ -159,7 +161,7 @@ class Sender:
         """Send the request; the exchange that awaits its answer is made afterwards, so that it delays nothing."""
         target, plane, settings = sending.target, self._plane, self._plane.settings
         try:
-            connection.start(self.parts(target.url, target.data_parallel_rank, sending.body()))
+            connection.start(self.parts(target.url, target.data_parallel_rank, sending.body(), sending.path))
         except BaseException:
             connection.abort()
             raise

@@ -158,6 +158,10 @@ class InferenceRequest:
     """Another instance than the one that prefills it can answer it."""
     not_continued: str = "it does not stream"
     """Why its answer is not continued by another instance should its own fail; empty where it may be."""
+    prompts: int = 1
+    """The prompts that its stream answers."""
+    answers: int = 1
+    """The answers in its stream, as many to each prompt."""
     stores: bool = False
     """Its instance may store the response."""
     pinned_to: str | None = None

@@ -11,7 +11,7 @@ import xxhash
 from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
-from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer
+from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer, next_seed
 from dualmap.simulation.emulator.served_names import ServedNames
 from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
@@ -169,11 +169,13 @@ def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, sal
     choices: list[Choice] = []
     for text in prompts:
         prompt = read_prompt(text, limits, salt)
-        seed, said = begun_answer(text, limits.seed & 0xFFFFFFFFFFFFFFFF)
+        seed_of = limits.seed & 0xFFFFFFFFFFFFFFFF
+        (seed, said), following = begun_answer(text, seed_of), xxhash.xxh3_64_intdigest(text, seed_of)
         for index in range(sampling.answers):
             script = _script(prompt, sampling, limits, seed, said)
             choices.append(Choice(prompt, script, first_of_prompt=index == 0))
-            seed, said = _next_seed(seed), 0
+            seed = following = next_seed(following)
+            said = 0
     return GenerationRequest(tuple(choices))
 
 
@@ -215,10 +217,6 @@ def _answers(payload: Body) -> int:
 def _too_few(value: int) -> ApiError:
     message = f"max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})"
     return ApiError(400, "BadRequestError", message, "max_tokens")
-
-
-def _next_seed(seed: int) -> int:
-    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little"), 1)
 
 
 def _drawn_length(seed: int, mean_tokens: int) -> int:

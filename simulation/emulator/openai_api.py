@@ -23,7 +23,7 @@ from dualmap.simulation.emulator.structured import read_chat_tools, read_output_
 from dualmap.simulation.tokenizer import TOKEN_BYTES, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
-_AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
+AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
 """Text between the last message and the answer, unless the answer continues that message."""
 
 
@@ -80,7 +80,7 @@ def chat_prompt(payload: Body) -> bytes:
         raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     try:
         rendered = render_chat(messages, payload.get("tools"))
-        return rendered.removesuffix(_AFTER_MESSAGE) if continues else rendered
+        return rendered.removesuffix(AFTER_MESSAGE) if continues else rendered
     except ValueError as error:
         raise invalid("messages", "value_error", f"Value error, {error}", messages) from error
 

@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.generation_request import (
     generation,
     read_max_tokens,
 )
-from dualmap.simulation.emulator.openai_api import cache_salt, check_model
+from dualmap.simulation.emulator.openai_api import AFTER_MESSAGE, cache_salt, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
 from dualmap.simulation.tokenizer import render_chat
@@ -271,7 +271,8 @@ def _prompt(payload: Body) -> bytes:
     text(payload, "instructions")
     try:
         chat = chat_of_response(payload)
-        return render_chat(chat["messages"], chat.get("tools"))
+        rendered = render_chat(chat["messages"], chat.get("tools"))
+        return rendered.removesuffix(AFTER_MESSAGE) if chat.get("continue_final_message") else rendered
     except (PromptError, ValueError) as error:
         raise invalid("input", "value_error", f"Value error, {error}", given) from error
 

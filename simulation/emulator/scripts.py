@@ -19,6 +19,8 @@ _RECOMPUTED = "recomputed"
 _PERIOD = 4096
 """Words after which the made-up text repeats."""
 _PERIOD_CHARS = _PERIOD * TOKEN_CHARS
+_KNOWN_AGAIN = 4
+"""Of several answers to a prompt, so many are known again where another prompt goes on with them."""
 
 
 def _made_up_words() -> list[bytes]:
@@ -48,6 +50,19 @@ class Text(Protocol):
         """The characters from ``start`` to before ``end``."""
 
 
+def next_seed(seed: int) -> int:
+    """The seed of the next one of several answers to a prompt."""
+    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little"), 1)
+
+
+def _seeds(first: int) -> list[int]:
+    """The seeds of the first answers to a prompt, of which the first one has this seed."""
+    seeds = [first]
+    while len(seeds) < _KNOWN_AGAIN:
+        seeds.append(next_seed(seeds[-1]))
+    return seeds
+
+
 def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
     """The seed of the made-up text that a prompt begins, or goes on with, and how many tokens of it the prompt ends
     with: a model's next token follows from all before it, so an answer goes on as it would have, on any instance.
@@ -62,9 +77,9 @@ def begun_answer(text: bytes, seed_of: int) -> tuple[int, int]:
     hasher, at = xxhash.xxh3_64(seed=seed_of), len(text) - longest * TOKEN_CHARS
     hasher.update(text[:at])
     for said in range(longest, 0, -1):
-        seed = hasher.intdigest()
-        if any(run >= said and (place - said + 1 - seed) % _PERIOD == 0 for place, run in runs.items()):
-            return seed, said
+        for seed in _seeds(hasher.intdigest()):
+            if any(run >= said and (place - said + 1 - seed) % _PERIOD == 0 for place, run in runs.items()):
+                return seed, said
         hasher.update(text[at : at + TOKEN_CHARS])
         at += TOKEN_CHARS
     return hasher.intdigest(), 0

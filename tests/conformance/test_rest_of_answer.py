@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 
 from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.kept_stream import KeptBudget, KeptStream
 from dualmap.router.http.rest_of_answer import Rest, rest_of
+from dualmap.router.http.sse import event_object
 from tests.conformance.server import Server
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSE = "/v1/responses"
 TOKENS = 24
 
 
 def asked(server: Server, path: str, **more: Any) -> dict[str, Any]:
     words = "def answer(question): return the value of each word in the list " * 8
     prompt = {"prompt": words} if path == COMPLETION else {"messages": [{"role": "user", "content": words}]}
-    how = {"model": server.model, "stream": True, "temperature": 0, "max_tokens": TOKENS}
+    if path == RESPONSE:
+        prompt = {"input": words}
+    limit = "max_output_tokens" if path == RESPONSE else "max_tokens"
+    how = {"model": server.model, "stream": True, "temperature": 0, limit: TOKENS}
     return prompt | how | ({} if path == MESSAGE else {"ignore_eos": True}) | more
 
 
@@ -55,12 +61,12 @@ async def test_a_stream_that_is_asked_for_ids_is_the_same_without_them(server: S
     assert set(names) == {event.count(b"token_ids") for event in passed if b"usage" not in event}
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETION, MESSAGE])
+@pytest.mark.parametrize("path", [CHAT, COMPLETION, MESSAGE, RESPONSE])
 @pytest.mark.parametrize("stop", [False, True])
 async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server, path: str, stop: bool) -> None:
-    if stop and path == MESSAGE:
-        pytest.skip("messages name it otherwise, and go on by their text alone")
-    ids = {} if path == MESSAGE else {"return_token_ids": True}
+    if stop and path in (MESSAGE, RESPONSE):
+        pytest.skip("these go on by their text alone, which a stop string may hold back")
+    ids = {} if path in (MESSAGE, RESPONSE) else {"return_token_ids": True}
     body = asked(server, path, **({"stop": ["@@@@@@"]} if stop else {}))
     whole = await events_of(server, path, body | ids)
     uncut = read(path, whole).text
@@ -72,12 +78,37 @@ async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server,
     rest = rest_of(path, body, so_far, context_tokens=server.max_model_len, text_tokens=counted["count"])
 
     assert isinstance(rest, Rest)
-    assert rest.by_tokens is (path != MESSAGE)
+    assert rest.by_tokens is (path in (CHAT, COMPLETION))
     overlap = so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else ""
     answer = await server.http.post(rest.path, content=rest.body, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
-    more = read(rest.path, [event + b"\n\n" for event in answer.content.split(b"\n\n") if event])
+    events = [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
+    if path == RESPONSE:
+        assert_one_response(so_far, rest, whole, events)
+        return
+    more = read(rest.path, events)
     assert more.text.startswith(overlap)
     assert client + more.text[len(overlap) :] == uncut
     assert more.counted is not None
     assert rest.tokens + more.counted == TOKENS
+
+
+def assert_one_response(so_far: AnswerSoFar, rest: Rest, uncut: list[bytes], events: list[bytes]) -> None:
+    """The events of the rest make one response of the first part: as it would have been, but for what was cached."""
+    continued = ContinuedResponse(so_far, rest)
+    so_far.by_text(rest.tokens)
+    made = [each for event in events for each in continued.event(event).split(b"\n\n") if each]
+
+    ends = [event_object(each) or {} for each in (made[-1], uncut[-1])]
+    assert [end["type"] for end in ends] == ["response.completed"] * 2
+    numbers = [(event_object(each) or {})["sequence_number"] for each in made]
+    assert numbers == list(range(numbers[0], numbers[0] + len(made)))
+    got, wanted = (end["response"] for end in ends)
+    assert [each["content"][0]["text"] for each in got["output"]] == [
+        each["content"][0]["text"] for each in wanted["output"]
+    ]
+    for response in (got, wanted):
+        response["usage"]["input_tokens_details"] = None
+    first = (event_object(uncut[0]) or {})["response"]
+    assert (got["id"], got["output"][0]["id"]) == (first["id"], wanted["output"][0]["id"])
+    assert {**got, "output": None} == {**wanted, "output": None}

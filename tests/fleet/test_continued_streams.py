@@ -15,9 +15,15 @@ import pytest
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSE = "/v1/responses"
 OPTIONS = ("--instances", "3", "--replicas", "1", "--workers", "1", "--time-scale", "4")
 PROMPT = "words of a prompt that is long enough to have some blocks " * 60
-ENDS = {CHAT: "data: [DONE]", COMPLETION: "data: [DONE]", MESSAGE: "event: message_stop"}
+ENDS = {
+    CHAT: "data: [DONE]",
+    COMPLETION: "data: [DONE]",
+    MESSAGE: "event: message_stop",
+    RESPONSE: "event: response.completed",
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,8 @@ class Stream:
     def text(self) -> str:
         if self.path == MESSAGE:
             return "".join(event["delta"].get("text", "") for event in self.events if "delta" in event)
+        if self.path == RESPONSE:
+            return "".join(event["delta"] for event in self.events if "delta" in event)
         if self.path == COMPLETION:
             return "".join(choice["text"] for choice in self.choices)
         return "".join(choice["delta"].get("content") or "" for choice in self.choices)
@@ -61,7 +69,8 @@ def ask(fleet: Fleet, stream: Stream, number: int, **more: Any) -> Stream:
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
     text = f"{number:05d} {PROMPT}"
     body: dict[str, Any] = {"model": fleet.model, "stream": True, "temperature": 0, **more}
-    body |= {"prompt": text} if stream.path == COMPLETION else {"messages": [{"role": "user", "content": text}]}
+    prompts = {COMPLETION: {"prompt": text}, RESPONSE: {"input": text}}
+    body |= prompts.get(stream.path, {"messages": [{"role": "user", "content": text}]})
     try:
         connection.request("POST", stream.path, json.dumps(body), {"content-type": "application/json"})
         response = connection.getresponse()
@@ -96,15 +105,17 @@ def all_are_back(streaming_fleet: Fleet) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("path", "kills", "tokens"), [(CHAT, 1, 150), (COMPLETION, 1, 150), (MESSAGE, 1, 150), (CHAT, 2, 900)]
+    ("path", "kills", "tokens"),
+    [(CHAT, 1, 150), (COMPLETION, 1, 150), (MESSAGE, 1, 150), (RESPONSE, 1, 150), (CHAT, 2, 900), (RESPONSE, 2, 900)],
 )
 def test_a_stream_outlives_its_instances(streaming_fleet: Fleet, path: str, kills: int, tokens: int) -> None:
-    number, how = 10 * kills, {"max_tokens": tokens}
-    options = {} if path == MESSAGE else {"stream_options": {"include_usage": True}}
+    number, how = 10 * kills, {"max_output_tokens" if path == RESPONSE else "max_tokens": tokens}
+    options = {} if path in (MESSAGE, RESPONSE) else {"stream_options": {"include_usage": True}}
     uncut = ask(streaming_fleet, Stream(path), number, **how, **options)
 
     # Engines that had answered for a while had survived the prompt: no number of their deaths is put down to it.
-    cut = ask_and_kill(streaming_fleet, path, number, kills=kills, after=75 if kills == 1 else 650, **how, **options)
+    after = (75 if kills == 1 else 650) * (3 if path == RESPONSE else 2) // 2  # lines, of two or three an event
+    cut = ask_and_kill(streaming_fleet, path, number, kills=kills, after=after, **how, **options)
 
     assert cut.text == uncut.text
     assert ENDS[path] in cut.lines
@@ -112,6 +123,9 @@ def test_a_stream_outlives_its_instances(streaming_fleet: Fleet, path: str, kill
     assert len(explained["continued"]) == kills
     assert explained["continued"][0][0] != explained["instance_id"] or kills > 1
     assert (explained["outcome"], explained["output_tokens"]) == ("completed", tokens)
+    if path == RESPONSE:
+        assert_same_response(cut.events, uncut.events)
+        return
     if path == MESSAGE:
         kinds = [event["type"] for event in cut.events if event["type"] != "content_block_delta"]
         assert kinds == [event["type"] for event in uncut.events if event["type"] != "content_block_delta"]
@@ -121,6 +135,24 @@ def test_a_stream_outlives_its_instances(streaming_fleet: Fleet, path: str, kill
     assert sum("role" in choice.get("delta", {}) for choice in cut.choices) == (path == CHAT)
     assert [choice["finish_reason"] for choice in cut.choices if choice["finish_reason"]] == ["length"]
     assert not any(choice.get("token_ids") or choice.get("prompt_token_ids") for choice in cut.choices)
+
+
+def assert_same_response(cut: list[dict[str, Any]], uncut: list[dict[str, Any]]) -> None:
+    """The same events, numbered without a gap, and the same end, but for ids and what was cached."""
+    delta = "response.output_text.delta"
+    kinds = [[event["type"] for event in events if event["type"] != delta] for events in (cut, uncut)]
+    assert kinds[0] == kinds[1]
+    assert [event["sequence_number"] for event in cut] == list(range(len(cut)))
+    assert len({event["item_id"] for event in cut if "item_id" in event}) == 1
+    assert {event["output_index"] for event in cut if "output_index" in event} == {0}
+    ends = [{**events[-1]["response"], "id": "", "created_at": 0} for events in (cut, uncut)]
+    assert cut[-1]["response"]["id"] == cut[0]["response"]["id"]
+    assert cut[-1]["response"]["created_at"] == cut[0]["response"]["created_at"]
+    assert ends[0]["output"][0]["id"] == next(event["item_id"] for event in cut if "item_id" in event)
+    for end in ends:
+        end["output"] = [{**item, "id": ""} for item in end["output"]]
+        end["usage"] = {**end["usage"], "input_tokens_details": None}
+    assert ends[0] == ends[1]
 
 
 def test_a_drain_within_a_time_moves_long_streams_and_other_answers(streaming_fleet: Fleet) -> None:

@@ -271,7 +271,9 @@ async def test_a_failure_that_comes_with_the_first_event_is_not_passed_on(fleet:
     ("path", "more", "why"),
     [
         (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
-        (CHAT, {"n": 2}, "several answers"),
+        (CHAT, {"n": 17}, "more than 16 answers"),
+        (COMPLETION, {"best_of": 2}, "best_of"),
+        (CHAT, {"n": 2, "stream_options": {"continuous_usage_stats": True}}, "continuous_usage_stats"),
         (COMPLETION, {"structured_outputs": {"json": {}}}, "structured_outputs"),
         (COMPLETION, {"stop": "x", "include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ],

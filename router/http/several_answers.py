@@ -1,0 +1,284 @@
+"""A stream of several answers (``n``, or several prompts) whose instance failed: each answer that is not over goes on
+by a request of its own, all of them on one instance at once, as the first one had them.
+
+Their events go into the client's stream as they come, under the indices of their choices. Answers that are over are not
+asked for again. Those that fail are placed together once more: an instance that fails several of them at once counts as
+one failure, against one budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from dualmap.router.errors import UpstreamError
+from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.continuation import Continuation, ContinuedAnswer, client_of, ending_choice, ending_events
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange_result import ExchangeResult
+from dualmap.router.http.heads import Header
+from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.kept_stream import KeptStream
+from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.rest_of_answer import (
+    CannotContinueError,
+    Over,
+    Rest,
+    can_go_on,
+    needs_context,
+    needs_count,
+    requests_of,
+    rest_of,
+    wants_usage,
+)
+from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.shared_stream import AnswerInStream, SharedStream
+from dualmap.router.http.sse import Ending
+from dualmap.scheduling.request.machine import Failed
+from dualmap.scheduling.request.outcome import InstanceFailure
+from dualmap.scheduling.state.instance import InstanceSpec
+
+
+class Forwarding(Protocol):
+    """Members of the forwarding that its answers need."""
+
+    downstream: Downstream
+    plane: DataPlane
+    sender: Sender
+
+    def body_of(self, body: bytes) -> list[BodyPart]:
+        """Another body than the client's, for the instance that the request is placed on."""
+
+    def fleet_fields(self) -> list[Header]: ...
+
+    async def measure(self, text: str) -> tuple[int | None, int | None]: ...
+
+
+class Placed(Protocol):
+    """Members of the placed request that its answers need."""
+
+    @property
+    def target(self) -> InstanceSpec: ...
+
+    @property
+    def answering_id(self) -> str: ...
+
+    def sent(self) -> None: ...
+
+    def first_token(self) -> None: ...
+
+    async def failed(self, event: Failed) -> None: ...
+
+    def broke_off(self, failure: InstanceFailure) -> None: ...
+
+
+class _BrokenOffError(Exception):
+    """The client's stream was ended by an error, or by this replica's end."""
+
+    def __init__(self, result: ExchangeResult, last_words: bytes) -> None:
+        super().__init__()
+        self.result = result
+        self.last_words = last_words
+
+
+class SeveralAnswers:
+    """The answers of one stream. The caller must call ``release``."""
+
+    def __init__(
+        self, forwarding: Forwarding, placed: Placed, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar
+    ) -> None:
+        """``path`` and ``asked``: the client's request; ``so_far``: what it has of the answers."""
+        self.failure: InstanceFailure | None = None
+        """The last failure."""
+        self._forwarding = forwarding
+        self._placed = placed
+        self._path = path
+        self._so_far = so_far
+        self._shows_usage = wants_usage(asked)
+        self._shows_ids = asked.get("return_token_ids") is True
+        self._answers, self._requests = so_far.answers(), requests_of(asked, len(so_far.answers()))
+        self._kept: dict[int, KeptStream] = {}
+        self._stream: SharedStream | None = None
+
+    async def go_on(self, failure: InstanceFailure, *, overdue: bool = False) -> ExchangeResult:
+        """The result that the client saw.
+
+        Raises:
+            CannotContinueError: an answer does not go on elsewhere.
+            RouterError: no instance takes them, or one has shown that an answer does not go on.
+        """
+        client = Continuation(self._forwarding.downstream)
+        while True:
+            self.failure = failure
+            missing = self._missing(client)
+            if not missing:
+                self._placed.broke_off(failure)
+                break
+            tokens = sum(answer.tokens for answer in self._answers)
+            await self._placed.failed(Failed(failure, sent_tokens=tokens, overdue=overdue))
+            rests = await self._rests(missing)
+            if self._forwarding.plane.settings.tell_continuations:
+                client.comment(f": dualmap: goes on at {self._placed.answering_id} after {tokens} tokens\n\n".encode())
+            try:
+                results = await self._send(rests)
+            except _BrokenOffError as broken:
+                client.break_off(broken.last_words)
+                return broken.result
+            failed = [result for result in results if result.failure is not None]
+            if not failed:
+                break
+            assert failed[0].failure is not None
+            failure, overdue = failed[0].failure, any(result.overdue for result in failed)
+        if self._stream is not None:
+            client.set_source(None)
+        usage = self._usage()
+        client.close_stream(ending_events(self._path, self._so_far, None, shows_usage=self._shows_usage, usage=usage))
+        if usage is None:
+            return ExchangeResult(200)
+        return ExchangeResult(200, Ending(usage["prompt_tokens"], None, None, usage["completion_tokens"]))
+
+    def release(self) -> None:
+        """Keep nothing any more."""
+        for kept in self._kept.values():
+            kept.release()
+
+    def _missing(self, client: Continuation) -> list[int]:
+        """The answers of which a part is missing that an instance has to give. An end that is all that is missing is
+        sent at once. Raises CannotContinueError."""
+        missing = []
+        for index, rest in enumerate(map(self._rest, range(len(self._answers)))):
+            if isinstance(rest, Rest):
+                missing.append(index)
+            elif rest.finish_reason is not None:
+                self._answers[index].finished = True
+                client.write(ending_choice(self._path, self._so_far, index, rest.finish_reason))
+        return missing
+
+    def _rest(self, index: int, context_tokens: int | None = 1, text_tokens: int | None = None) -> Rest | Over:
+        request, answer = self._requests[index], self._answers[index]
+        return rest_of(self._path, request, answer, context_tokens=context_tokens, text_tokens=text_tokens)
+
+    async def _rests(self, missing: Sequence[int]) -> dict[int, Rest]:
+        """What is to be asked for each of them, for which an instance is found. Raises RouterError."""
+        rests, context_tokens = {}, None
+        for index in missing:
+            answer, counts = self._answers[index], needs_count(self._path, self._answers[index])
+            in_context = needs_context(self._path, self._requests[index], answer)
+            text_tokens = None
+            if counts or (in_context and context_tokens is None):
+                text_tokens, context_tokens = await self._forwarding.measure(answer.text if counts else "")
+            try:
+                rest = self._rest(index, context_tokens, text_tokens if counts else None)
+            except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
+                raise UpstreamError(f"the stream broke off; choice {index} does not go on elsewhere: {why}") from why
+            if isinstance(rest, Over):
+                raise UpstreamError(f"the stream broke off; choice {index} was found to have all of its tokens")
+            rests[index] = rest
+        return rests
+
+    async def _send(self, rests: Mapping[int, Rest]) -> list[ExchangeResult]:
+        """The results of all of them, which are sent at once."""
+        sent, first_token = _once(self._placed.sent), _once(self._placed.first_token)
+        if self._stream is None:
+            self._stream = SharedStream(client_of(self._forwarding.downstream))
+        tasks = [
+            asyncio.ensure_future(self._send_one(self._stream, index, rest, sent, first_token))
+            for index, rest in rests.items()
+        ]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _send_one(
+        self,
+        shared: SharedStream,
+        index: int,
+        rest: Rest,
+        sent: Callable[[], None],
+        first_token: Callable[[], None],
+    ) -> ExchangeResult:
+        so_far, forwarding = self._answers[index], self._forwarding
+        answer = ContinuedAnswer(
+            self._path,
+            so_far,
+            rest,
+            overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
+            shows_usage=False,
+            shows_ids=self._shows_ids,
+            index=index,
+        )
+        if not rest.by_tokens:
+            so_far.by_text(rest.tokens)
+        stream = AnswerInStream(shared, answer)
+        keep = partial(self._keep, index, rest)
+        sending = Sending(
+            self._placed.target,
+            partial(forwarding.body_of, rest.body),
+            stream,
+            forwarding.fleet_fields,
+            on_first_token=first_token,
+            exchange=partial(KeepingExchange, keep=keep, may_leave=self._may_leave),
+            on_sent=sent,
+            path=rest.path,
+        )
+        result = await forwarding.sender.send(sending)
+        if result.cut_off or shared.is_broken_off:
+            told = result if stream.failed is None else ExchangeResult(200, failure=self.failure)
+            raise _BrokenOffError(told, shared.last_words or b"")
+        if result.kept is not None:
+            await result.kept.read_so_far()
+        elif result.failure is None:
+            stream.end()
+            so_far.end(*answer.counted)
+        return result
+
+    def _keep(self, index: int, rest: Rest) -> KeptStream:
+        """Keep the stream of one answer."""
+        if index in self._kept:
+            self._kept[index].release()
+        kept = self._kept[index] = KeptStream(
+            rest.path,
+            self._forwarding.plane.kept,
+            len(rest.body),
+            hides_ids=rest.by_tokens and not self._shows_ids,
+            so_far=self._answers[index],
+        )
+        return kept
+
+    async def _may_leave(self) -> bool:
+        """Whether another instance could go on with all of them as they are now."""
+        for index, kept in self._kept.items():
+            if not self._answers[index].finished:
+                if kept.lost:
+                    return False
+                await kept.read_so_far()
+        return can_go_on(self._path, self._requests, self._answers)
+
+    def _usage(self) -> dict[str, int] | None:
+        """The usage of all answers; None where the tokens of a prompt are not known."""
+        prompt_tokens = self._so_far.tokens_of_prompts()
+        if prompt_tokens is None:
+            return None
+        tokens = sum(answer.tokens for answer in self._answers)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + tokens,
+            "completion_tokens": tokens,
+        }
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, of which repetitions do nothing."""
+    calls = [call]
+
+    def first() -> None:
+        if calls:
+            calls.pop()()
+
+    return first
