@@ -6,7 +6,9 @@ Starts a private Valkey, sends requests through ``PoolStore`` from 64 concurrent
 an instance, the first token and the end through an outbox, and the plans of the queues that these made room in), and
 divides the CPU time of this process and of the server by the number of requests. Half of a prompt's blocks are shared
 by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of them
-go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them.
+go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them. What it does not
+change are the instructions of the server, which ``--instructions`` counts by callgrind (of Valgrind), in which the
+server takes some fifty times as long.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import statistics
+import subprocess
+import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -53,7 +60,7 @@ from dualmap.scheduling.tenants.budgets import (
     draws_of,
     returned_text,
 )
-from dualmap.statestore.embedded import EmbeddedValkey
+from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
@@ -69,6 +76,7 @@ LIMITS = (
     Limit(Measure.REQUESTS, Period.IN_FLIGHT, 10**9),
 )
 REPLICA = "replica"
+START_TIMEOUT_S = 120.0
 WHOLE = "whole request"
 
 
@@ -88,21 +96,31 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds per request."""
+    """Microseconds per request, and thousands of instructions."""
 
     client_us: float
     server_us: float
     wall_us: float
+    server_kinstr: float
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.client_us + other.client_us, self.server_us + other.server_us, self.wall_us + other.wall_us)
+        return Cost(*[mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)])
 
 
 class ServerCpu:
-    """CPU seconds that the server has used."""
+    """CPU seconds and instructions that the server has used."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url)
+
+    def instructions(self) -> int:
+        """Those of its main thread; 0 where it does not run in callgrind."""
+        pid = str(self._client.info("server")["process_id"])
+        if "callgrind" not in Path(f"/proc/{pid}/cmdline").read_text():
+            return 0
+        counted = subprocess.run(("callgrind_control", "-e", pid), capture_output=True, text=True, check=True).stdout
+        found = re.search(r"Th 1\s+([\d,]+)", counted)
+        return int(found[1].replace(",", "")) if found else 0
 
     def used_s(self) -> float:
         facts = self._client.info("cpu")
@@ -229,13 +247,15 @@ async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]]
             await call()
 
     server_s, client_s, wall_s = cpu.used_s(), time.process_time(), time.perf_counter()
+    instructions = cpu.instructions()
     async with asyncio.TaskGroup() as callers:
         for _ in range(CONCURRENT):
             callers.create_task(caller())
     client_s, wall_s = time.process_time() - client_s, time.perf_counter() - wall_s
+    instructions = cpu.instructions() - instructions
     server_s = cpu.used_s() - server_s
     per_call = 1e6 / count
-    return Cost(client_s * per_call, server_s * per_call, wall_s * per_call)
+    return Cost(client_s * per_call, server_s * per_call, wall_s * per_call, instructions / count / 1000)
 
 
 def chains(count: int, blocks: int, random_source: random.Random) -> list[Chain]:
@@ -258,7 +278,7 @@ async def measure(
     """The cost of each step and of all; and round trips to place a request."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url)
-    store = RedisStore(StoreSettings(url=url, command_timeout_s=30.0), scheduling=scheduling)
+    store = RedisStore(StoreSettings(url=url, command_timeout_s=120.0), scheduling=scheduling)
     await store.open()
     pool: PoolStore = store.pool("default")
     bench: Bench | None = None
@@ -376,6 +396,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--policy", default=SchedulingSettings().policy)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--instructions", action="store_true", help="count the server's instructions, with Valgrind")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     scheduling = SchedulingSettings(policy=options.policy)
@@ -399,10 +420,27 @@ def main() -> None:
     print(f"KV metadata: {block_bytes} bytes per block")
 
 
+@contextmanager
+def private_server(in_callgrind: bool) -> Iterator[EmbeddedValkey]:
+    """A server that ends with the context, in callgrind or not."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "valkey-server"
+        script.write_text(
+            f'#!/bin/sh\nexec valgrind -q --tool=callgrind --callgrind-out-file=/dev/null {server_binary()} "$@"\n'
+        )
+        script.chmod(0o755)
+        server = EmbeddedValkey(binary=script if in_callgrind else None)
+        server.start(START_TIMEOUT_S)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
 def medians(scheduling: SchedulingSettings, scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
     passes = []
     for seed in range(options.repeat):
-        with EmbeddedValkey() as server:
+        with private_server(options.instructions) as server:
             passes.append(uvloop.run(measure(server.url, scheduling, scenario, options.requests, seed)))
     figures: dict[str, Any] = {
         "round trips to place": round(statistics.median(trips for _, trips in passes), 2),
@@ -410,7 +448,7 @@ def medians(scheduling: SchedulingSettings, scenario: Scenario, options: argpars
     for step in passes[0][0]:
         figures[step] = {
             name: round(statistics.median(getattr(costs[step], name) for costs, _ in passes), 1)
-            for name in ("server_us", "client_us", "wall_us")
+            for name in ("server_us", "server_kinstr", "client_us", "wall_us")
         }
     return figures
 

@@ -23,6 +23,7 @@ from redis.asyncio import Redis
 
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.scripts import NO_SCRIPTS
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.redis.wire import WireCalls
 
@@ -52,7 +53,7 @@ async def cpu_us(call: Call, calls: int, concurrent: int) -> float:
 async def compare(url: str, calls: int, repeat: int) -> dict[str, dict[int, Sequence[float]]]:
     """Figures by client and number of callers."""
     keys, servers = PoolKeys("dualmap", "default"), Servers(url, 5.0)
-    shared = WireCalls(servers.connections(keys), {}, 30.0)
+    shared = WireCalls(servers.connections(keys), NO_SCRIPTS, 30.0)
     redis_py = Redis.from_url(url, protocol=2)
     ways: dict[str, Call] = {
         "the fleet's connection": shared.command,

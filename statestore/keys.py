@@ -46,7 +46,10 @@ class PoolKeys:
     samples = _Key("samples")
     rebalance_wanted = _Key("rebalance:wanted")
     budgets = _Key("budgets")
+    budgets_allotted = _Key("budgets:allotted")
+    budgets_wanted = _Key("budgets:wanted")
     usage_log = _Key("usage:log")
+    usage_lost = _Key("usage:lost")
     passed_on = _Key("passed_on")
     shares = _Key("shares")
     shares_active = _Key("shares:active")
@@ -82,6 +85,7 @@ class FleetKeys(PoolKeys):
     tenants = _Key("tenants")
     tenants_meta = _Key("tenants:meta")
     tenants_history = _Key("tenants:history")
+    tenants_allotments = _Key("tenants:allotments")
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix, "fleet")

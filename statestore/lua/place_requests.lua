@@ -9,10 +9,10 @@
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
 --       or nil, 'LEVEL SENT SHARE' of a tenant in the books of shares or nil, and of each instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
-local options, met, replies = cjson.decode(ARGV[2]), {}, {}
+local met, replies = {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept, standing
+local options, placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept, standing
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -72,6 +72,7 @@ end
 
 local function weigh_option(given)
   option, best, second, known = options[given.option], nil, nil, given.excluded or {}
+  read_instances(given.instances)
   for _, id in ipairs(given.instances) do
     consider(id)
   end
@@ -215,6 +216,7 @@ local function place_one(told, head)
   return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end
 
+options = options_from(ARGV[2])
 for first = FIRST_REQUEST, #ARGV, 4 do
   placement, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
   budgets, drawn, standing = nil, nil, nil

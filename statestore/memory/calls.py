@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dualmap.statestore.memory.server import MemoryServer
 from dualmap.statestore.pool.calls import Argument, Calls, Command
-from dualmap.statestore.pool.scripts import Script, own_clock_word
+from dualmap.statestore.pool.scripts import Scripts, own_clock_word
 
 
 class MemoryCalls(Calls):
     """Commands have their replies when they return, but BZPOPMIN."""
 
-    def __init__(self, server: MemoryServer, scripts: Mapping[str, Script], now_ms: Callable[[], int]) -> None:
+    def __init__(self, server: MemoryServer, scripts: Scripts, now_ms: Callable[[], int]) -> None:
         self._server = server
         self._scripts = scripts
         self._now_ms = now_ms
+        server.load_functions(scripts.library)
 
     def another(self) -> Calls:
         return self
@@ -31,7 +32,7 @@ class MemoryCalls(Calls):
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
         words = [own_clock_word(self._now_ms()), *_words(arguments)]
-        reply = self._server.run_script(self._scripts[name].source, base, words)
+        reply = self._server.run_function(self._scripts.function(name), base, words)
         self._server.deliver()
         return reply
 

@@ -1,4 +1,4 @@
-"""Scripts as a Redis server runs them, with the Lua of Redis: version 5.1, ``redis.call`` and ``cjson.decode``."""
+"""Functions as a Redis server runs them, with the Lua of Redis: version 5.1, ``redis.call`` and ``cjson.decode``."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lupa import lua51  # type: ignore[import-untyped]
 from dualmap.statestore.pool.replies import reply_error
 
 _REDIS = b"""
-local call, decode = ...
-redis = { call = call, error_reply = function(message) return { err = message } end }
+local call, decode, register = ...
+redis = { call = call, error_reply = function(message) return { err = message } end, register_function = register }
 cjson = { decode = decode }
 """
 
 _NUMBERS = (int, float)
 
 
-class LuaScripts:
-    """Scripts by their source, in one interpreter."""
+class LuaFunctions:
+    """Functions by their names, in one interpreter."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         """``call`` runs a command."""
         self._lua = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
-        self._scripts: dict[str, Callable[[Any, Any], Any]] = {}
+        self._functions: dict[str, Callable[[Any, Any], Any]] = {}
         table = self._lua.table_from
 
         def call_from_lua(*words: Any) -> Any:
@@ -34,19 +34,23 @@ class LuaScripts:
                 return False
             return table([False if each is None else each for each in reply]) if isinstance(reply, list) else reply
 
-        self._lua.execute(_REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)))
+        def register(name: bytes, function: Callable[[Any, Any], Any]) -> None:
+            self._functions[name.decode()] = function
 
-    def run(self, source: str, key: bytes, arguments: Sequence[bytes]) -> Any:
+        self._lua.execute(_REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)), register)
+
+    def load(self, library: str) -> None:
+        """Register the functions of a library, whose first line names it."""
+        self._lua.execute(library.partition("\n")[2].encode())
+
+    def call(self, name: str, key: bytes, arguments: Sequence[bytes]) -> Any:
         """The reply.
 
         Raises:
-            StoreError: the script replied an error.
+            StoreError: the function replied an error.
         """
-        script, table = self._scripts.get(source), self._lua.table_from
-        if script is None:
-            code = f"return function(KEYS, ARGV) {source}\nend"
-            script = self._scripts[source] = self._lua.execute(code.encode())
-        return self._reply(script(table([key]), table(arguments)))
+        table = self._lua.table_from
+        return self._reply(self._functions[name](table([key]), table(arguments)))
 
     def _given(self, value: Any) -> Any:
         """Convert a value for Lua, whose strings are bytes."""

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.memory.lua import LuaScripts
+from dualmap.statestore.memory.lua import LuaFunctions
 from dualmap.statestore.memory.sorted_set import SortedSet, flat, number
 
 Word = bytes | int | float
@@ -30,7 +30,7 @@ class MemoryServer:
     def __init__(self) -> None:
         self.contents: dict[bytes, Any] = {}
         """Values by key. An empty one counts as missing."""
-        self._lua = LuaScripts(self.run)
+        self._lua = LuaFunctions(self.run)
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._published: deque[tuple[Callable[[bytes], None], bytes]] = deque()
         self._awaited: dict[bytes, asyncio.Event] = {}
@@ -45,13 +45,17 @@ class MemoryServer:
         """
         return self._commands[name](*words)
 
-    def run_script(self, source: str, key: bytes, arguments: Sequence[bytes]) -> Any:
-        """The reply of a script.
+    def load_functions(self, library: str) -> None:
+        """Take in the functions of a library, whose names no other library has."""
+        self._lua.load(library)
+
+    def run_function(self, name: str, key: bytes, arguments: Sequence[bytes]) -> Any:
+        """The reply of a function.
 
         Raises:
             StoreError: it replied an error.
         """
-        return self._lua.run(source, key, arguments)
+        return self._lua.call(name, key, arguments)
 
     def listen(self, channel: bytes, deliver: Callable[[bytes], None]) -> None:
         self._listeners.setdefault(channel, []).append(deliver)
@@ -104,6 +108,10 @@ class MemoryServer:
 
     def do_hgetall(self, key: bytes) -> list[bytes]:
         return [word for pair in self._hash(key).items() for word in pair]
+
+    def do_hscan(self, key: bytes, _cursor: bytes, _count: bytes, _most: Word) -> list[Any]:
+        """All entries at once."""
+        return [b"0", self.do_hgetall(key)]
 
     def do_hkeys(self, key: bytes) -> list[bytes]:
         return [*self._hash(key)]

@@ -15,6 +15,7 @@ from dualmap.statestore.memory.calls import MemoryCalls
 from dualmap.statestore.memory.server import MemoryServer
 from dualmap.statestore.pool.pool_store import PoolStore
 from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger
 from dualmap.statestore.tenants.tenant_book import TenantBook
 
 
@@ -37,6 +38,7 @@ class MemoryStore:
         self._calls = MemoryCalls(self.server, load_scripts(scheduling), now_ms)
         self._pools: dict[str, PoolStore] = {}
         self.tenants = TenantBook(FleetKeys(prefix), self._calls)
+        self.allotments = AllotmentLedger(FleetKeys(prefix), self._calls)
 
     async def open(self) -> None:
         """Nothing to connect to."""

@@ -9,6 +9,10 @@ class ScriptMissingError(StoreError):
     """The server does not know the script (yet, or any more): load it and repeat. Nothing was run."""
 
 
+class NoFunctionsError(StoreError):
+    """The server has no functions, as it is older than Redis 7. Nothing was run."""
+
+
 class MovedElsewhereError(StoreUnavailableError):
     """Another server has the pool now: connect again, which finds it. Nothing was run."""
 
@@ -50,6 +54,10 @@ def reply_error(message: str) -> StoreError:
         return LeaseLostError(message.partition("FENCED")[2].strip())
     elif "LATE" in words:
         return TooLateError(f"the store was called too late: {message}", int(words[words.index("LATE") + 1]))
+    elif message.startswith("ERR Function not found"):
+        kind, says = _MEANINGS["NOSCRIPT"]
+    elif message.startswith("ERR unknown command") and "FCALL" in message[:32].upper():
+        return NoFunctionsError(message)
     elif known := next((word for word in words if word in _MEANINGS), None):
         kind, says = _MEANINGS[known]
     return kind(f"{says}: {message}")

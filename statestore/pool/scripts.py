@@ -1,8 +1,15 @@
 """The Lua scripts, read from ``statestore/lua`` once.
 
+Servers that have functions (Redis 7, Valkey) get all scripts as one library: its definitions are made once, and a call
+runs what is left of a script. Others (Redis 6.2) get each script as a whole, and make its definitions at every call.
+Both are made of the same texts.
+
 In front of each comes ``shared/clock.lua``, which refuses a call that its caller gave up before it arrived: no script
-can leave that out. Scripts may not call each other in Redis, so then comes what it uses of ``shared/``, and no more:
-every call makes these functions again. A blank line ends a definition there.
+can leave that out. Scripts may not call each other in Redis, so then comes what it uses of ``shared/``, and no more. A
+blank line ends a definition there. In the library, functions at the beginning of a line, and names in capitals, are
+made once; other names at the beginning of a line have a new value in every call. What a script puts into a table with a
+name in capitals, the library keeps for later calls. It is emptied after a call that failed, and a script must check
+that what it finds there is still so.
 
 ``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
 (``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
@@ -14,10 +21,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 from dualmap.scheduling.queues.queue_order import (
     BAND_MS,
@@ -29,6 +37,7 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.tenants.allotments import ROUND_S, WANTED_FROM
 from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
@@ -40,12 +49,24 @@ LEAST_LOADED = 2
 SAMPLE_LOG = 4096
 """Entries of the sample log: some seconds of first tokens, until a new leader reads them."""
 
+KEPT_INSTANCES = 2000
+"""Instances of a pool that the library of scripts keeps: some megabytes."""
+
+USAGE_LOST = 10_000
+"""Requests of dead replicas of which is kept how they were metered."""
 USAGE_LOG = 100_000
 """Requests that are metered one by one: some megabytes. What they add up to stays for days."""
 
+LIBRARY_PREFIX: Final = "dualmap_"
+"""The names of the fleet's libraries begin with it."""
+_LIBRARY_MARK: Final = "LIBRARY"
 _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
+_MADE_ONCE = re.compile(r"^local function .*?^end$\n?|^local [A-Z_]+ = [^\n]*$\n?", re.MULTILINE | re.DOTALL)
+_KEPT = re.compile(r"^local ([A-Z_]+) = {}$", re.MULTILINE)
+_MADE_AT_CALLS = re.compile(r"^local (\w+(?:, \w+)*)( =)?", re.MULTILINE)
+_COMMENT_LINE = re.compile(r"^ *--.*\n?|^\n", re.MULTILINE)
 _NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED)\.(\w+)")
 
 
@@ -58,13 +79,32 @@ class Script:
     """SHA-1 of the source, by which the server knows it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """All scripts, in both forms."""
+
+    by_name: Mapping[str, Script]
+    library: str
+    """Source of the library."""
+    library_name: str
+    """A name that no other source has: processes of several versions, or of other settings, use one server."""
+
+    def function(self, name: str) -> str:
+        """The name of a script's function, which no function of another library has."""
+        return f"{name}_{self.library_name}"
+
+
+NO_SCRIPTS: Final = Scripts({}, "", "")
+"""For connections over which commands alone are sent."""
+
+
 def own_clock_word(now_ms: int) -> bytes:
     """The first argument of a script that is to take this time instead of the server's, and is never too late."""
     return b"@%d" % now_ms
 
 
-def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
-    """Every script by its name, for example ``place_requests``.
+def load_scripts(scheduling: SchedulingSettings) -> Scripts:
+    """The scripts, each by its name, for example ``place_requests``.
 
     Raises:
         KeyError: a script uses a name that does not exist.
@@ -72,17 +112,28 @@ def load_scripts(scheduling: SchedulingSettings) -> Mapping[str, Script]:
     values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     values |= LUA
+
+    def filled(text: str) -> str:
+        return _NAME.sub(lambda found: values[found[1], found[2]], text)
+
     scripts = {}
-    for name, text in _texts().items():
-        source = _NAME.sub(lambda found: values[found[1], found[2]], text)
-        # The name of a SHA-1 the server computes too; nothing is secured with it.
-        scripts[name] = Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
-    return scripts
+    for name, parts in _texts().items():
+        source = filled("\n\n".join(parts))
+        scripts[name] = Script(source, _sha1(source))
+    library = filled(_library())
+    library_name = f"{LIBRARY_PREFIX}{_sha1(library)[:16]}"
+    return Scripts(scripts, f"#!lua name={library_name}\n{library.replace(_LIBRARY_MARK, library_name)}", library_name)
+
+
+def _sha1(source: str) -> str:
+    # The name that the server computes of a script, too; nothing is secured with it.
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 @cache
-def _texts() -> Mapping[str, str]:
-    """Each script behind what it uses of ``shared/``. Read once: a replica without its store must not wait."""
+def _texts() -> Mapping[str, Sequence[str]]:
+    """The parts of each script: the clock, what it uses of ``shared/``, and its own. Read once: a replica without its
+    store must not wait."""
     folder, texts = files("dualmap.statestore") / "lua", {}
     clock = folder / "shared" / "clock.lua"
     begins = clock.read_text("utf-8").strip()
@@ -91,8 +142,45 @@ def _texts() -> Mapping[str, str]:
         if entry.name.endswith(".lua"):
             text, used = entry.read_text("utf-8"), dict[str, None]()
             _collect(text, shared, used)
-            texts[entry.name.removesuffix(".lua")] = "\n\n".join([begins, *used, text])
+            texts[entry.name.removesuffix(".lua")] = (begins, *used, text)
     return texts
+
+
+@cache
+def _library() -> str:
+    """The library, but for its name and that of its functions, for which a mark stands."""
+    shared: dict[str, None] = {}
+    names, functions = {"KEYS": None, "ARGV": None}, []
+    for script, (begins, *used, text) in sorted(_texts().items()):
+        calls, own = [], dict[str, None]()
+        for part in (begins, *used):
+            shared |= dict.fromkeys(_made_once(part))
+            calls.append(_at_calls(part, names))
+        calls.append(_at_calls(text, own))
+        declared = f"local {', '.join(own)}\n" if own else ""
+        functions.append(
+            f"do\n{declared}{''.join(_made_once(text))}local function run()\n{''.join(calls)}end\n"
+            f"redis.register_function('{script}_{_LIBRARY_MARK}', function(keys, args)\nbegin(keys, args)\n"
+            "local reply = run()\nKEYS = nil\nreturn reply\nend)\nend\n"
+        )
+    kept = " ".join(name + " = {}" for each in shared for name in _KEPT.findall(each))
+    begin = f"local function begin(keys, args)\nif KEYS then {kept} end\nKEYS, ARGV = keys, args\nend\n"
+    text = f"local {', '.join(names)}\n{''.join(shared)}{begin}{''.join(functions)}"
+    return _COMMENT_LINE.sub("", text)
+
+
+def _made_once(text: str) -> list[str]:
+    return [each.rstrip() + "\n" for each in _MADE_ONCE.findall(text)]
+
+
+def _at_calls(text: str, names: dict[str, None]) -> str:
+    """The part of a text that is done at every call. The names that get a value there are added to ``names``."""
+
+    def assigned(found: re.Match[str]) -> str:
+        names.update(dict.fromkeys(found[1].split(", ")))
+        return f"{found[1]}{found[2] or ' = nil'}"
+
+    return _MADE_AT_CALLS.sub(assigned, _MADE_ONCE.sub("", text)).rstrip() + "\n"
 
 
 def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
@@ -118,7 +206,11 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "share_step": LEVEL_STEP,
         "share_from": LEVELS_FROM,
         "confirmed": CONFIRMED_STAMP,
+        "wanted_from": WANTED_FROM,
+        "allotting_ms": round(ROUND_S * 1000),
+        "kept_instances": KEPT_INSTANCES,
         "usage_log": USAGE_LOG,
+        "usage_lost": USAGE_LOST,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "refused": str(Counts(refused=1)),
         "kept": KEPT,

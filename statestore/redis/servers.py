@@ -27,6 +27,7 @@ from dualmap.runtime.certificates import (
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.pool.scripts import NO_SCRIPTS
 from dualmap.statestore.redis.connections import Address, Place, connection_pool
 from dualmap.statestore.redis.wire import WireCalls
 from dualmap.statestore.url import parse_store_url, without_password
@@ -133,7 +134,7 @@ class Servers:
         async def query(server: Address) -> tuple[Address, Any]:
             timeout_s = self._timeout_s / 3
             pool = connection_pool(server, login, timeout_s, tls=tls, credentials=credentials)
-            calls = WireCalls(pool, {}, timeout_s)
+            calls = WireCalls(pool, NO_SCRIPTS, timeout_s)
             try:
                 return server, await calls.command(*command)
             except StoreError as error:

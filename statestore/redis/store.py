@@ -16,6 +16,7 @@ from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.redis.wire import OwnClock, WireCalls
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger
 from dualmap.statestore.tenants.tenant_book import TenantBook
 
 _OLDEST_VERSION = (6, 2)
@@ -47,6 +48,7 @@ class RedisStore:
         self._main = self.calls("default")
         fleet = FleetKeys(settings.prefix)
         self.tenants = TenantBook(fleet, self.calls(fleet.pool))
+        self.allotments = AllotmentLedger(fleet, self.calls(fleet.pool))
 
     def calls(self, pool: str) -> WireCalls:
         """Calls to the server that has the pool."""

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import hiredis
 from redis.asyncio import ConnectionPool
 
-from dualmap.statestore.errors import StoreError, StoreUnavailableError
+from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.pool.calls import Argument, Calls, Command
-from dualmap.statestore.pool.replies import MovedElsewhereError, ScriptMissingError, TooLateError, reply_error
-from dualmap.statestore.pool.scripts import Script, own_clock_word
+from dualmap.statestore.pool.replies import (
+    MovedElsewhereError,
+    NoFunctionsError,
+    ScriptMissingError,
+    TooLateError,
+    reply_error,
+)
+from dualmap.statestore.pool.scripts import LIBRARY_PREFIX, Scripts, own_clock_word
 from dualmap.statestore.redis.server_clock import ServerClock
 from dualmap.statestore.redis.subscriber import Subscriber
 
 MAX_IN_FLIGHT = 16_384
 """Unanswered commands at which no more are sent; a server so far behind counts as unavailable."""
+MOST_LIBRARIES = 8
+"""Libraries of other versions and settings beside which a new one is loaded; beyond that they are dropped."""
 _SWEEPS_PER_TIMEOUT = 4
 _NO_REPLY_YET = object()
+_log = logging.getLogger(__name__)
 
 OwnClock = Callable[[], int]
 """Milliseconds; replaces the server's clock, so that stores can be driven in lockstep."""
@@ -172,7 +182,7 @@ class WireCalls(Calls):
     def __init__(
         self,
         connections: ConnectionPool,
-        scripts: Mapping[str, Script],
+        scripts: Scripts,
         timeout_s: float,
         own_clock: OwnClock | None = None,
     ) -> None:
@@ -183,6 +193,8 @@ class WireCalls(Calls):
         self._timeout_s = timeout_s
         self._server_clock = ServerClock()
         """Clock of the server of the present connection."""
+        self._has_functions = True
+        """Whether that server has functions, as far as is known."""
         self._wire: Wire | None = None
         self._connecting: asyncio.Task[Wire] | None = None
         self._subscriber = Subscriber(connections)
@@ -198,7 +210,8 @@ class WireCalls(Calls):
         return self._send_when_ready(command, timeout_s)
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        """Run a script by its hash, or with its source where the server does not know it.
+        """Run a script as a function of the library, which is loaded where the server does not know it; where it has no
+        functions, by its hash, or with its source.
 
         It carries the time of the server's clock at which this call is given up: that of the last reply which contained
         the time, and what has passed here since. No clock of this machine enters. A refusal before that moment shows
@@ -207,9 +220,11 @@ class WireCalls(Calls):
         """
         # One deadline for both tries: the store refuses a script after it, so a call that was given up changes nothing
         # later.
-        script, loop_s = self._scripts[name], asyncio.get_running_loop().time
+        scripts, loop_s = self._scripts, asyncio.get_running_loop().time
         give_up_s = loop_s() + self._timeout_s
-        verb, body, tried_again = "EVALSHA", script.sha, False
+        verb, body, tried_again, loaded = "FCALL", scripts.function(name), False, False
+        if not self._has_functions:
+            verb, body = "EVALSHA", scripts.by_name[name].sha
         while True:
             wire = self._wire
             is_known = wire is not None and wire.is_connected and self._server_clock.is_known
@@ -218,7 +233,18 @@ class WireCalls(Calls):
             clock = self._act_by(give_up_s)
             try:
                 return await self.command(verb, body, 1, base, clock, *arguments)
+            except (NoFunctionsError, StoreConfigurationError):
+                if verb != "FCALL":
+                    raise
+                self._has_functions = (
+                    False  # or this user may not call any: then it may run scripts, or is told why not
+                )
+                verb, body = "EVALSHA", scripts.by_name[name].sha
             except ScriptMissingError:
+                if verb == "FCALL" and not loaded and await self._load_library():
+                    loaded = True  # functions may be flushed again before the next call: then it is a script
+                    continue
+                script = scripts.by_name[name]
                 await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
                 # Scripts may be flushed again before the next call; the source works in any case.
                 verb, body = "EVAL", script.source
@@ -227,6 +253,32 @@ class WireCalls(Calls):
                 if tried_again or loop_s() >= give_up_s:
                     raise
                 tried_again = True
+
+    async def _load_library(self) -> bool:
+        """Load the library, unless somebody else was faster; False where this server or user may not."""
+        try:
+            await self.command("FUNCTION", "LOAD", self._scripts.library)
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            if "already exists" in str(error):
+                return True
+            _log.info("scripts are sent in place of functions: %s", error)
+            self._has_functions = False
+            return False
+        await self._drop_libraries()
+        return True
+
+    async def _drop_libraries(self) -> None:
+        """Drop the libraries of other versions and settings where many have gathered. Who still uses one loads it
+        again."""
+        with contextlib.suppress(StoreError):
+            listed = await self.command("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARY_PREFIX}*")
+            names = [dict(zip(each[::2], each[1::2], strict=True))[b"library_name"].decode() for each in listed]
+            if len(names) > MOST_LIBRARIES:
+                for name in names:
+                    if name != self._scripts.library_name:
+                        await self.command("FUNCTION", "DELETE", name)
 
     def _act_by(self, give_up_s: float) -> bytes:
         if self._own_clock is not None:
@@ -280,7 +332,7 @@ class WireCalls(Calls):
     async def _connect(self) -> Wire:
         try:
             self._wire = await Wire.open(self.connections, self._timeout_s)
-            self._server_clock = ServerClock()  # it may be another server
+            self._server_clock, self._has_functions = ServerClock(), True  # it may be another server
             return self._wire
         finally:
             self._connecting = None

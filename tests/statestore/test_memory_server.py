@@ -17,6 +17,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.calls import MemoryCalls
 from dualmap.statestore.memory.server import MemoryServer
+from dualmap.statestore.pool.scripts import NO_SCRIPTS
 from tests.statestore.samples import SCHEDULING, instance
 
 K = b"{unit}:key"
@@ -115,26 +116,31 @@ def test_a_log_keeps_the_last_entries() -> None:
     assert server.run(b"XRANGE", K, b"(" + entries[0][0], b"+", b"COUNT", 1) == [entries[1]]
 
 
+def run_script(source: str, arguments: Sequence[bytes] = ()) -> Any:
+    """The reply of a script, as the only function of a library."""
+    server = MemoryServer()
+    server.load_functions(f"#!lua name=one\nredis.register_function('f', function(KEYS, ARGV) {source}\nend)")
+    return server.run_function("f", K, arguments)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_replies_what_it_does_on_a_server(client: Any, name: str) -> None:
     source = SCRIPTS[name]
-    assert same_text(MemoryServer().run_script(source, K, ARGUMENTS)) == same_text(
-        client.eval(source, 1, K, *ARGUMENTS)
-    )
+    assert same_text(run_script(source, ARGUMENTS)) == same_text(client.eval(source, 1, K, *ARGUMENTS))
 
 
 def test_what_a_script_refuses_and_what_a_command_refuses_is_raised() -> None:
     with pytest.raises(StoreError, match="no longer the leader"):
-        MemoryServer().run_script("return redis.error_reply('FENCED no longer the leader')", K, ())
+        run_script("return redis.error_reply('FENCED no longer the leader')")
     with pytest.raises(StoreError, match="no such key"):
         MemoryServer().run(b"RENAME", K, K + b"2")
     with pytest.raises(StoreError, match="no such key"):
-        MemoryServer().run_script("return redis.call('RENAME', 'a', 'b')", K, ())
+        run_script("return redis.call('RENAME', 'a', 'b')")
 
 
 async def test_who_waits_for_a_member_gets_it_when_it_comes() -> None:
     server = MemoryServer()
-    calls = MemoryCalls(server, {}, lambda: 0)
+    calls = MemoryCalls(server, NO_SCRIPTS, lambda: 0)
     waiting = asyncio.create_task(calls.command("BZPOPMIN", K, 60.0))
     await asyncio.sleep(0)
     assert not waiting.done()
@@ -145,7 +151,7 @@ async def test_who_waits_for_a_member_gets_it_when_it_comes() -> None:
 
 async def test_messages_come_after_the_call_that_published_them() -> None:
     server = MemoryServer()
-    calls = MemoryCalls(server, {}, lambda: 0)
+    calls = MemoryCalls(server, NO_SCRIPTS, lambda: 0)
     heard: list[tuple[bytes, int]] = []
     server.listen(b"news", lambda message: heard.append((message, server.run(b"HLEN", K))))
     await calls.together([("PUBLISH", "news", "one"), ("PUBLISH", "other", "two"), ("HSET", K, "n", 1)])

@@ -18,13 +18,39 @@ from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 
-SCRIPTS = load_scripts(SCHEDULING)
+LOADED = load_scripts(SCHEDULING)
+SCRIPTS = LOADED.by_name
 SHARED = {
     name
     for file in (files("dualmap.statestore") / "lua" / "shared").iterdir()
     for names in re.findall(r"^local (?:function )?(\w+(?:, \w+)*)", file.read_text("utf-8"), re.MULTILINE)
     for name in names.split(", ")
 }
+
+
+def has_functions(client: redis.Redis) -> bool:
+    return int(client.info("server")["redis_version"].partition(".")[0]) >= 7
+
+
+async def test_a_server_with_functions_runs_no_script(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
+    await store.open()
+    with redis.Redis.from_url(server_url) as client:
+        client.config_resetstat()
+        await store.pool("default").members.put_instance(instance("a"))
+        await place(store.pool("default"), "r")
+        called = {name.removeprefix("cmdstat_") for name in client.info("commandstats")}
+        assert ("evalsha" in called) != has_functions(client)
+        assert ("fcall" in called) == has_functions(client)
+    await store.close()
+
+
+def test_the_library_has_each_script_and_each_shared_definition_once() -> None:
+    library = LOADED.library
+
+    assert set(re.findall(r"register_function\('(\w+)'", library)) == {LOADED.function(name) for name in SCRIPTS}
+    for defined in SHARED - {"own_ms", "now_ms", "instances", "days"}:
+        assert len(re.findall(rf"^local (?:function )?{defined}\b", library, re.MULTILINE)) == 1, defined
 
 
 def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
@@ -55,7 +81,7 @@ def test_scripts_name_keys_and_constants_as_python_does_alone() -> None:
 
     assert not re.findall(r"\b(?:keys|terms)\.\w+", code), "all of them are replaced"
     assert set(re.findall(r"KEYS\[(\d+)\] \.\. '([\w:]+)'", code)) <= {("1", name) for name in KEY_NAMES.values()}
-    assert not re.findall(r"KEYS\[(?!1\] \.\. ')", code)
+    assert not re.findall(r"KEYS\[(?!1\] \.\. '|1\]\])", code)
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -98,6 +124,8 @@ async def test_scripts_the_server_forgot_are_loaded_again(server_url: str) -> No
     await pool.members.put_instance(instance("a"))
     with redis.Redis.from_url(server_url) as client:
         client.script_flush()
+        if has_functions(client):
+            client.function_flush()
 
     placed = await place(pool, "r")
     released = await first_token(pool, "r", "a")
@@ -132,7 +160,7 @@ def test_the_scripts_are_found_where_no_checkout_is_on_the_path(tmp_path: Path) 
     asks = (
         "from dualmap.scheduling.settings import SchedulingSettings as S; from dualmap.statestore.pool import scripts;"
     )
-    command = (sys.executable, "-P", "-c", f"{asks} print(len(scripts.load_scripts(S())))")
+    command = (sys.executable, "-P", "-c", f"{asks} print(len(scripts.load_scripts(S()).by_name))")
 
     found = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
 

@@ -17,9 +17,9 @@ from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.replies import TooLateError
-from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.pool.scripts import LIBRARY_PREFIX, NO_SCRIPTS, load_scripts
 from dualmap.statestore.redis.servers import Servers
-from dualmap.statestore.redis.wire import Wire, WireCalls
+from dualmap.statestore.redis.wire import MOST_LIBRARIES, Wire, WireCalls
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
 from tests.statestore.tls_front import Authority, tls_front
@@ -63,23 +63,97 @@ async def test_replies_are_as_the_server_sent_them(connect: Connect, port: int) 
     assert await calls.command("PING") == b"PONG"
 
 
-async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(connect: Connect, port: int) -> None:
+@pytest.mark.parametrize("has_functions", [True, False])
+async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(
+    connect: Connect, port: int, has_functions: bool
+) -> None:
     calls = connect(port)
     with redis.Redis(port=port) as operator:
+        if has_functions and int(operator.info("server")["redis_version"].partition(".")[0]) < 7:
+            pytest.skip("no functions before Redis 7")
         command = calls.command
 
         async def forgetful(*arguments: Any) -> Any:
             reply = await command(*arguments)
-            if arguments[:2] == ("SCRIPT", "LOAD"):
-                operator.script_flush()
+            if arguments[1] == "LOAD":
+                forget()
             return reply
 
+        def forget() -> None:
+            operator.script_flush()
+            if has_functions:
+                operator.function_flush()
+
+        await calls.command("PING")  # connected: a new connection tries functions again
+        calls._has_functions = has_functions
         calls.command = forgetful  # type: ignore[assignment]
-        operator.script_flush()
+        forget()
 
         observed = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
 
     assert [sequence for _, _, sequence, _ in observed] == [1, 2]
+
+
+async def test_old_libraries_are_dropped_where_many_have_gathered(connect: Connect, port: int) -> None:
+    with redis.Redis(port=port) as operator:
+        if int(operator.info("server")["redis_version"].partition(".")[0]) < 7:
+            pytest.skip("no functions before Redis 7")
+        operator.function_flush()
+        code = "redis.register_function('f{0}', function() return 1 end)"
+        operator.function_load("#!lua name=strange\n" + code.format("strange"))
+        for number in range(MOST_LIBRARIES + 1):
+            operator.function_load(f"#!lua name={LIBRARY_PREFIX}{number}\n" + code.format(number))
+
+        await connect(port).script("observe_instances", b"p:{a}:", b"")
+
+        left = {each[b"library_name"].decode() for each in operator.execute_command("FUNCTION", "LIST")}
+    assert left == {"strange", SCRIPTS.library_name}
+
+
+async def test_a_server_without_functions_gets_scripts(server: ScriptedServer) -> None:
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"TIME":
+            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
+        if command[0] == b"FCALL":
+            return b"-ERR unknown command `FCALL`, with args beginning with: `observe_instances`\r\n"
+        return b"+OK\r\n"
+
+    server.answer = answer
+    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
+    try:
+        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
+    finally:
+        await calls.close()
+
+    assert replies == [b"OK", b"OK"]
+    assert [command[0] for command in server.commands if command[0] in (b"FCALL", b"EVALSHA")] == [
+        b"FCALL",
+        b"EVALSHA",
+        b"EVALSHA",
+    ]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{b"FUNCTION": b"-NOPERM no permissions to run the 'function|load' command\r\n"}, {b"FCALL": b"-NOPERM no\r\n"}],
+)
+async def test_a_user_that_may_not_use_functions_gets_scripts(
+    server: ScriptedServer, refused: dict[bytes, bytes]
+) -> None:
+    def answer(command: list[bytes]) -> bytes:
+        if command[0] == b"TIME":
+            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
+        return ({b"FCALL": b"-ERR Function not found\r\n"} | refused).get(command[0], b"+OK\r\n")
+
+    server.answer = answer
+    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
+    try:
+        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
+    finally:
+        await calls.close()
+
+    assert replies == [b"OK", b"OK"]
+    assert server.commands[-1][0] == b"EVALSHA"
 
 
 @pytest.mark.parametrize("hours", [1, -1])
@@ -90,7 +164,7 @@ async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedSe
     def answer(command: list[bytes]) -> bytes:
         if command[0] == b"TIME":
             return b"*2\r\n$10\r\n%d\r\n$1\r\n0\r\n" % clock_s[0]
-        if command[0] == b"EVALSHA" and int(command[4]) < clock_s[0] * 1000:
+        if command[0] == b"FCALL" and int(command[4]) < clock_s[0] * 1000:
             return b"-LATE %d the caller gave this call up at %b\r\n" % (clock_s[0] * 1000, command[4])
         return b"+OK\r\n"
 
@@ -106,7 +180,7 @@ async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedSe
     finally:
         await calls.close()
 
-    sent = [command for command in server.commands if command[0] == b"EVALSHA"]
+    sent = [command for command in server.commands if command[0] == b"FCALL"]
     assert replies == [b"OK", b"OK"]
     assert len(sent) == (6 if hours > 0 else 5), "refused once, and sent again"
     assert abs(int(sent[-1][4]) - clock_s[0] * 1000 - 60_000) < 30_000
@@ -126,7 +200,7 @@ async def test_a_script_that_is_too_late_for_its_caller_is_not_sent_again(server
     finally:
         await calls.close()
 
-    assert sum(command[0] == b"EVALSHA" for command in server.commands) == 2
+    assert sum(command[0] == b"FCALL" for command in server.commands) == 2
 
 
 async def test_a_transaction_gives_all_results_or_the_first_error(connect: Connect, port: int) -> None:
@@ -295,7 +369,7 @@ async def test_an_error_reply_is_an_error_of_the_store(
 
 @pytest.fixture
 async def shared(server: ScriptedServer) -> AsyncIterator[WireCalls]:
-    made = WireCalls(server.connections({"password": "secret"}), {}, 2.0)
+    made = WireCalls(server.connections({"password": "secret"}), NO_SCRIPTS, 2.0)
     yield made
     await made.close()
 
@@ -330,7 +404,7 @@ async def test_once_closed_it_stays_closed(server: ScriptedServer, shared: WireC
 async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
     server_url: str, monkeypatch: pytest.MonkeyPatch, waiting: int
 ) -> None:
-    calls = WireCalls(connections_to(int(server_url.rpartition(":")[2].partition("/")[0])), {}, 2.0)
+    calls = WireCalls(connections_to(int(server_url.rpartition(":")[2].partition("/")[0])), NO_SCRIPTS, 2.0)
     await calls.command("PING")
     monkeypatch.setattr("dualmap.statestore.redis.wire.MAX_IN_FLIGHT", 3)
 
@@ -347,7 +421,7 @@ async def test_at_the_limit_a_transaction_leaves_whole_or_not_at_all(
 
 
 async def test_a_call_that_waits_at_the_server_may_have_a_timeout_of_its_own(server: ScriptedServer) -> None:
-    calls = WireCalls(server.connections(), {}, 0.1)
+    calls = WireCalls(server.connections(), NO_SCRIPTS, 0.1)
     await calls.command("PING")
     server.answer = lambda command: None
     waiting = asyncio.ensure_future(calls.command("BZPOPMIN", "key", 1, timeout_s=30))

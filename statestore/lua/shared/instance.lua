@@ -1,20 +1,46 @@
 -- One instance: what is described of it and its counts, one text in a hash of all (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
--- Those that this script has read.
+-- Those that this call has read.
 local instances = {}
 
--- Nil where there is no such instance that can be read: the leader mends it (statestore/pool/mending.py).
-local function read_instance(id)
-  local text = not instances[id] and redis.call('HGET', keys.instance_records, id)
-  local found = decoded(text)
-  if found then
-    local instance = found
-    INSTANCE.complete
-    instance.id, instance.text = id, text
-    instances[id] = instance
+-- Those that calls have read or written, by what the keys of their pool begin with: most texts are still as one of them has it.
+local READ = {}
+
+-- From its text; nil where there is no such instance that can be read: the leader mends it (statestore/pool/upkeep.py).
+local function instance_from(id, text)
+  local read = READ[KEYS[1]]
+  if not read or read.number > terms.kept_instances then
+    read = { number = 0, by_id = {} }
+    READ[KEYS[1]] = read
   end
-  return instances[id]
+  local instance = read.by_id[id]
+  if not instance or instance.text ~= text then
+    local former = instance
+    instance = decoded(text)
+    if instance then
+      INSTANCE.complete
+      instance.id, instance.text = id, text
+      read.number = read.number + (former and 0 or 1)
+    end
+    read.by_id[id] = instance
+  end
+  instances[id] = instance
+  return instance
+end
+
+local function read_instance(id)
+  return instances[id] or instance_from(id, redis.call('HGET', keys.instance_records, id))
+end
+
+-- Reads several at once that this call has not read.
+local function read_instances(ids)
+  local texts = redis.call('HMGET', keys.instance_records, unpack(ids))
+  for place, id in ipairs(ids) do
+    if not instances[id] then
+      instance_from(id, texts[place])
+    end
+  end
 end
 
 -- The role that cannot serve a leg (scheduling/state/legs.py).

@@ -1,3 +1,13 @@
+-- The last options that were decoded, and their text: most calls have the same ones.
+local OPTIONS = {}
+
+local function options_from(text)
+  if OPTIONS.text ~= text then
+    OPTIONS.text, OPTIONS.decoded = text, cjson.decode(text)
+  end
+  return OPTIONS.decoded
+end
+
 -- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature (scheduling/estimates/weights.py),
 -- its weight, place, weight, …
 local function weighted(weights, features)

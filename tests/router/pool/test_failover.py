@@ -255,12 +255,12 @@ async def test_a_store_that_refuses_the_replica_is_away_until_it_is_put_right(
     replica: Replica, server: EmbeddedValkey
 ) -> None:
     with redis.Redis.from_url(server.url) as operator:
-        operator.execute_command("ACL", "SETUSER", "default", "-evalsha")
+        operator.execute_command("ACL", "SETUSER", "default", "-evalsha", "-fcall")
 
         outcome = await replica.place("r")
         assert (outcome.status, replica.degraded) == (PlaceStatus.DISPATCHED, True)
 
-        operator.execute_command("ACL", "SETUSER", "default", "+evalsha")
+        operator.execute_command("ACL", "SETUSER", "default", "+evalsha", "+fcall")
         await until(lambda: not replica.degraded)
 
 
