@@ -57,6 +57,8 @@ class TenantKeeper:
         self._reading = asyncio.Lock()
         self._removed: dict[str, int] = {}
         """The editions in which tenants were removed, as far as seen."""
+        self._kept_out: set[str] = set()
+        """Tenants with a key that another one had before them, and may have given up since."""
         self._ending: set[str] = set()
         """Tenants with keys that end by themselves."""
         self._store_ahead_ms = 0.0
@@ -100,20 +102,24 @@ class TenantKeeper:
         for name in removed:
             self._remove(name, news.edition.number)
         changed = {name: text for name, text in news.texts.items() if text is not None}
-        kept_out = []
         for count, (name, text) in enumerate(changed.items()):
             if not self._put(name, text):
-                kept_out.append(name)
+                self._kept_out.add(name)
             if count % ENTERED_TOGETHER == ENTERED_TOGETHER - 1:
                 await asyncio.sleep(0)  # requests go on
-        for name in kept_out:  # by a tenant that had the key before it, and was entered after it
-            self.directory.put(name, self.records[name], self.is_valid)
+        self._let_in()
         if self._ending:
             await self._read_time()
         if news.edition.number:
             self.directory.close()
         self.edition = news.edition
         self._changed()
+
+    def _let_in(self) -> None:
+        """Give tenants the keys that others had before them: these may have changed with them, or later."""
+        for name in tuple(self._kept_out):
+            if self.directory.put(name, self.records[name], self.is_valid):
+                self._kept_out.discard(name)
 
     def _put(self, name: str, text: bytes) -> bool:
         """Enter a tenant; False where another one has a key of it."""
@@ -127,6 +133,7 @@ class TenantKeeper:
             log.warning("tenant %s is in the settings and in the store: the settings count", name)
         self.records[name] = record
         self._removed.pop(name, None)
+        self._kept_out.discard(name)
         self._ending.discard(name)
         if any(key.expires_ms is not None for key in record.keys):
             self._ending.add(name)
@@ -134,6 +141,7 @@ class TenantKeeper:
 
     def _remove(self, name: str, edition: int) -> None:
         self.records.pop(name, None)
+        self._kept_out.discard(name)
         self._ending.discard(name)
         self.directory.remove(name)
         self._removed[name] = edition
@@ -158,6 +166,7 @@ class TenantKeeper:
             record = self.records[name]
             if not all(map(self.is_valid, record.keys)):
                 self.directory.put(name, record, self.is_valid)
+                self._let_in()
                 self._changed()
                 if not any(key.expires_ms is not None and self.is_valid(key) for key in record.keys):
                     self._ending.discard(name)

@@ -983,7 +983,7 @@ class RequestMachine:
             tenant=spec.tenant,
             drawn=drawn_text(spec.draws) if spec.draws else "",
             account=spec.account,
-            shares_as="" if spec.weight is None else spec.tenant or NO_TENANT,
+            shares_as=self._shares_as(),
         )
 
     def register_record(self) -> StoredRequest:
@@ -1251,7 +1251,12 @@ class RequestMachine:
             tenant=self.spec.tenant,
             drawn=drawn_text(self.spec.draws) if self.spec.draws else "",
             account=self.spec.account,
+            shares_as=self._shares_as(),
         )
+
+    def _shares_as(self) -> str:
+        """The name of its tenant in the books of shares; empty where there are none."""
+        return "" if self.spec.weight is None else self.spec.tenant or NO_TENANT
 
     def _source(self) -> frozenset[str]:
         spec = self.rules.fleet.view.instances.get(self.instance_id)

@@ -2,8 +2,9 @@
 
 A request is metered by the script that ends it, in the step that removes its record: a repetition finds no record, and
 so counts nothing. What becomes of its tries does not matter, as only its end says what it used: the release of a try
-keeps the record (``KEPT``), on no instance, until the next try takes it over or the request ends without one. A request
-whose replica died is metered by the process that ends it then, with what its record says, as ``LOST``.
+keeps the record (``KEPT``), on no instance, until the next try takes it over or the request ends without one. A
+request whose replica died is metered by the process that ends it then, with what its record says, as ``LOST``. Where
+the replica was not dead, and enters the request again, that is taken back (``TAKEN_BACK``).
 
 The store adds up; what is counted is said here.
 """
@@ -24,6 +25,9 @@ LOST: Final = "lost"
 KEPT: Final = "kept"
 """A release has this in the place of the usage where the try is over, and the request is not: nothing is left of the
 try but a record on no instance."""
+TAKEN_BACK: Final = "taken_back"
+"""The outcome of a record that undoes one with outcome ``LOST``: its counts are the negative ones, as the replica was
+not dead, and the request goes on. So sums over records and over days agree, and each request counts once."""
 NO_CLASS: Final = "-"
 REPORTED: Final = "reported"
 EXPECTED: Final = "expected"
@@ -82,6 +86,9 @@ class Counts:
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*[getattr(self, name) + getattr(other, name) for name in COUNTS])
+
+    def __neg__(self) -> Counts:
+        return Counts(*[-getattr(self, name) for name in COUNTS])
 
 
 COUNTS: Final = tuple(each.name for each in fields(Counts))

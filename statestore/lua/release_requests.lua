@@ -79,6 +79,9 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   end
   if is_metered and not keeps and used ~= '' then
     meter(request, used, now_ms)
+    if lease ~= '' then
+      remember_lost(request, used, now_ms)
+    end
   end
   local instance = read_instance(request.instance_id)
   if instance then

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Final
 
-from dualmap.scheduling.request.metering import Account, Counts, UsageRecord
+from dualmap.scheduling.request.metering import COUNTS, EXPECTED, TAKEN_BACK, Account, Counts, UsageRecord
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Limit, budget_of
 from dualmap.scheduling.tenants.shares import Work
+from dualmap.statestore.pool.allotments import leak_per_s_of
+from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import budget_used, pairs_from, work_from
 from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.scripts import USAGE_LOG
 
 USAGE_DAYS: Final = 40
 """Days that are kept, today among them: a month, and time to read it."""
@@ -58,11 +62,12 @@ class UsageBooks(Changes):
         if not limits:
             return []
         names = [budget_of(tenant, limit) for limit in limits]
-        found = await self._calls.command("HMGET", self._keys.budgets, *names)
+        read: list[Command] = [("HMGET", key, *names) for key in (self._keys.budgets, self._keys.budgets_allotted)]
+        found, allotted = await self._calls.together(read)
         now_ms = await self._calls.now_ms()
         return [
-            budget_used(name, text, now_ms, limit.leak_per_s)
-            for name, text, limit in zip(names, found, limits, strict=True)
+            budget_used(name, text, now_ms, leak_per_s_of(limit, part))
+            for name, text, part, limit in zip(names, found, allotted, limits, strict=True)
         ]
 
     @reads
@@ -77,6 +82,39 @@ class UsageBooks(Changes):
                 with contextlib.suppress(*UNREADABLE):
                     found[tenant] = work_from(text, of_all, now_ms)
         return found
+
+    @reads
+    async def taken_back(self, requests: Sequence[StoredRequest]) -> Change:
+        """The change that undoes that requests were metered as those of a dead replica, where they were: that replica
+        lives, and enters them again."""
+        if not any(request.account for request in requests):
+            return Change()
+        key = self._keys.usage_lost
+        texts = await self._calls.command("HMGET", key, *[request.request_id for request in requests])
+        commands: list[Command] = []
+        read: list[tuple[bytes, str, bytes | None]] = []
+        sums: dict[tuple[bytes, str], Counts] = {}
+        for request, text in zip(requests, texts, strict=True):
+            if text is None:
+                continue
+            read.append((key, request.request_id, text))
+            commands.append(("HDEL", key, request.request_id))
+            with contextlib.suppress(*UNREADABLE):
+                replica_id, day, rest = text.decode().split(" ", 2)
+                words = rest.split(" ", len(COUNTS) + 2)
+                counts, account = -Counts.parse(" ".join(words[: len(COUNTS)])), words[-1]
+                if replica_id == request.replica_id:
+                    of_day = self._keys.usage(day), account
+                    sums[of_day] = sums.get(of_day, Counts()) + counts
+                    record = (await self._calls.now_ms(), counts, TAKEN_BACK, EXPECTED, request.request_id, account)
+                    logged = ("XADD", self._keys.usage_log, "MAXLEN", "~", USAGE_LOG, "*", "record")
+                    commands.append((*logged, " ".join(map(str, record))))
+        for (day_key, account), counts in sums.items():
+            former = await self._calls.command("HGET", day_key, account)
+            if former is not None:
+                read.append((day_key, account, former))
+                commands.append(("HSET", day_key, account, str(Counts.parse(former.decode()) + counts)))
+        return Change(commands, read)
 
     async def drop_old(self, *, fence: int) -> None:
         """Drop the days that are not kept any more."""

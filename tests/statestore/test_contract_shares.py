@@ -16,6 +16,7 @@ from dualmap.scheduling.queues.queue_order import (
     QueuePlan,
     plan_queue,
 )
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.shares import ACTIVE_S, NO_TENANT, WINDOW_S, Share
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
@@ -153,6 +154,21 @@ async def test_a_tenant_within_its_share_is_not_late_for_what_yields_to_it(pool:
     assert queue is not None
     assert [each.band > 0 for each in queue.entries] == sorted(each.band > 0 for each in queue.entries)
     await assert_sums_hold(pool)
+
+
+async def test_the_memory_that_an_answer_took_on_an_instance_for_decoding_counts(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await send(pool, "first", "acme", 100)
+    await place(pool, "r1/decode", tokens=25_000, leg=Leg.DECODE, shares_as="acme")
+    before = (await pool.usage.work(["acme"]))["acme"].given_s
+    clock.advance(1000)
+
+    await finish(pool, "r1/decode")
+
+    given_s = (await pool.usage.work(["acme"]))["acme"].given_s
+    context_tokens = 25_000 + (await record(pool, "first")).expected_output_tokens
+    assert given_s == pytest.approx(before * math.exp(-1 / WINDOW_S) + context_tokens / 50_000, rel=1e-3)
 
 
 async def test_a_band_stays_with_a_request_that_is_moved_and_deferred(pool: PoolStore) -> None:

@@ -231,6 +231,27 @@ async def test_of_a_split_answer_whose_replica_dies_the_prompt_is_metered_once(
     assert await counts_of(pool) == {ACME: Counts(1, 100, lost=1)}
 
 
+async def test_requests_of_a_replica_that_was_taken_for_dead_count_once(pool: PoolStore, clock: HandClock) -> None:
+    fence = await lead(pool)
+    await pool.heartbeat("one", 1000, {})
+    for request_id in ("goes on", "other", "third"):
+        await place(pool, request_id)
+    live = [each for each in await pool.requests_of("one") if each.request_id != "third"]
+    clock.advance(1001)
+    await pool.upkeep.reap("one", fence=fence)
+    assert await counts_of(pool) == {ACME: Counts(3, lost=3)}
+
+    assert await pool.adopt(live) == 2
+    assert await pool.adopt(live) == 0
+    assert await counts_of(pool) == {ACME: Counts(1, lost=1)}
+    await finish(pool, "goes on", used=used())
+    await finish(pool, "other", used=used())
+
+    assert await counts_of(pool) == {ACME: Counts(3, 200, 128, 40, lost=1)}
+    records = [each for _, each in await pool.usage.records("0", 10)]
+    assert sum([each.counts for each in records], Counts()) == Counts(3, 200, 128, 40, lost=1), "the log says the same"
+
+
 async def test_nothing_is_kept_of_a_request_without_a_tenant(pool: PoolStore) -> None:
     await pool.place(placement("r1", tokens=100))
     await try_over(pool)

@@ -37,6 +37,15 @@ local function add_usage(account, used, at_ms)
   redis.call('HSET', key, account, string.format('%d %d %d %d %d %d %d', requests, prompt, cached, output, unanswered, lost, refused))
 end
 
+-- Remembers how a request of a dead replica was metered: should that come back with it, it is taken back (UsageBooks.taken_back).
+local function remember_lost(request, used, at_ms)
+  if redis.call('HLEN', keys.usage_lost) >= terms.usage_lost then
+    redis.call('DEL', keys.usage_lost)
+  end
+  redis.call('HSET', keys.usage_lost, request.id,
+    string.format('%s %s %s %s', request.told.replica_id, utc_day(at_ms), used, request.told.account))
+end
+
 -- Meters a request that is over.
 local function meter(request, used, at_ms)
   local account = request.told.account

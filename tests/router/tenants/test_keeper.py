@@ -73,6 +73,23 @@ async def test_a_change_is_in_force_on_every_replica_within_a_second(start_runti
     assert is_refused(other, "web"), "once there were tenants, access needs a key"
 
 
+async def test_a_key_that_its_former_tenant_gives_up_later_gives_access(start_runtime: Any, clock: ManualClock) -> None:
+    one, other = await start_runtime(), await start_runtime()
+    for name, keys in (("b", ["ci"]), ("a", ["web", "ci"]), ("c", ["other"])):
+        await put(one, name, record(*keys))
+        await pass_time(clock, 1.0)
+    for runtime in (one, other):
+        caller = asked(runtime, "ci")
+        assert caller is not None and caller.tenant.name == "b", "one that has it keeps it"
+
+    await put(one, "b", record("new"))
+    await pass_time(clock, 1.0)
+
+    for runtime in (one, other):
+        caller = asked(runtime, "ci")
+        assert caller is not None and caller.tenant.name == "a"
+
+
 async def test_a_key_that_moved_to_another_tenant_between_two_looks_gives_access(
     start_runtime: Any, clock: ManualClock
 ) -> None:
