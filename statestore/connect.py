@@ -15,6 +15,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger
 from dualmap.statestore.tenants.tenant_book import TenantBook
 from dualmap.statestore.url import parse_store_url
 
@@ -29,6 +30,10 @@ class Store(Protocol):
     @property
     def tenants(self) -> TenantBook:
         """The tenants of all pools."""
+
+    @property
+    def allotments(self) -> AllotmentLedger:
+        """How budgets are divided among pools."""
 
     async def open(self) -> None: ...
 

@@ -107,6 +107,12 @@ class WorkerMetrics:
         self.reaped_requests = Counter(
             "dualmap_worker_reaped_requests", "Requests finished for dead replicas", ["pool"], registry=self.registry
         )
+        self.allotted = Counter(
+            "dualmap_worker_allotted",
+            "Budgets of tenants that were divided among pools anew, as this pool wanted more",
+            ["pool"],
+            registry=self.registry,
+        )
         self.mended = Counter(
             "dualmap_worker_mended",
             "Fields and keys of the store that could not be read, and were mended; the log names each",
@@ -222,7 +228,7 @@ class WorkerMetrics:
     def _start_at_0(self, pool: str) -> None:
         for counter in (
             self.swept_granted, self.samples, self.trees_published, self.reaped_replicas, self.reaped_requests,
-            self.mended, self.drift_repaired, self.drained,
+            self.mended, self.drift_repaired, self.drained, self.allotted,
         ):  # fmt: skip
             counter.labels(pool)
         for event in TERM_EVENTS:

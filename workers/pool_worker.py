@@ -17,6 +17,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.actuators import actuator_of
+from dualmap.workers.allotter import Allotter, Pools
 from dualmap.workers.drainer import Drainer
 from dualmap.workers.evacuator import Evacuator
 from dualmap.workers.health import HealthChecker
@@ -55,6 +56,7 @@ class PoolWorker:
     def __init__(
         self,
         pool: PoolStore,
+        pools: Pools,
         settings: PoolSettings,
         worker: WorkerSettings,
         *,
@@ -65,6 +67,7 @@ class PoolWorker:
         jitter: random.Random,
     ) -> None:
         self.pool = pool
+        self._pools = pools
         self._settings = settings
         self._worker = worker
         self._trust = trust
@@ -208,6 +211,7 @@ class PoolWorker:
             Drainer(pool, fence, reader, metrics=metrics),
             Sweeper(pool, fence, reader, order, metrics=metrics),
             Learner(pool, fence, reader, metrics=metrics),
+            Allotter(pool, self._pools, metrics=metrics),
         ]
         if self._settings.moves_roles:
             jobs.append(RoleMover(pool, fence, reader, scheduling=scheduling, clock=clock, metrics=metrics))

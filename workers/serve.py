@@ -103,6 +103,7 @@ def _pool_workers(
     return [
         PoolWorker(
             store.pool(pool.name),
+            store,
             pool,
             worker,
             trust=trust,

@@ -95,8 +95,8 @@ DASHBOARDS: dict[str, list[Panel]] = {
             "above 1 a limit is overdrawn",
             "percentunit",
             {
-                "{{tenant}} {{limit}} {{of}}": "max by (pool, tenant, limit, of)"
-                f" (dualmap_tenant_limit_used_ratio{{{POOL}}})"
+                "{{tenant}} {{limit}} {{of}}": "sum by (tenant, limit, of) (max by (pool, tenant, limit, of)"
+                f" (dualmap_tenant_limit_used_ratio{{{POOL}}}))"
             },
         ),
     ],

@@ -12,6 +12,7 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
+from dualmap.router.requests.divisions import Divisions
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
@@ -37,6 +38,7 @@ class Intake:
         self.pools = pools
         self._context = context
         self._tenants = tenants
+        self._divisions = Divisions(pools, begins=context.settings.limits_without_store == "open")
 
     async def place(self, request: InferenceRequest) -> LiveRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
@@ -53,7 +55,7 @@ class Intake:
                 settings = route.pool.settings
                 check_model(request.caller, request.model or settings.model, settings.name)
             if request.prompt is None:
-                live = self._taken_in(request, route, None, _passed_on(request, route))
+                live = self._taken_in(request, route, None, self._passed_on(request, route))
             else:
                 # Read before anything is entered: a bad body touches no state.
                 pool = route.pool
@@ -131,11 +133,37 @@ class Intake:
             request.only,
             request.hides_first_token,
             "" if caller is None else caller.tenant.name,
-            _NO_DRAWS if caller is None else _draws(request, route, caller, prompt),
+            _NO_DRAWS if caller is None else self._draws(request, route, caller, prompt),
             "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
             rank,
         )
+
+    def _draws(
+        self, request: InferenceRequest, route: Route[ServedPool], caller: Caller, prompt: ReadPrompt
+    ) -> tuple[Draw, ...]:
+        tenant = caller.tenant
+        if not tenant.limits:
+            return _NO_DRAWS
+        names = _drawn_by(request, route, caller)
+        division = self._divisions.of(tenant, route.pool.settings.name)
+        return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, division)
+
+    def _passed_on(self, request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
+        """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
+        matter but for how long its first byte may take. Its tokens are not known either: it draws as a request."""
+        slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
+        draws, tenant, account = _NO_DRAWS, "", ""
+        if caller is not None:
+            tenant = caller.tenant.name
+            counted = [limit for limit in caller.tenant.limits if limit.measure is Measure.REQUESTS]
+            division = self._divisions.of(caller.tenant, route.pool.settings.name)
+            draws = draws_of(tenant, counted, _drawn_by(request, route, caller), 0, 0, division)
+            account = str(Account(tenant, caller.key, "", route.model))
+        return RequestSpec(
+            request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
+            only=request.only, tenant=tenant, draws=draws, account=account,
+        )  # fmt: skip
 
     def _weight(self, caller: Caller | None) -> float | None:
         """The weight of its tenant in the shares of work. Requests without a tenant are one of their own; None where
@@ -162,33 +190,8 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
 
 
-def _draws(request: InferenceRequest, route: Route[ServedPool], caller: Caller, prompt: ReadPrompt) -> tuple[Draw, ...]:
-    limits = caller.tenant.limits
-    if not limits:
-        return _NO_DRAWS
-    return draws_of(
-        caller.tenant.name, limits, _drawn_by(request, route, caller), prompt.tokens, prompt.expected_output_tokens
-    )
-
-
 def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:
     """The names that its draws are for, beside its tenant: its key, the model name that was sent, and the model that
     this stands for. Where none was sent, the pool's own counts as sent."""
     sent = request.model or route.pool.settings.model
     return f"key:{caller.key}", f"model:{sent}", f"model:{route.model}"
-
-
-def _passed_on(request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
-    """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
-    matter but for how long its first byte may take. Its tokens are not known either: it draws as a request."""
-    slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
-    draws, tenant, account = _NO_DRAWS, "", ""
-    if caller is not None:
-        tenant = caller.tenant.name
-        counted = [limit for limit in caller.tenant.limits if limit.measure is Measure.REQUESTS]
-        draws = draws_of(tenant, counted, _drawn_by(request, route, caller), 0, 0)
-        account = str(Account(tenant, caller.key, "", route.model))
-    return RequestSpec(
-        request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
-        only=request.only, tenant=tenant, draws=draws, account=account,
-    )  # fmt: skip

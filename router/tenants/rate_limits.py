@@ -102,8 +102,9 @@ def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
         return RateLimitError(
             f"{met}, and this request alone takes {draw.cost:,}; shorten it, or raise the limit", counted=kind
         )
-    needs = f"{met}: {max(0, left):,} are left, and this request takes {draw.cost:,}"
-    if limit.period in (Period.DAY, Period.MONTH):
+    here = "" if draw.division is None else " in this pool"
+    needs = f"{met}: {max(0, left):,} are left{here}, and this request takes {draw.cost:,}"
+    if limit.period in (Period.DAY, Period.MONTH) and not drawn.wait_s:
         when = "tomorrow" if limit.period is Period.DAY else "next month"
         return QuotaSpentError(f"{needs}; it is reset {when} (UTC), or raise the quota")
     if limit.period is Period.IN_FLIGHT:

@@ -85,12 +85,13 @@ def record_line(record: UsageRecord) -> dict[str, Any]:
 
 
 async def limits_used(books: Books, tenant: str, limits: Sequence[Limit]) -> list[dict[str, Any]]:
-    """Each limit of a tenant, and what is used of it now in each pool.
+    """Each limit of a tenant, what is used of it now in each pool, and what is left of it in all.
 
     Raises:
         StoreError: the store is out of reach.
     """
     found = await asyncio.gather(*[each.budgets(tenant, limits) for each in books.values()])
+    used_in_all = [sum(used) for used in zip(*found, strict=True)]
     return [
         {
             "pool": pool,
@@ -98,10 +99,10 @@ async def limits_used(books: Books, tenant: str, limits: Sequence[Limit]) -> lis
             "of": limit.of,
             "amount": limit.amount,
             "used": round(amount),
-            "remaining": max(0, int(limit.amount - amount)),
+            "remaining": max(0, int(limit.amount - in_all)),
         }
         for pool, used in zip(books, found, strict=True)
-        for limit, amount in zip(limits, used, strict=True)
+        for limit, amount, in_all in zip(limits, used, used_in_all, strict=True)
     ]
 
 

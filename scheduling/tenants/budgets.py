@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
+from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.values import value
 
 MINUTE_S: Final = 60.0
@@ -51,6 +52,7 @@ class Period(StrEnum):
     """As many at a time."""
 
 
+OF_MODEL: Final = "model:"
 _QUOTAS: Final = (Period.DAY, Period.MONTH)
 
 
@@ -81,12 +83,18 @@ class Draw:
     capacity: int
     leak_per_s: float
     limit: Limit
+    division: Division | None = None
+    """How the budget is divided among pools; None: all of it is this pool's."""
 
     @property
-    def leaks(self) -> float | str:
-        """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight."""
+    def leaks(self) -> float | str | list[float | str]:
+        """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight.
+        Where it is divided, the part that this pool has where none is entered, and the pools follow."""
         period = self.limit.period
-        return period.value if period in _QUOTAS else self.leak_per_s
+        kind = period.value if period in _QUOTAS else self.leak_per_s
+        if self.division is None:
+            return kind
+        return [kind, self.division.first_part(self.capacity), ",".join(self.division.pools)]
 
     @property
     def never_fits(self) -> bool:
@@ -99,11 +107,13 @@ class Drawn:
     """What the store replied to the draws of one placement."""
 
     left: tuple[int, ...] = ()
-    """What is left of each budget, in the order of the draws; below 0 it is overdrawn."""
+    """What is left of each budget, in the order of the draws; below 0 it is overdrawn. Of one that is divided, what is
+    left of this pool's part."""
     unmet: int | None = None
     """The place of the draw that kept the request out, the one that takes longest to fit; None: all were drawn."""
     wait_s: float = 0.0
-    """Time until it would fit if no other request drew; 0 where that depends on what is in flight."""
+    """Time until it would fit if no other request drew; 0 where that depends on what is in flight, or a quota is spent.
+    Where other pools have what it lacks, the time until the leader has moved it."""
 
 
 def draws_of(
@@ -112,9 +122,10 @@ def draws_of(
     names: Sequence[str],
     prompt_tokens: int,
     output_tokens: int,
+    division: Division | None = None,
 ) -> tuple[Draw, ...]:
     """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
-    the expected ones."""
+    the expected ones. ``division`` is that of the tenant, where it uses several pools; a model is of one pool."""
     costs = {
         Measure.REQUESTS: 1,
         Measure.PROMPT_TOKENS: prompt_tokens,
@@ -125,7 +136,10 @@ def draws_of(
     for limit in limits:
         if limit.of and limit.of not in names:
             continue
-        drawn.append(Draw(budget_of(tenant, limit), costs[limit.measure], limit.amount, limit.leak_per_s, limit))
+        shared = None if division is None or limit.of.startswith(OF_MODEL) else division
+        drawn.append(
+            Draw(budget_of(tenant, limit), costs[limit.measure], limit.amount, limit.leak_per_s, limit, shared)
+        )
     return tuple(drawn)
 
 
@@ -141,7 +155,8 @@ def returned_text(
     draws: Sequence[Draw], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
 ) -> str:
     """The amounts that a request gives back when it is over: each budget and its amount, unless that is 0, separated by
-    blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon.
+    blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon, and of
+    which amount that is where the budget is divided.
 
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
@@ -150,8 +165,12 @@ def returned_text(
     for draw in draws:
         amount = draw.cost - (_kept(draw, prompt_tokens, output_tokens) if answered else 0)
         if amount:
-            words += (draw.budget, str(amount) if amount > 0 else f"{amount}:{draw.leak_per_s}")
+            words += (draw.budget, str(amount) if amount > 0 else f"{amount}:{_leak_text(draw)}")
     return " ".join(words) or NOTHING_RETURNED
+
+
+def _leak_text(draw: Draw) -> str:
+    return f"{draw.leak_per_s}" if draw.division is None else f"{draw.leak_per_s}/{draw.capacity}"
 
 
 def _kept(draw: Draw, prompt: int | None, output: int | None) -> int:

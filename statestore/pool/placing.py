@@ -101,7 +101,7 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     )
 
 
-def draw_words(draws: Sequence[Draw]) -> list[str | float]:
+def draw_words(draws: Sequence[Draw]) -> list[str | float | list[float | str]]:
     """Draws as the scripts take them: four words for each."""
     return [word for each in draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
 

@@ -32,6 +32,7 @@ from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, T
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec, placing
+from dualmap.statestore.pool.allotments import Allotments
 from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
@@ -78,6 +79,7 @@ class PoolStore(Changes):
         self.publications: Final = Publications(keys, calls)
         self.responses: Final = StoredResponses(keys, calls)
         self.usage: Final = UsageBooks(keys, calls)
+        self.allotments: Final = Allotments(keys, calls)
         self.kv_events: Final = KvEventCalls(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
@@ -234,7 +236,7 @@ class PoolStore(Changes):
         return adopted
 
     async def _adopt(self, instance_id: str, requests: Sequence[StoredRequest]) -> int:
-        """Enter the requests of one instance."""
+        """Enter the requests of one instance, or with "" those that no instance has."""
         keys, replicas = self._keys, self._keys.replicas
         owners = sorted({request.replica_id for request in requests})
 
@@ -247,21 +249,28 @@ class PoolStore(Changes):
             spec, record, leases, changed, used, *standing = await self._calls.together([*common, *known])
             order = self.settings.order_from(pairs_from(changed))
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
-            if spec is None or record is None or not lost:
+            if not lost or (instance_id and (spec is None or record is None)):
                 return 0, Change()
             commands: list[Command] = []
+            now_ms = await self._calls.now_ms()
             for request in lost:
                 texts = ("placed", placed_of(request), "told", reported_of(request))
-                commands += [("HSET", keys.request(request.request_id), *texts), listed(keys, request, order)]
-            read = [(keys.request(request.request_id), "placed", None) for request in lost]
-            read += [(keys.instances, instance_id, spec), *zip([replicas] * len(owners), owners, leases, strict=True)]
-            now_ms = await self._calls.now_ms()
+                commands.append(("HSET", keys.request(request.request_id), *texts))
+                nowhere = ("ZADD", keys.passed_on, now_ms, request.request_id)
+                commands.append(listed(keys, request, order) if instance_id else nowhere)
+            metered = await self.usage.taken_back(lost)
+            commands += metered.commands
+            read = [*metered.read, *((keys.request(request.request_id), "placed", None) for request in lost)]
+            read += zip([replicas] * len(owners), owners, leases, strict=True)
             for budget, text in zip(budgets, used, strict=False):
                 cost = sum(cost for each in lost for name, cost in draws_from(each.drawn) if name == budget)
                 if cost:
                     commands.append(("HSET", keys.budgets, budget, codec.budget_with(budget, text, cost, now_ms)))
                     read.append((keys.budgets, budget, text))
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
+            if spec is None or record is None:
+                return len(lost), Change(commands, read)
+            read.append((keys.instances, instance_id, spec))
             counts = Counts.sum(lost)
             stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}
             grown = growth(counts) | {"version": len(lost) - 1}  # it grows with every change

@@ -225,3 +225,20 @@ async def test_a_store_that_came_back_empty_knows_again_what_is_in_flight(pool: 
     await pool.adopt([lost])
 
     assert (await place(pool, "r2", one_in_flight())).drawn == Drawn((0,))
+
+
+async def test_a_request_that_is_passed_on_comes_back_into_an_empty_store_with_what_it_drew(pool: PoolStore) -> None:
+    draws = (one_in_flight(),)
+    asked = replace(placement("r1").request, tenant="acme", drawn=drawn_text(draws), account="acme ci - m")
+    assert (await pool.register(asked, draws))[0] is PlaceStatus.DISPATCHED
+    lost = await record(pool, "r1")
+    await pool._calls.command("DEL", pool._keys.budgets, pool._keys.request("r1"), pool._keys.passed_on)
+
+    assert await pool.adopt([lost]) == 1
+    assert await pool.adopt([lost]) == 0
+    assert [each.request_id for each in await pool.requests_of("one")] == ["r1"]
+    assert (await place(pool, "r2", one_in_flight())).drawn == Drawn((0,))
+    await finish(pool, "r1", used="1 9 0 2 0 0 0 completed reported")
+
+    assert (await place(pool, "r3", one_in_flight())).drawn == Drawn((0,))
+    assert await pool.requests_of("one") == [await record(pool, "r2"), await record(pool, "r3")]

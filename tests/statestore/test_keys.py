@@ -14,18 +14,22 @@ from redis.crc import key_slot
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
 from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, stored_responses
+from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 from dualmap.statestore.tenants.tenant_book import Edition
 from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, placement, record
 
@@ -60,11 +64,15 @@ async def live_through_everything(pool: PoolStore) -> None:
     await place(pool, "over", account="acme ci - m")
     await first_token(pool, "over", "a", note='{"features": null}')
     await finish(pool, "over", note='{"text_bytes": 9, "tokens": 2}', used="1 9 0 2 0 0 0 completed reported")
+    await pool.register(placement("lost", account="acme ci - m").request, ())
+    lease = await pool._calls.command("HGET", pool._keys.replicas, "one")
+    await pool.release([Release("lost", replica_id="one", used="1 0 0 0 0 1 0 lost expected")], lease=lease)
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
     await first_token(pool, "sent", "a")
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
-    draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit)
+    draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit, Division(("default", "other"), 0, True))
+    await pool.allotments.allot(Allotment("other/requests/in_flight", 8, 4, 1, 4))
     await pool.register(placement("passed on", account="acme ci - m").request, ())
     about = {"tenant": "acme", "drawn": drawn_text((draw,)), "shares_as": "acme"}
     await place(pool, "drawing", "a", draws=(draw,), share=Share("acme", 1.0, 2), **about)
@@ -106,6 +114,7 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await store.open()
     await live_through_everything(store.pool("default"))
     await store.tenants.change(Edition(), {"acme": b"{}"}, by="ada", action="create", before={}, after={})
+    await store.allotments.enter("acme/requests/in_flight", LedgerEntry(), LedgerEntry(1, 8, {"default": 8}))
     await store.close()
     with redis.Redis.from_url(server_url) as client:
         yield client
@@ -116,7 +125,7 @@ def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
     of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request|usage"
-    made = {re.sub(rf"^({of_one}):(?!log).*", r"\1", name) for name in names}
+    made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described
 

@@ -25,9 +25,11 @@ from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.redis import RedisStore, wire
 from dualmap.statestore.settings import StoreSettings
+from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, placement, record
@@ -62,7 +64,12 @@ READS = frozenset(
         "usage.of_day",
         "usage.records",
         "usage.work",
+        "usage.taken_back",
         "usage.budgets",
+        "allotments.changes",
+        "allotments.wanted",
+        "allotments.of",
+        "allotments.entered",
     ]
 )
 """Calls that change nothing."""
@@ -76,6 +83,9 @@ WITHIN_THE_PROCESS = frozenset(
 )
 HINTS = frozenset({"queues.wanted_rebalances"})
 """What it takes too late is a hint: the next sweep finds the queue."""
+
+OF_A_SCRIPT = b"}:\r\n"
+"""Only calls of scripts have the beginning of keys as an argument."""
 
 Change = Callable[[PoolStore, Lease], Awaitable[Any]]
 
@@ -144,6 +154,9 @@ CHANGES: dict[str, Change] = {
     "kv_events.mark": lambda pool, _: pool.kv_events.mark("a", 4_000_000_000_000, KvViewStatus.EXACT),
     "kv_events.apply": lambda pool, _: pool.kv_events.apply("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
     "usage.drop_old": lambda pool, lease: pool.usage.drop_old(fence=lease.fence),
+    "allotments.allot": lambda pool, _: pool.allotments.allot(
+        Allotment("acme/requests/minute", 60, 30, 4_000_000_000_000, 7)
+    ),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
 }
 
@@ -229,10 +242,11 @@ async def test_only_scripts_change_what_the_server_has(
             await change(book, edition)
         infos = client.command()
 
-    assert "EVALSHA" in sent
+    assert sent & {"EVALSHA", "FCALL"}
     of_transactions = {"MULTI", "EXEC"}
-    changing = {name for name in sent - of_transactions if "readonly" not in infos[name.lower()]["flags"]}
-    assert changing <= {"EVALSHA", "EVAL", "SCRIPT", "TIME"}
+    known = {name: infos[name.lower()]["flags"] for name in sent - of_transactions if name.lower() in infos}
+    changing = {name for name, flags in known.items() if "readonly" not in flags}
+    assert changing <= {"FCALL", "FUNCTION", "EVALSHA", "EVAL", "SCRIPT", "TIME"}
 
 
 @pytest.mark.parametrize("call", sorted(CHANGES))
@@ -243,7 +257,7 @@ async def test_what_a_caller_gave_up_changes_nothing_when_it_is_delivered(
         lease = await _filled(pool, client)
         if call == "members.remove_instance":
             client.delete("dualmap:{default}:running:c")
-        proxy.mark = b"EVALSHA"
+        proxy.mark = OF_A_SCRIPT
         before = _kept(client)
 
         with pytest.raises(StoreUnavailableError):
@@ -284,7 +298,7 @@ async def test_a_change_of_tenants_that_was_given_up_changes_nothing_when_it_is_
     with redis.Redis.from_url(server_url) as client:
         client.flushdb()
         book, edition = await _book(store)
-        proxy.mark = b"EVALSHA"
+        proxy.mark = OF_A_SCRIPT
         before = _kept(client)
         assert len(before) == 3
 
@@ -306,7 +320,7 @@ async def _replied(proxy: HoldingProxy) -> None:
 
 async def test_a_call_that_is_held_for_less_than_its_time_is_carried_out(pool: PoolStore, proxy: HoldingProxy) -> None:
     await pool.members.put_instance(instance("a"))
-    proxy.mark = b"EVALSHA"
+    proxy.mark = OF_A_SCRIPT
 
     placing = asyncio.create_task(pool.place(placement("r", "a")))
     async with asyncio.timeout(60):
@@ -323,7 +337,7 @@ async def test_a_call_after_one_that_was_given_up_is_carried_out(
 ) -> None:
     with redis.Redis.from_url(server_url) as client:
         lease = await _filled(pool, client)
-        proxy.mark = b"EVALSHA"
+        proxy.mark = OF_A_SCRIPT
         with pytest.raises(StoreUnavailableError):
             await CHANGES[call](pool, lease)
         proxy.open_for_new()
@@ -340,3 +354,27 @@ async def test_a_call_after_one_that_was_given_up_is_carried_out(
             *await pool.records(["late"]),
             *(each.replica_id for each in (await pool.overview()).replicas),
         }
+
+
+def test_every_call_of_the_ledger_of_allotments_is_known_to_read_or_is_tried_late() -> None:
+    ledger = MemoryStore(SCHEDULING).allotments
+
+    assert {call for call in dir(ledger) if not call.startswith("_")} == {"entry", "scan", "enter"}
+
+
+async def test_an_entry_of_the_ledger_that_was_given_up_is_not_made_when_it_is_delivered(
+    store: RedisStore, proxy: HoldingProxy, server_url: str
+) -> None:
+    with redis.Redis.from_url(server_url) as client:
+        client.flushdb()
+        assert await store.allotments.enter("other/requests/minute", LedgerEntry(), LedgerEntry(1, 60, {"a": 60}))
+        before, former = _kept(client), await store.allotments.entry("acme/requests/minute")
+        proxy.mark = OF_A_SCRIPT
+
+        with pytest.raises(StoreUnavailableError):
+            await store.allotments.enter("acme/requests/minute", former, LedgerEntry(1, 60, {"a": 60}))
+        assert proxy.holds, "the call was under way"
+        proxy.deliver()
+        await _replied(proxy)
+
+        assert _kept(client) == before

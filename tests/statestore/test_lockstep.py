@@ -36,6 +36,7 @@ from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
+from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, drawn_text, draws_of
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
@@ -43,6 +44,7 @@ from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.sorted_set import SortedSet
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.codec import CONFIRMED_STAMP, pairs_from
 from dualmap.statestore.records import pack_chain
 from dualmap.statestore.redis import RedisStore
@@ -67,6 +69,7 @@ LOGGED = 50
 """Entries of each log that are compared: a server drops old ones later than it is asked to."""
 INSTANCES = ("a", "b", "c", "d")
 REPLICAS = ("one", "two")
+DIVISION = Division(("default", "other"), 0, begins=True)
 CHAINS = (
     *(chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(*range(70, 78))),
     *(chain(*range(100, 112)), chain(*range(100, 135)), chain(*range(100, 123), 201, 202)),  # several samples each
@@ -88,6 +91,7 @@ WANTED = {
     "first tokens",
     "confirmed",
     "weighed",
+    "allotted",
 }
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
@@ -254,6 +258,7 @@ class Traffic:
             self.publish: 2,
             self.drift_and_repair: 2,
             self.take_wishes: 1,
+            self.allot: 1,
             self.kv_events: 8,
         }
 
@@ -297,7 +302,8 @@ class Traffic:
         if rng.random() < 0.6:
             return {}
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
-        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50)
+        division = rng.choice((None, DIVISION))
+        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, division)
         return {
             "tenant": "acme",
             "drawn": drawn_text(draws),
@@ -573,6 +579,17 @@ class Traffic:
                 await drift(pool, name, count, -by)
         else:
             assert repaired == 1
+
+    async def allot(self) -> None:
+        rng, pool = self.rng, self.twins.memory
+        wanted = await self.twins.both(lambda pool: pool.allotments.wanted())
+        for budget, each in wanted.items():
+            found = await pool.allotments.of(budget, each.amount, each.amount // 2)
+            stamp, part = found.stamp + rng.choice((0, 1, 1, 2)), rng.randrange(each.amount + 1)
+            change = Allotment(budget, each.amount, each.amount // 2, stamp, part, rng.randrange(9))
+            await self.twins.both(lambda pool, change=change: pool.allotments.allot(change))
+            self.seen["allotted"] += 1
+            await self.twins.both(lambda pool, budget=budget, amount=each.amount: pool.allotments.of(budget, amount, 7))
 
     async def take_wishes(self) -> None:
         await self.twins.both(lambda pool: pool.queues.wanted_rebalances(0))

@@ -55,11 +55,11 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
 
 
 async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_without_a_call_of_its_own(
-    clock: Any, flaky: Any, metrics: Any
+    clock: Any, flaky: Any, metrics: Any, store: Any
 ) -> None:
     settings = WorkerSettings(lease_ms=3000)
     worker = PoolWorker(
-        flaky, PoolSettings(), settings,
+        flaky, store, PoolSettings(), settings,
         worker_id="w1", clock=clock, metrics=metrics, jitter=random.Random(1),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())

@@ -27,7 +27,7 @@ from tests.workers.scripted_server import ScriptedServer
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
 JOBS = {
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
-    "settings", "mender",
+    "settings", "mender", "allotter",
 }  # fmt: skip
 
 
@@ -45,6 +45,7 @@ class Runner:
         metrics = WorkerMetrics()
         worker = PoolWorker(
             self.pool,
+            self.store,
             self._settings,
             QUICK,
             worker_id=worker_id,

@@ -1,39 +1,89 @@
 -- Budgets of tenants (scheduling/tenants/budgets.py): in one hash, by name. One that leaks is 'USED AT_MS', millionths of what was
 -- used of it at that time, of which some has leaked since; a quota is 'USED PERIOD', the day or month that it counts in; of what is
--- in flight it is 'USED'. One that is missing, or cannot be read, is not used.
+-- in flight it is 'USED'. One that is missing, or cannot be read, is not used. Of one that is divided among pools
+-- (scheduling/tenants/allotments.py) another hash has what this pool is allotted, 'PART OF STAMP REST': its part of an amount, the
+-- stamp of that change, and what was unused in other pools then.
+
+-- What is used now of a budget, by its text, and what that is in its text: how much leaks a second, or the period of a quota.
+local function used_of(text, leak, at_ms)
+  if leak == 'day' or leak == 'month' then
+    local period = leak == 'day' and utc_day(at_ms) or string.sub(utc_day(at_ms), 1, 7)
+    local former, of = string.match(text or '', '^(%d+) (%S+)$')
+    return of == period and tonumber(former) or 0, period
+  elseif leak > 0 then
+    local former, since_ms = string.match(text or '', '^(%d+) (%d+)$')
+    return former and math.max(0, former / 1000000 - math.max(0, at_ms - since_ms) / 1000 * leak) or 0
+  end
+  return tonumber(text or 0) or 0
+end
+
+local function budget_text(used, leak, period, at_ms)
+  if period then
+    return string.format('%d %s', used, period)
+  end
+  return leak > 0 and string.format('%d %d', math.ceil(used * 1000000), at_ms) or used
+end
+
+-- The part of a budget of this amount that a pool has, by its text: what it begins with where nothing is allotted. Also whether it
+-- was allotted of this amount, the stamp, and what other pools had left.
+local function part_of(text, amount, begins_with)
+  local part, of, stamp, rest = string.match(text or '', '^(%d+) (%d+) (%d+) (%d+)$')
+  if not part or tonumber(of) == 0 then
+    return begins_with, false, 0, amount - begins_with
+  end
+  part, of = tonumber(part), tonumber(of)
+  return of == amount and part or math.floor(part * amount / of), of == amount, tonumber(stamp), tonumber(rest)
+end
+
+-- How much leaks of a part; also of one that is 0 it is not 0, which would be the kind of what is in flight.
+local function part_of_leak(leak, part, amount)
+  return type(leak) == 'number' and leak * math.max(part, 0.000001) / amount or leak
+end
+
+-- Tells the leader that a request did not fit into the part of this pool, or that there is little left of it.
+local function want(name, needs, capacity, pools)
+  redis.call(needs > 0 and 'HSET' or 'HSETNX', keys.budgets_wanted, name, string.format('%d %d %s', needs, capacity, pools))
+end
+
+-- Time until a draw fits that does not fit by so much, as far as that is known: 0 for what is in flight, and a quota that is spent.
+local function wait_of(cost, beyond, capacity, leak, rest)
+  if leak == 'day' or leak == 'month' then
+    return rest and beyond <= rest and terms.allotting_ms or 0
+  elseif leak == 0 then
+    return 0
+  end
+  return rest and cost > capacity and terms.allotting_ms or math.ceil(beyond * 1000 / leak)
+end
 
 -- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {draw that does not
 -- fit and takes longest to, or 0; ms until it would; what is left of each}, and what is to be written where all fit, or must be
--- drawn all the same.
+-- drawn all the same. Where a budget is divided the leak is {leak, part that this pool begins with, pools}.
 local function weigh_draws(draws, must, at_ms)
-  local names, found, written = {}, { 0, 0 }, {}
+  local names, found, written, parts = {}, { 0, 0 }, {}, nil
   for place = 1, #draws / 4 do
     names[place] = draws[4 * place - 3]
   end
   local texts = redis.call('HMGET', keys.budgets, unpack(names))
   for place = 1, #names do
-    local text, used, capacity, leak = texts[place], draws[4 * place - 2], draws[4 * place - 1], draws[4 * place]
-    written[2 * place - 1] = names[place]
-    if leak == 'day' or leak == 'month' then
-      local period = leak == 'day' and utc_day(at_ms) or string.sub(utc_day(at_ms), 1, 7)
-      local former, of = string.match(text or '', '^(%d+) (%S+)$')
-      used, leak = of == period and used + former or used, 0
-      written[2 * place] = string.format('%d %s', used, period)
-    elseif leak > 0 then
-      local former, since_ms = string.match(text or '', '^(%d+) (%d+)$')
-      if former then
-        used = used + math.max(0, former / 1000000 - math.max(0, at_ms - since_ms) / 1000 * leak)
-      end
-      written[2 * place] = string.format('%d %d', math.ceil(used * 1000000), at_ms)
-    else
-      used = used + (tonumber(text or 0) or 0)
-      written[2 * place] = used
+    local name, cost, capacity, leak = names[place], draws[4 * place - 2], draws[4 * place - 1], draws[4 * place]
+    local divided, amount, rest, is_right = type(leak) == 'table' and leak, capacity, nil, true
+    if divided then
+      parts = parts or redis.call('HMGET', keys.budgets_allotted, unpack(names))
+      local part, of_amount, _, unused = part_of(parts[place], amount, divided[2])
+      capacity, is_right, rest = part, of_amount, unused
+      leak = part_of_leak(divided[1], capacity, amount)
     end
+    local used, period = used_of(texts[place], leak, at_ms)
+    used = used + cost
+    written[2 * place - 1], written[2 * place] = name, budget_text(used, leak, period, at_ms)
     if used > capacity and not must then
-      local wait_ms = leak > 0 and math.ceil((used - capacity) * 1000 / leak) or 0
+      local wait_ms = wait_of(cost, used - capacity, capacity, leak, rest)
       if found[1] == 0 or wait_ms > found[2] then
         found[1], found[2] = place, wait_ms
       end
+    end
+    if divided and (not is_right or used > terms.wanted_from * capacity) then
+      want(name, used > capacity and not must and cost or 0, amount, divided[3])
     end
     found[place + 2] = math.floor(capacity - used)
   end
@@ -41,7 +91,7 @@ local function weigh_draws(draws, must, at_ms)
 end
 
 -- Takes from budgets what 'NAME AMOUNT …' says, drawn at a time. 'NAME -AMOUNT:LEAK_PER_S' adds, and what has leaked away before
--- is no credit for it.
+-- is no credit for it; where the budget is divided, '/CAPACITY' follows, of which that leaks.
 local function give_back(returned, drawn_ms, at_ms)
   local names, amounts, written, unused = {}, {}, {}, {}
   for name, amount in string.gmatch(returned, '(%S+) (%S+)') do
@@ -52,10 +102,14 @@ local function give_back(returned, drawn_ms, at_ms)
   end
   local texts = redis.call('HMGET', keys.budgets, unpack(names))
   for place = 1, #names do
-    local amount, extra, leak = tonumber(amounts[place]), nil, nil
+    local amount, extra, leak, of = tonumber(amounts[place]), nil, nil, nil
     if not amount then
-      extra, leak = string.match(amounts[place], '^%-(%d+):([%d.e+-]+)$')
-      amount = -(tonumber(extra) or 0)
+      extra, leak, of = string.match(amounts[place], '^%-(%d+):([%d.e+-]+)/?(%d*)$')
+      amount, of = -(tonumber(extra) or 0), tonumber(of)
+      if of then
+        local part = part_of(redis.call('HGET', keys.budgets_allotted, names[place]), of, of)
+        leak = part_of_leak(tonumber(leak) or 0, part, of)
+      end
     end
     local former, rest = string.match(texts[place] or '', '^(%d+)(.*)$')
     local left = former and former - amount

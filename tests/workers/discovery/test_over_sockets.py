@@ -53,6 +53,7 @@ async def test_pods_come_and_go_through_a_change_of_leader(
     def start(name: str) -> asyncio.Task[None]:
         worker = PoolWorker(
             pool,
+            store,
             settings,
             QUICK,
             worker_id=name,
