@@ -20,7 +20,7 @@ class Figures:
     on_time_q3: float
     on_time_q4: float
     both_slos: float
-    """Share on time and no slower than 100 ms a token."""
+    """Share on time and no slower than the traffic's SLO a token, which is 100 ms unless it has another."""
     refused: float
     """Share of all."""
     refused_q4: float
@@ -58,6 +58,8 @@ class Figures:
     hit_share_of_bound: float = 0.0
     load_cv: float | None = None
     """Coefficient of variation of pending tokens over the instances; None: they were never loaded."""
+    answers_per_s: float = 0.0
+    """Answers that ended between the first arrival and the last, a second."""
 
     @classmethod
     def of(cls, result: RunResult) -> Figures:
@@ -98,4 +100,5 @@ class Figures:
             tpot_mean_s=result.tpot_s.mean,
             hit_share_of_bound=result.hit_share_of_bound,
             load_cv=result.load_cv,
+            answers_per_s=result.answers_per_s,
         )

@@ -9,6 +9,7 @@ from dualmap.research.run_cache import RunCache
 from dualmap.research.targets import MAIN, Target
 from dualmap.research.variant import Variant
 from dualmap.research.workload import Workload
+from dualmap.simulation.arrivals import Loop
 from dualmap.simulation.goodput import find_goodput
 from dualmap.simulation.runs import RunJob
 from dualmap.simulation.scenario import Scenario
@@ -27,9 +28,11 @@ class Run:
     seed: int = 1
     rate_per_s: float | None = None
     """None: the trace's own times."""
+    concurrency: int | None = None
+    """Number of clients that are always busy, in the place of a rate."""
 
     def scenario(self) -> Scenario:
-        return self.variant.scenario(self.workload)
+        return replace(self.variant.scenario(self.workload), loop=Loop(self.concurrency))
 
     @property
     def job(self) -> RunJob:

@@ -84,6 +84,7 @@ class Variant:
             instances=workload.instances,
             changes=workload.changes,
             skip_requests=workload.skip_requests,
+            slo_tpot_s=workload.traffic.slo_tpot_s,
             **own,
         )
         return replace(scenario, speed_changes=self._slow_from_the_start(scenario))

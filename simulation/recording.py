@@ -73,14 +73,22 @@ def render_mooncake(trace: Trace) -> str:
 
 
 def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]:
-    row = {
+    row: dict[str, object] = {
         "timestamp": round(request.arrival_s * 1000),
         "input_length": request.input_tokens,
         "output_length": request.output_tokens,
         "hash_ids": request.hash_ids,
         "block_tokens": block_tokens,
     }
-    return row if request.slo_ttft_s is None else row | {"slo_ttft_ms": round(request.slo_ttft_s * 1000)}
+    if request.slo_ttft_s is not None:
+        row["slo_ttft_ms"] = round(request.slo_ttft_s * 1000)
+    if request.session:
+        row["session_id"] = request.session
+    if request.think_s is not None:
+        row["delay"] = round(request.think_s * 1000)
+    if request.after:
+        row["after"] = request.after
+    return row
 
 
 def _read(path: Path, read: Callable[[int], None]) -> Iterator[tuple[int, RecordedRequest]]:

@@ -1,8 +1,9 @@
-"""A trace sent through a live endpoint: open loop, at the trace's own times, every request accounted for.
+"""A trace sent through a live endpoint, every request accounted for.
 
-Open loop means that no request waits for answers: a fleet that falls behind gets the same arrivals as one that does
-not. Times count from when a request was due, so a client that falls behind does not hide it. Prompts share text exactly
-as the trace's block ids do.
+When each request is sent is decided by ``simulation.arrivals``: at the trace's own times (an open loop: a fleet that
+falls behind gets the same arrivals as one that does not), a think time after the answer before, or by clients that are
+always busy. Times count from when a request was due, so a client that falls behind does not hide it. Prompts share text
+exactly as the trace's block ids do.
 
 **Sped-up fleets.** Emulated instances may run ``time_scale`` engine seconds in a second. A replay with the same time
 scale sends that much faster, sets a TTFT SLO that much tighter (``x-slo-ttft-ms`` is in milliseconds of the clock) and
@@ -15,16 +16,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.answer_stream import AnswerStream
+from dualmap.simulation.arrivals import TRACE_TIMES, Arrivals, Loop
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.fleet_probe import FleetProbe
 from dualmap.simulation.http_client import HttpClient, HttpClientError, Response
@@ -50,8 +54,12 @@ class ReplayOptions:
     """SLO of the time per output token, in engine seconds; it is reported, not sent."""
     time_scale: float = 1.0
     """Engine seconds in a second of the clock."""
+    loop: Loop = TRACE_TIMES
+    """The rule by which requests follow each other, in engine seconds."""
     skip_requests: int = 0
     """Requests at the start that warm caches up and stay out of the figures."""
+    skip_s: float = 0.0
+    """Engine seconds at the start whose requests stay out of the figures, too."""
     timeout_s: float = 3600.0
     """Time for one answer, in engine seconds."""
     salt: str = ""
@@ -59,6 +67,11 @@ class ReplayOptions:
     api_key: str | None = None
     sample_interval_s: float = 1.0
     """Time between looks at the fleet's load, seconds of the clock."""
+
+
+_AHEAD = 32
+"""Bodies kept ready beyond those that follow what is in flight: bursts then cost no more than sending, and a long trace
+no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +158,16 @@ class _Replay:
         self._on_progress = on_progress
         self._bodies = RequestBodies(trace, model, options.endpoint, options.salt)
         self._authorization = _authorization(options)
-        self._first_arrival_s = trace.requests[0].arrival_s if trace.requests else 0.0
+        self._arrivals = Arrivals(trace, options.loop)
+        self._unwritten = deque(self._arrivals.known)
+        """Places whose bodies are to be written in free moments."""
+        self._taken: set[int] = set()
         self._results: list[ReplayedRequest] = []
         self._sent = self._answered = self._on_time = 0
+        self._start_s = 0.0
+        """The clock when the first request is due."""
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when a request is known to be due that was not before."""
 
     async def record(self, stop: asyncio.Event) -> ReplayRecord:
         options, probe = self._options, FleetProbe(self._client, self._options.sample_interval_s)
@@ -162,30 +182,33 @@ class _Replay:
         return ReplayRecord(
             trace=self._trace.name,
             url=options.url,
-            rate_per_s=self._trace.rate_per_s,
+            rate_per_s=None if options.loop.is_closed(self._trace) else self._trace.rate_per_s,
             time_scale=options.time_scale,
             slo_ttft_s=options.scheduling.slo_ttft_s,
             slo_tpot_s=options.slo_tpot_s,
             skip_requests=options.skip_requests,
+            skip_s=options.skip_s,
+            concurrency=options.loop.concurrency,
             requests=tuple(sorted(self._results, key=lambda request: request.index)),
-            unsent=len(self._trace.requests) - self._sent,
+            unsent=len(self._trace.requests) - self._sent if stop.is_set() else 0,
             samples=tuple(probe.samples),
             migrations=probe.migrations,
         )
 
     async def _send_all(self, stop: asyncio.Event) -> None:
-        start_s = time.monotonic()
+        self._start_s = time.monotonic()
         sending: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(stop.wait())
         try:
-            for index, request in enumerate(self._trace.requests):
-                due_s = start_s + self._offset_s(request)
-                await self._wait_until(due_s, stopping)
+            while not self._arrivals.over:
+                is_due = await self._wait(stopping)
                 if stop.is_set():
                     break
-                task = asyncio.create_task(self._send(index, request, self._bodies.take(), due_s))
-                sending.add(task)
-                task.add_done_callback(sending.discard)
+                if is_due:
+                    task = asyncio.create_task(self._take())
+                    sending.add(task)
+                    task.add_done_callback(sending.discard)
+                    await asyncio.sleep(0)  # answers must be read even when all requests are due at once
             answers = asyncio.gather(*sending, return_exceptions=True)
             await asyncio.wait((stopping, answers), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -195,14 +218,47 @@ class _Replay:
                 task.cancel()
             await asyncio.gather(stopping, *leftover, return_exceptions=True)
 
-    async def _wait_until(self, due_s: float, stopping: asyncio.Task[object]) -> None:
-        """Wait for a request's time (or for the end), writing the bodies of the next ones meanwhile."""
-        await asyncio.sleep(0)  # answers must be read even when all requests are due at once
-        while (delay_s := due_s - time.monotonic()) > 0 and not stopping.done():
-            if self._bodies.write_one_ahead():
+    async def _wait(self, stopping: asyncio.Task[object]) -> bool:
+        """Wait until a request is due, another one's time is known, or the end; returns whether one is due. Writes the
+        bodies of the next ones meanwhile."""
+        if self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        due_s = self._arrivals.due_s
+        while not stopping.done() and not self._changed.done():
+            delay_s = None if due_s is None else self._clock_s(due_s) - time.monotonic()
+            if delay_s is not None and delay_s <= 0:
+                return True
+            if self._write_one_ahead():
                 await asyncio.sleep(0)
             else:
-                await asyncio.wait([stopping], timeout=delay_s)
+                await asyncio.wait((stopping, self._changed), timeout=delay_s, return_when=asyncio.FIRST_COMPLETED)
+        return False
+
+    def _write_one_ahead(self) -> bool:
+        """Write one body that is taken later; returns False if there is none, or enough are ready."""
+        in_flight = self._sent - len(self._results)
+        while self._unwritten and self._unwritten[0] in self._taken:
+            self._unwritten.popleft()
+        if not self._unwritten or self._bodies.ready >= _AHEAD + in_flight:
+            return False
+        self._bodies.write_ahead(self._unwritten.popleft())
+        return True
+
+    def _take(self) -> Coroutine[Any, Any, None]:
+        """Take the request that is due; returns what sends it."""
+        due_s = self._clock_s(self._arrivals.due_s or 0.0)
+        place = self._arrivals.take()
+        self._unwritten.extendleft(self._arrivals.followers(place))
+        self._taken.add(place)
+        number, self._sent = self._sent, self._sent + 1
+        return self._send(number, place, self._bodies.take(place), due_s)
+
+    def _clock_s(self, trace_s: float) -> float:
+        """The clock at a time of the trace."""
+        return self._start_s + (trace_s - self._arrivals.first_s) / self._options.time_scale
+
+    def _trace_s(self, clock_s: float) -> float:
+        return self._arrivals.first_s + (clock_s - self._start_s) * self._options.time_scale
 
     def _slo_s(self, request: TraceRequest) -> float:
         return slo_s(self._options.scheduling, request.input_tokens, request.slo_ttft_s)
@@ -211,12 +267,9 @@ class _Replay:
         slo_ms = self._slo_s(request) * 1000 / self._options.time_scale
         return {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **self._authorization}
 
-    def _offset_s(self, request: TraceRequest) -> float:
-        return (request.arrival_s - self._first_arrival_s) / self._options.time_scale
-
-    async def _send(self, index: int, request: TraceRequest, body: bytes, due_s: float) -> None:
+    async def _send(self, number: int, place: int, body: bytes, due_s: float) -> None:
         """Send one request and record its result in any case."""
-        self._sent += 1
+        request = self._trace.requests[place]
         failure: str | None = "given up: the replay was stopped"
         response: Response | None = None
         stream = AnswerStream(time.monotonic)
@@ -233,11 +286,14 @@ class _Replay:
         except HttpClientError as error:
             failure = f"connection: {error}"
         finally:
-            self._note(index, request, due_s, sent_s, failure, response, stream)
+            self._note(number, request, due_s, sent_s, failure, response, stream)
+            is_known = self._arrivals.ended(place, self._trace_s(time.monotonic()))
+            if (is_known or self._arrivals.over) and not self._changed.done():
+                self._changed.set_result(None)
 
     def _note(
         self,
-        index: int,
+        number: int,
         request: TraceRequest,
         due_s: float,
         sent_s: float,
@@ -250,8 +306,8 @@ class _Replay:
         first_s, end_s = stream.first_content_s, time.monotonic()
         details = stream.usage.get("prompt_tokens_details") or {}
         result = ReplayedRequest(
-            index=index,
-            arrival_s=self._offset_s(request) * scale,
+            index=number,
+            arrival_s=(due_s - self._start_s) * scale,
             lag_s=(sent_s - due_s) * scale,
             input_tokens=request.input_tokens,
             slo_s=self._slo_s(request),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from enum import StrEnum
 from typing import Any
 
@@ -10,9 +9,6 @@ import orjson
 
 from dualmap.simulation.prompts import PromptWriter
 from dualmap.simulation.traces import Trace, TraceRequest
-
-_AHEAD = 32
-"""Bodies kept ready: bursts then cost no more than sending, and a long trace no memory."""
 
 
 class Endpoint(StrEnum):
@@ -28,28 +24,27 @@ class Endpoint(StrEnum):
 
 
 class RequestBodies:
-    """The JSON bodies of a trace's requests, in order."""
+    """The JSON bodies of a trace's requests."""
 
     def __init__(self, trace: Trace, model: str, endpoint: Endpoint, salt: str) -> None:
-        self._unwritten = iter(trace.requests)
-        self._ready: deque[bytes] = deque()
+        self._requests = trace.requests
+        self._ready: dict[int, bytes] = {}
         self._writer = PromptWriter(trace.block_tokens, salt)
         self._model = model
         self._endpoint = endpoint
 
-    def take(self) -> bytes:
-        """The next request's body. Raises StopIteration after the last one."""
-        return self._ready.popleft() if self._ready else self._write(next(self._unwritten))
+    @property
+    def ready(self) -> int:
+        """The number of bodies that were written ahead and not taken."""
+        return len(self._ready)
 
-    def write_one_ahead(self) -> bool:
-        """Use a free moment to write one body in advance; False if enough are ready."""
-        if len(self._ready) >= _AHEAD:
-            return False
-        request = next(self._unwritten, None)
-        if request is None:
-            return False
-        self._ready.append(self._write(request))
-        return True
+    def take(self, place: int) -> bytes:
+        """The body of the request at this place of the trace."""
+        return self._ready.pop(place, None) or self._write(self._requests[place])
+
+    def write_ahead(self, place: int) -> None:
+        """Use a free moment to write a body before it is taken."""
+        self._ready[place] = self._write(self._requests[place])
 
     def _write(self, request: TraceRequest) -> bytes:
         prompt: dict[str, Any]

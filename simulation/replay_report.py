@@ -25,7 +25,7 @@ class ReplayedRequest:
     """The outcome of one request. Times in engine seconds; None: it never got there."""
 
     index: int
-    """Its place in the trace, from 0."""
+    """Its number in the order of sending, from 0; at the trace's own times that is its place in the trace."""
     arrival_s: float
     """When it was due."""
     lag_s: float
@@ -96,6 +96,11 @@ class ReplayReport:
     trace: str
     url: str
     rate_per_s: float
+    """Mean rate of the arrivals: the trace's, or as it came out where requests wait for answers."""
+    answers_per_s: float
+    """Answers that ended between the first arrival and the last, a second: the throughput of a closed loop."""
+    concurrency: int | None
+    """Number of clients that were always busy; None: the trace's times and think times."""
     time_scale: float
     slo_ttft_s: float
     skipped: int
@@ -146,7 +151,8 @@ class ReplayRecord:
 
     trace: str
     url: str
-    rate_per_s: float
+    rate_per_s: float | None
+    """None: as the requests came, since some waited for answers."""
     time_scale: float
     slo_ttft_s: float
     skip_requests: int
@@ -156,11 +162,16 @@ class ReplayRecord:
     samples: Sequence[LoadSample]
     migrations: int | None
     slo_tpot_s: float = TPOT_SLO_S
+    skip_s: float = 0.0
+    concurrency: int | None = None
+
+    def counts(self, request: ReplayedRequest) -> bool:
+        return request.index >= self.skip_requests and request.arrival_s >= self.skip_s
 
 
 def summarize_replay(record: ReplayRecord) -> ReplayReport:
     """The figures of a replay."""
-    counted = [request for request in record.requests if request.index >= record.skip_requests]
+    counted = [request for request in record.requests if record.counts(request)]
     answered = [request for request in counted if request.answered]
     errors, errors_s = _estimate_errors(answered)
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
@@ -170,7 +181,9 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
     return ReplayReport(
         trace=record.trace,
         url=record.url,
-        rate_per_s=record.rate_per_s,
+        rate_per_s=_rate_per_s(counted) if record.rate_per_s is None else record.rate_per_s,
+        answers_per_s=_answers_per_s(counted),
+        concurrency=record.concurrency,
         time_scale=record.time_scale,
         slo_ttft_s=record.slo_ttft_s,
         skipped=len(record.requests) - len(counted),
@@ -198,6 +211,22 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         p99_lag_s=lags.p99,
         instances=_instance_shares(answered),
     )
+
+
+def _rate_per_s(requests: Sequence[ReplayedRequest]) -> float:
+    return len(requests) / _span_s(requests)
+
+
+def _answers_per_s(requests: Sequence[ReplayedRequest]) -> float:
+    last_s = max((request.arrival_s for request in requests), default=0.0)
+    ended = sum(request.e2e_s is not None and request.arrival_s + request.e2e_s <= last_s for request in requests)
+    return ended / _span_s(requests)
+
+
+def _span_s(requests: Sequence[ReplayedRequest]) -> float:
+    """Time from the first arrival to the last, never 0."""
+    arrivals_s = [request.arrival_s for request in requests] or [0.0]
+    return max(max(arrivals_s) - min(arrivals_s), 1e-9)
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:
@@ -254,10 +283,15 @@ def _slo_title(report: ReplayReport) -> str:
     return f"TTFT within {report.slo_ttft_s:g} s"
 
 
+def _rate(report: ReplayReport) -> str:
+    clients = "" if report.concurrency is None else f"{report.concurrency} clients, "
+    return f"{clients}{report.rate_per_s:.2f} requests/s"
+
+
 def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
     """The report as (figure, value), for people."""
     rows = [
-        ("trace", f"{report.trace}, {report.rate_per_s:.2f} requests/s"),
+        ("trace", f"{report.trace}, {_rate(report)}"),
         ("sent / answered / failed", f"{report.sent} / {report.answered} / {report.failed}"),
         (_slo_title(report), f"{report.effective_capacity:.1%}"),
         (f"and {report.slo_tpot_s * 1e3:g} ms per output token", f"{report.both_slos:.1%}"),
@@ -273,6 +307,7 @@ def report_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ),
         ("migrations", "not observed" if report.migrations is None else str(report.migrations)),
         ("retried", str(report.retried)),
+        ("answers a second", f"{report.answers_per_s:.2f}"),
         ("span", f"{report.span_s:.0f} s"),
     ]
     if report.unsent:

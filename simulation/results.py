@@ -216,6 +216,8 @@ class RunResult:
     """Staged KV that was not pulled in time, in the whole run."""
     slo_tpot_s: float | None = None
     """SLO of the time per output token, where the run has one."""
+    answers_per_s: float = 0.0
+    """Answers that ended between the first arrival and the last, a second: the throughput of a closed loop."""
     by_tenant: Mapping[str, TenantResult] = field(default_factory=dict)
     """Each tenant by its name; requests without one are left out."""
 
@@ -256,6 +258,12 @@ class RunRecord:
     moved_tokens: int = 0
     leaks: int = 0
     slo_tpot_s: float | None = None
+
+
+def arrival_rate_per_s(outcomes: Sequence[RequestOutcome]) -> float:
+    """Mean rate of the arrivals as they were; infinite when everything arrived at once."""
+    span_s = outcomes[-1].arrival_s - outcomes[0].arrival_s if outcomes else 0.0
+    return len(outcomes) / span_s if span_s > 0 else float("inf")
 
 
 def summarize(record: RunRecord) -> RunResult:
@@ -307,8 +315,17 @@ def summarize(record: RunRecord) -> RunResult:
         moved_tokens=record.moved_tokens,
         leaks=record.leaks,
         slo_tpot_s=record.slo_tpot_s,
+        answers_per_s=_answers_per_s(counted),
         by_tenant=_by_tenant(counted),
     )
+
+
+def _answers_per_s(counted: Sequence[RequestOutcome]) -> float:
+    if not counted:
+        return 0.0
+    first_s, last_s = counted[0].arrival_s, counted[-1].arrival_s
+    ended = sum(outcome.finish_s is not None and outcome.finish_s <= last_s for outcome in counted)
+    return ended / max(last_s - first_s, 1e-9)
 
 
 def _by_tenant(counted: Sequence[RequestOutcome]) -> dict[str, TenantResult]:

@@ -23,5 +23,5 @@ def routed_chains(trace: Trace, model: str, scheduling: SchedulingSettings, salt
     """One chain a request of a replay as chat, in order; ``model`` is the name the instances serve."""
     rule, seed = BlockRule.of(scheduling), cache_seed(model)
     bodies = RequestBodies(trace, model, Endpoint.CHAT, salt)
-    for _ in trace.requests:
-        yield rule.chain(chat_prompt(orjson.loads(bodies.take())), seed, DEFAULT_BYTES_PER_TOKEN)
+    for place in range(len(trace.requests)):
+        yield rule.chain(chat_prompt(orjson.loads(bodies.take(place))), seed, DEFAULT_BYTES_PER_TOKEN)

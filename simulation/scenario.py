@@ -12,6 +12,7 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.tenants.tenant import Tenant
+from dualmap.simulation.arrivals import TRACE_TIMES, Loop
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.roles import roles_for
@@ -92,8 +93,12 @@ class Scenario:
     faults: tuple[EngineFault, ...] = ()
     slo_tpot_s: float | None = None
     """SLO of the time per output token. It counts in the results alone: scheduling knows that of the first token."""
+    loop: Loop = TRACE_TIMES
+    """The rule by which requests follow each other."""
     skip_requests: int = 0
     """Requests at the start that load the fleet but stay out of the results."""
+    skip_s: float = 0.0
+    """Time from the first request on whose requests stay out of the results, too."""
     idle_work: bool = True
     """Whether, by deadline, idle instances take what other queues would make late, where the policy does not rebalance.
     """

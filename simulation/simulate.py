@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
@@ -41,6 +42,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Instan
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
+from dualmap.simulation.arrivals import Arrivals
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler
@@ -51,7 +53,7 @@ from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
 from dualmap.simulation.leader import Leader
 from dualmap.simulation.reported_caches import ReportedCaches
 from dualmap.simulation.request_driver import RequestDriver
-from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, summarize
+from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, arrival_rate_per_s, summarize
 from dualmap.simulation.router_queue import Pressure, RouterQueue
 from dualmap.simulation.scenario import Dispatch, EngineFault, FleetChange, Scenario
 from dualmap.simulation.simulated_fleet import SimulatedFleet
@@ -73,7 +75,7 @@ def simulate(
 ) -> RunResult:
     """Run the whole trace and return its figures; ``on_progress`` gets the number of requests that have arrived.
 
-    ``chains`` are what the scheduling code sees instead of the trace's own blocks, one a request in order (see
+    ``chains`` are what the scheduling code sees instead of the trace's own blocks, one a request in its order (see
     ``simulation.routed_chains``); the engines' caches always work by the trace's blocks.
     """
     return summarize(Simulation(trace, scenario, on_progress, chains).run())
@@ -92,7 +94,7 @@ class Simulation:
         self._trace = trace
         self._scenario = scenario
         self._on_progress = on_progress
-        self._routed = iter(chains) if chains is not None else map(self._own_chain, trace.requests)
+        self._chains = None if chains is None else list(chains)
         settings = scenario.in_blocks_of(trace.block_tokens)
         self._scheduling = settings.scheduling
         self._direct = scenario.dispatch_of is Dispatch.DIRECT
@@ -100,14 +102,21 @@ class Simulation:
         self._policy = build_policy(settings.scheduling)
         self._order = queue_order_of(settings.scheduling)
         self._now_s = 0.0
-        self._arrived = 0
+        self._arrivals = Arrivals(trace, scenario.loop)
+        self._next_arrival_s = inf
+        """When the next arrival is scheduled."""
+        self._places: list[int] = []
+        """The place in the trace of each request that has arrived; the others know a request by its number here."""
+        self._seen_last = False
+        self._skipped: int | None = None
+        """The number of requests that stay out of the results; None: all so far."""
         self._dead: set[str] = set()
         """Engines that died and are not back."""
         self._pool = SimulatedPool(settings.scheduling, lambda: int(self._now_s * 1000))
         self._waiting: dict[str, int] = {}
         """Requests in each engine's own queue."""
         breakers = CircuitBreakers(BreakerRule(), view=lambda: self._fleet.view)
-        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0, lambda: self._arrived)
+        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0, lambda: len(self._places))
         self._fleet = SimulatedFleet(
             self._pool,
             self._waiting if self._direct else None,
@@ -171,6 +180,8 @@ class Simulation:
             self._autoscaler = self._made_elastic(scenario.autoscale)
             self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
         self._schedule_arrival()
+        if scenario.loop.seconds < inf:
+            self._events.push(self._arrivals.first_s + scenario.loop.seconds, Priority.ARRIVAL, self._note_last)
         self._every(scenario.hotness_interval_s, Priority.LEADER, leader.grow_tree)
         self._every(LEARNING_INTERVAL_S, Priority.LEADER, leader.learn)
         self._every(scenario.sample_interval_s, Priority.SAMPLE, self._sample)
@@ -194,14 +205,17 @@ class Simulation:
 
         def repeat(_: float) -> None:
             action()
-            if self._requests.live or self._arrived < len(self._trace.requests):
+            if self._requests.live or not self._arrivals.over:
                 self._every(interval_s, priority, action, turn + 1)
 
         self._events.push(turn * interval_s, priority, repeat)
 
     def _schedule_arrival(self) -> None:
-        if self._arrived < len(self._trace.requests):
-            self._events.push(self._trace.requests[self._arrived].arrival_s, Priority.ARRIVAL, self._arrive)
+        """Schedule the next arrival that is known of, unless it is already."""
+        due_s = self._arrivals.due_s
+        if due_s is not None and due_s < self._next_arrival_s:
+            self._next_arrival_s = due_s
+            self._events.push(due_s, Priority.ARRIVAL, self._arrive)
 
     def _schedule_change(self, change: FleetChange) -> None:
         self._events.push(change.at_s, Priority.MEMBERSHIP, lambda _: self._resize(change.instances))
@@ -229,8 +243,8 @@ class Simulation:
         spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.most)))
         self._waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
-            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew, lambda: self._arrived,
-            lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
+            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew,
+            lambda: len(self._places), lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
         )  # fmt: skip
 
     def _renew(self, spec: InstanceSpec) -> None:
@@ -254,27 +268,42 @@ class Simulation:
 
     # the life of a request ---------------------------------------------------------------------------------------
     def _arrive(self, now_s: float) -> None:
-        request = self._trace.requests[self._arrived]
-        request_id = str(self._arrived)
-        if self._arrived == self._scenario.skip_requests:
+        self._next_arrival_s = inf
+        due_s = self._arrivals.due_s
+        if due_s is None or due_s > now_s:
+            return self._schedule_arrival()  # this one came by an earlier event
+        place = self._arrivals.take()
+        request, number = self._trace.requests[place], len(self._places)
+        self._places.append(place)
+        if self._skipped is None and self._counts(number):
+            self._skipped = number
             self._watch.at_first = self._watch.counters()
-        if self._arrived == len(self._trace.requests) - 1:
-            self._watch.at_last = self._watch.counters()
-        self._arrived += 1
+        if self._arrivals.over:
+            self._note_last()
         self._schedule_arrival()
-        if self._on_progress is not None and self._arrived % _PROGRESS_EVERY == 0:
-            self._on_progress(self._arrived)
-        chain = next(self._routed)
+        if self._on_progress is not None and (number + 1) % _PROGRESS_EVERY == 0:
+            self._on_progress(number + 1)
+        chain = self._own_chain(request) if self._chains is None else self._chains[place]
         if self._reported is not None:
             self._reported.route(request.hash_ids, chain.hashes)
         outcome = self._new_outcome(request, chain)
         queue = self._router_queue
         if queue is not None and (queue or self._router_holds(queue)):
-            self._parked[self._arrived - 1] = chain
-            queue.park(self._arrived - 1, now_s, request.input_tokens, outcome.slo_s)
-            return
-        self._place(request_id, request, chain)
-        self._leader.listen(now_s)
+            self._parked[number] = chain
+            return queue.park(number, now_s, request.input_tokens, outcome.slo_s)
+        self._place(str(number), request, chain)
+        return self._leader.listen(now_s)
+
+    def _note_last(self, _: float = 0.0) -> None:
+        """Note the counters once no request will arrive any more."""
+        if not self._seen_last:
+            self._seen_last = True
+            self._watch.at_last = self._watch.counters()
+
+    def _counts(self, number: int) -> bool:
+        """Whether the request that arrives now as this number is the first of the results, or a later one."""
+        scenario = self._scenario
+        return number >= scenario.skip_requests and self._now_s >= self._arrivals.first_s + scenario.skip_s
 
     def _new_outcome(self, request: TraceRequest, chain: Chain) -> RequestOutcome:
         requested_s = request.slo_ttft_s
@@ -303,7 +332,7 @@ class Simulation:
         queue = self._router_queue
         while queue and not self._router_holds(queue):
             number = queue.take()
-            self._place(str(number), self._trace.requests[number], self._parked.pop(number))
+            self._place(str(number), self._traced(str(number)), self._parked.pop(number))
 
     def _own_chain(self, request: TraceRequest) -> Chain:
         return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
@@ -348,7 +377,7 @@ class Simulation:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
 
     def _traced(self, leg_id: str) -> TraceRequest:
-        return self._trace.requests[int(request_id_of(leg_id))]
+        return self._trace.requests[self._places[int(request_id_of(leg_id))]]
 
     def _send(self, machine: RequestMachine) -> None:
         """Give a request, or the leg of it that is to be sent now, to its engine."""
@@ -399,6 +428,8 @@ class Simulation:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
+        if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
+            self._schedule_arrival()
 
     def _leave_engines(self, machine: RequestMachine) -> None:
         """It is no longer on its instances: abort a leg that is still there, and free what is staged for it and was not
@@ -488,21 +519,23 @@ class Simulation:
         self._leader.sweep()
 
     def _sample(self) -> None:
-        arriving = self._arrived < len(self._trace.requests)
+        arriving = not self._arrivals.over
         self._watch.sample(self._now_s, self._scenario.sample_interval_s if arriving else 0.0)
 
     def _record(self) -> RunRecord:
+        arrived = replace(self._trace, requests=tuple(self._trace.requests[place] for place in self._places))
+        closed = self._scenario.loop.is_closed(self._trace)
         return RunRecord(
             policy=self._scheduling.policy,
             trace=self._trace.name,
             instances=self._scenario.instances,
-            rate_per_s=self._trace.rate_per_s,
+            rate_per_s=arrival_rate_per_s(self._outcomes) if closed else self._trace.rate_per_s,
             outcomes=self._outcomes,
             samples=self._watch.samples,
-            infinite_cached_tokens=cached_tokens_if_infinite(self._trace),
+            infinite_cached_tokens=cached_tokens_if_infinite(arrived),
             migrations=self._watch.at_last.migrations - self._watch.at_first.migrations,
             preemptions=self._watch.at_last.preemptions - self._watch.at_first.preemptions,
-            skip_requests=self._scenario.skip_requests,
+            skip_requests=len(self._places) if self._skipped is None else self._skipped,
             instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
             role_changes=tuple(self._leader.role_changes),

@@ -64,8 +64,15 @@ def _sent(traffic: TenantTraffic, trace: Trace, seconds: float) -> list[TraceReq
             f"has {len(trace.requests)} requests; {traffic.tenant.name} sends {count} in {seconds:g} s:"
             " take less time, or a longer trace",
         )  # fmt: skip
+    name = traffic.tenant.name
     return [
-        replace(each, tenant=traffic.tenant.name, priority=traffic.priority or each.priority)
+        replace(
+            each,
+            tenant=name,
+            priority=traffic.priority or each.priority,
+            session=each.session and f"{name}/{each.session}",
+            after=tuple(f"{name}/{session}" for session in each.after),
+        )
         for each in trace.requests
         if each.arrival_s < seconds
     ]

@@ -7,7 +7,9 @@ Three formats are read:
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
   Both may have ``slo_ttft_ms``, the TTFT SLO of a request, and ``tenant`` and ``priority``, who it is for and the
-  name of its priority class.
+  name of its priority class. A turn of a session has ``session_id`` and, except for the first one, ``delay``: the ms
+  between the end of the answer before it and the turn. It waits for further sessions if ``after`` lists their ids.
+  ``timestamp`` is then its time in an open loop, and may be missing.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -45,6 +47,13 @@ class TraceRequest:
     """The tenant that it is for; empty: none."""
     priority: str = ""
     """The name of its priority class; empty: that of its tenant."""
+    session: str = ""
+    """The session that it is a turn of; empty: none."""
+    think_s: float | None = None
+    """Time between the end of the answers that it waits for and its arrival; None: it arrives at ``arrival_s``, and so
+    if the trace has none of those answers. It waits for the turn before it in its session."""
+    after: tuple[str, ...] = ()
+    """Further sessions: it waits for the last turn before it of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,11 @@ class Trace:
         span_s = self.requests[-1].arrival_s - self.requests[0].arrival_s
         return len(self.requests) / span_s if span_s > 0 else float("inf")
 
+    @property
+    def has_think_times(self) -> bool:
+        """Whether any request comes a think time after answers."""
+        return any(request.think_s is not None for request in self.requests)
+
     def window(self, start: int, count: int | None = None) -> Trace:
         """``count`` requests (None: all) from number ``start`` on, at their own times since the first of them.
 
@@ -76,7 +90,7 @@ class Trace:
         return replace(self, requests=tuple(_capped(r, max_input_tokens, self.block_tokens) for r in self.requests))
 
     def at_rate(self, rate_per_s: float) -> Trace:
-        """The trace starting at 0 with its arrival times stretched or squeezed to a mean rate.
+        """The trace starting at 0 with its arrival times stretched or squeezed to a mean rate. Think times stay.
 
         Raises:
             TraceError: all requests arrive at once, so that no factor gives the rate.
@@ -125,7 +139,7 @@ def read_mooncake(path: str | Path, block_tokens: int = MOONCAKE_BLOCK_TOKENS) -
     requests: list[TraceRequest] = []
     for number, line in _lines(source):
         try:
-            request = _mooncake_request(line, block_tokens)
+            request = _mooncake_request(line, block_tokens, requests[-1].arrival_s if requests else 0.0)
         except ValueError as error:
             raise TraceError(source, number, str(error)) from error
         _append_in_order(requests, request, source, number)
@@ -164,15 +178,19 @@ def _recorded_block_tokens(line: bytes) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _mooncake_request(line: bytes, block_tokens: int) -> TraceRequest:
-    """Parse one line; ValueError with the reason when it is broken."""
+def _mooncake_request(line: bytes, block_tokens: int, before_s: float) -> TraceRequest:
+    """Parse one line, which follows one at ``before_s``; ValueError with the reason when it is broken."""
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"not a JSON object: {error}") from error
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
-    timestamp_ms = _number(row, "timestamp", least=0)
+    think_s = _number(row, "delay", least=0) / 1000 if row.get("delay") is not None else None
+    if think_s is not None and row.get("timestamp") is None:
+        arrival_s = before_s
+    else:
+        arrival_s = _number(row, "timestamp", least=0) / 1000
     input_tokens = _integer(row, "input_length", least=1)
     output_tokens = _integer(row, "output_length", least=0)
     hash_ids = row.get("hash_ids")
@@ -181,7 +199,15 @@ def _mooncake_request(line: bytes, block_tokens: int) -> TraceRequest:
     _check_block_count(len(hash_ids), input_tokens, block_tokens)
     slo_ttft_s = _number(row, "slo_ttft_ms", least=1) / 1000 if row.get("slo_ttft_ms") is not None else None
     tenant, priority = (_text(row, name) for name in ("tenant", "priority"))
-    return TraceRequest(timestamp_ms / 1000, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant, priority)
+    session, after = _session(row.get("session_id", "")), row.get("after", [])
+    if think_s is not None and not session:
+        raise ValueError("a line with delay is a turn of a session: it needs session_id")
+    if not isinstance(after, list):
+        raise ValueError("after must be a list of session ids")
+    return TraceRequest(
+        arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant, priority,
+        session, think_s, tuple(map(_session, after)),
+    )  # fmt: skip
 
 
 def _check_block_count(blocks: int, input_tokens: int, block_tokens: int) -> None:
@@ -214,6 +240,12 @@ def _text(row: dict[str, object], name: str) -> str:
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{name} must be a text, found {value!r}")
     return value or ""
+
+
+def _session(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError(f"session ids must be texts or whole numbers, found {value!r}")
+    return str(value)
 
 
 def _azure_requests(source: Path, block_tokens: int | None) -> tuple[TraceRequest, ...]:

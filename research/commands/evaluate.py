@@ -12,8 +12,9 @@ from dualmap.research.studies.plan import FULL, PRESET, QUICK, Plan, rules_of
 from dualmap.research.studies.registry import PAPER, STUDIES, run_studies
 from dualmap.research.suites.suite import SUITES
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.commands.options import OptionError, exit_code, policies_of, write_whole
+from dualmap.simulation.commands.options import OptionError, exit_code, policies_of, slo_tpot_s_of, write_whole
 from dualmap.simulation.generators import DEFAULT_SEED
+from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.plots import require_matplotlib
 from dualmap.simulation.presets import CHANGES, UnknownPresetError, find_preset
 from dualmap.simulation.settings import EngineSettings
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="all",
         metavar="S[,S…]",
         help=f"only these studies: {', '.join(PAPER)}; or suites: {', '.join(SUITES)}",
+    )
+    parser.add_argument(
+        "--slo-tpot-ms", type=float, metavar="MS", help="SLO of the time per output token: what 'both SLOs' are"
     )
     changes = ", ".join(CHANGES)
     parser.add_argument("--engine", default="", metavar="C[+C…]", help=f"what differs in all engines: {changes}")
@@ -56,6 +60,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         policies=tuple(dict.fromkeys(("dualmap", *chosen))),
         seed=arguments.seed,
         engine_changes=arguments.engine,
+        slo_tpot_s=slo_tpot_s_of(arguments) or TPOT_SLO_S,
     )
 
 

@@ -19,7 +19,7 @@ from dualmap.research.table import rich_table
 from dualmap.research.targets import TARGETS, targets_of
 from dualmap.research.workload import PRESET_SHORTHANDS, Traffic, recorded, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.commands.options import OptionError, exit_code, write_whole
+from dualmap.simulation.commands.options import OptionError, exit_code, slo_tpot_s_of, write_whole
 from dualmap.simulation.presets import CHANGES, UnknownPresetError, find_preset
 from dualmap.simulation.roles import roles_of
 from dualmap.simulation.settings import EngineSettings
@@ -28,7 +28,7 @@ from dualmap.simulation.terminal import terminal
 REPORT = "report.md"
 _WHAT_RUNS = (
     "variant", "suite", "quick", "traces", "trace", "preset", "instances", "rates", "seeds", "requests_per_instance",
-    "no_goodput", "targets", "saturation_of",
+    "no_goodput", "targets", "saturation_of", "slo_tpot_ms",
 )  # fmt: skip
 """Options of the variants and the matrix, none of which has a meaning where nothing is run."""
 
@@ -49,7 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"({', '.join(CHANGES)})",
     )  # fmt: skip
     matrix.add_argument("--instances", metavar="N[,N…]", help="sizes of the fleet")
-    matrix.add_argument("--rates", metavar="R[,R…]", help="requests per second; 1.5x is that multiple of saturation")
+    matrix.add_argument(
+        "--rates",
+        metavar="R[,R…]",
+        help="requests per second; 1.5x is that multiple of saturation, 64c are 64 clients that are always busy",
+    )
+    matrix.add_argument(
+        "--slo-tpot-ms", type=float, metavar="MS", help="SLO of the time per output token: what 'both SLOs' are"
+    )
     matrix.add_argument("--seeds", type=int, metavar="N", help="traces of each kind; windows of a file")
     matrix.add_argument("--requests-per-instance", type=int, metavar="N", help="length of a trace")
     matrix.add_argument(
@@ -88,6 +95,9 @@ def suite_of(arguments: argparse.Namespace) -> Suite:
     traffic: tuple[Traffic, ...] = tuple(recorded(each, folder) for each in suite.traffic)
     if arguments.trace is not None:
         traffic = tuple(traffic_of(name, folder) for name in _words(arguments.trace, "--trace"))
+    slo_tpot_s = slo_tpot_s_of(arguments)
+    if slo_tpot_s is not None:
+        traffic = tuple(replace(each, slo_tpot_s=slo_tpot_s) for each in traffic)
     suite = replace(suite, traffic=traffic, goodput=suite.goodput and not arguments.no_goodput)
     if arguments.variant:
         suite = replace(suite, variants=tuple(arguments.variant))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dualmap.research.run import Run, Search
+from dualmap.research.targets import MAIN, Target
 from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PAPER_CAPS, Traffic, Workload, traffic_of
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.bounds import Bounds
 from dualmap.simulation.goodput import GROWTH
+from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.traces import Trace
 
 PAPER_INSTANCES = 8
@@ -68,6 +70,8 @@ class Plan:
     seed: int = 1
     engine_changes: str = ""
     """Changes to the engine of every preset, as behind a preset's name."""
+    slo_tpot_s: float = TPOT_SLO_S
+    """SLO of the time per output token."""
 
     def workloads(self) -> tuple[Workload, ...]:
         """Both traces on both presets, as in the paper."""
@@ -77,7 +81,7 @@ class Plan:
         """``trace`` is 'conversation' or 'toolagent'; raises TraceError when its file is broken."""
         source = self.conversation if trace == "conversation" else self.toolagent
         default = self.conversation_requests if trace == "conversation" else self.toolagent_requests
-        traffic = replace(traffic_of(trace), source=source, file="")
+        traffic = replace(traffic_of(trace), source=source, file="", slo_tpot_s=self.slo_tpot_s)
         changed = f"{preset}:{self.engine_changes}" if self.engine_changes else preset
         workload = Workload(traffic, changed, PAPER_INSTANCES, requests or default)
         length = len(self.trace(workload).requests)
@@ -85,7 +89,8 @@ class Plan:
 
     def generated(self, generator: str, requests: int) -> Workload:
         """Tool&Agent requests on the curve of ``generator``; rates are parts of what ``like_generated`` sustains."""
-        return replace(self.like_generated(), traffic=Traffic(generator, generator, capped=True), requests=requests)
+        traffic = Traffic(generator, generator, capped=True, slo_tpot_s=self.slo_tpot_s)
+        return replace(self.like_generated(), traffic=traffic, requests=requests)
 
     def like_generated(self) -> Workload:
         return self.workload("toolagent", requests=self.scaling_requests)
@@ -100,9 +105,12 @@ class Plan:
     def run(self, workload: Workload, variant: Variant, rate_per_s: float | None = None) -> Run:
         return Run(workload, variant, self._seed(workload), rate_per_s)
 
-    def search(self, workload: Workload, variant: Variant, start_per_s: float) -> Search:
-        """The goodput with 90 % on time."""
-        return Search(self.run(workload, variant, start_per_s), tolerance=self.goodput_tolerance, growth=GROWTH)
+    def search(
+        self, workload: Workload, variant: Variant, start_per_s: float, targets: tuple[Target, ...] = (MAIN,)
+    ) -> Search:
+        """The goodput with 90 % on time, unless ``targets`` says otherwise."""
+        run = self.run(workload, variant, start_per_s)
+        return Search(run, targets, tolerance=self.goodput_tolerance, growth=GROWTH)
 
     def bounds(self, workload: Workload, slo_s: float) -> Bounds:
         return workload.bounds(self._seed(workload), slo_s)
@@ -152,7 +160,8 @@ def rules_of(plan: Plan) -> list[str]:
         f"out of the figures; prompts capped at {caps} tokens; times scaled to the rate with their bursts; "
         f"seed {plan.seed}.",
         *([f"Engines changed by {plan.engine_changes!r}."] if plan.engine_changes else ()),
-        f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s.",
+        f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s; both "
+        f"SLOs: and at most {1000 * plan.slo_tpot_s:g} ms per output token.",
         f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
         "other policies send every request at once, as their own projects do, and see the engines' queues at once.",
         "Other policies run with the product's defaults, which are their projects' parameters or better ones: Dynamo's "

@@ -71,6 +71,7 @@ RATE_COLUMNS = (
     Column("third %", "on_time_q3", 100, 0),
     Column("longest quarter %", "on_time_q4", 100, 0),
     Column("both SLOs %", "both_slos", 100, 1),
+    Column("answers/s", "answers_per_s", 1, 2),
     Column("refused %", "refused", 100, 1),
     Column("of the longest %", "refused_q4", 100, 0),
     Column("TPOT P50 ms", "tpot_p50_s", 1000, 0),

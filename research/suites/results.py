@@ -26,24 +26,31 @@ Seeds = Mapping[Workload, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A rate as requested: requests per second, or a multiple of the saturation rate."""
+    """A load as requested: requests per second, a multiple of the saturation rate, or a number of clients."""
 
     value: float
     of_saturation: bool
+    clients: int | None = None
+    """Number of clients that are always busy; None: a rate."""
 
     @property
     def label(self) -> str:
+        if self.clients is not None:
+            return f"{self.clients} clients"
         return f"{self.value:g} × saturation" if self.of_saturation else f"{self.value:g}/s"
 
     @classmethod
     def parse(cls, text: str) -> Rate:
         """Raises SimulationError."""
+        clients = text.removesuffix("c")
+        if clients != text and clients.isdecimal() and int(clients) > 0:
+            return cls(0.0, False, int(clients))
         try:
             value = float(text.removesuffix("x"))
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise SimulationError(f"rate {text!r} must be requests per second, or like 1.5x, above 0")
+            raise SimulationError(f"rate {text!r} must be requests per second, or like 1.5x or 64c (clients), above 0")
         return cls(value, text.endswith("x"))
 
 
@@ -54,6 +61,7 @@ class RateResult:
     workload: Workload
     rate: Rate
     rates_per_s: tuple[float, ...]
+    """Requests a second; of clients those of the first variant, as they came out."""
     figures: Mapping[str, tuple[Figures, ...]]
 
     def values(self, name: str) -> dict[str, tuple[float, ...]]:
@@ -186,23 +194,33 @@ def _rate_results(
     def rate_per_s(rate: Rate, place: Place) -> float:
         return rate.value * saturation[place] if rate.of_saturation else rate.value
 
+    def run(workload: Workload, variant: Variant, seed: int, rate: Rate) -> Run:
+        if rate.clients is not None:
+            return Run(workload, variant, seed, concurrency=rate.clients)
+        return Run(workload, variant, seed, rate_per_s(rate, (workload, seed)))
+
+    def is_usable(rate: Rate, place: Place) -> bool:
+        return rate.clients is not None or rate_per_s(rate, place) > 0
+
     runs = {
-        (workload, rate, variant.name, seed): Run(workload, variant, seed, rate_per_s(rate, (workload, seed)))
+        (workload, rate, variant.name, seed): run(workload, variant, seed, rate)
         for workload, own in seeds.items()
         for seed in own
         for rate in rates
         for variant in variants
-        if rate_per_s(rate, (workload, seed)) > 0
+        if is_usable(rate, (workload, seed))
     }
     answers = dict(zip(runs, bench.figures("rates", list(runs.values())), strict=True))
     results = []
     for workload, own in seeds.items():
         for rate in rates:
-            usable = [seed for seed in own if rate_per_s(rate, (workload, seed)) > 0]
+            usable = [seed for seed in own if is_usable(rate, (workload, seed))]
             if usable:
-                per_s = tuple(rate_per_s(rate, (workload, seed)) for seed in usable)
                 figures = {
                     one.name: tuple(answers[workload, rate, one.name, seed] for seed in usable) for one in variants
                 }
+                per_s = tuple(rate_per_s(rate, (workload, seed)) for seed in usable)
+                if rate.clients is not None:
+                    per_s = tuple(one.rate_per_s for one in figures[variants[0].name])
                 results.append(RateResult(workload, rate, per_s, figures))
     return tuple(results)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,7 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_settings import DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.simulation.arrivals import TRACE_TIMES, Loop
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.calibrated import ENDINGS, find_engine
 from dualmap.simulation.engine_types import EngineConfig
@@ -55,7 +57,33 @@ def add_tenant_arguments(parser: argparse.ArgumentParser) -> None:
         help="a tenant, in the place of a trace; repeat for more: light=uncached:tokens=16000@0.5,"
         " heavy=conversation@2x@weight=2; a rate with an x is a multiple of what the fleet sustains of that trace",
     )  # fmt: skip
-    tenants.add_argument("--seconds", type=float, default=120.0, metavar="S", help="time for which tenants send")
+
+
+def add_loop_arguments(parser: argparse.ArgumentParser) -> None:
+    loop = parser.add_argument_group("loop")
+    loop.add_argument(
+        "--concurrency", type=int, metavar="N",
+        help="N clients that each ask again when their answer came, and think between the turns of a session (none: at"
+        " the trace's times, turns of sessions a think time after the answer before)",
+    )  # fmt: skip
+    loop.add_argument("--open-loop", action="store_true", help="at the trace's own times, whether answers came or not")
+    loop.add_argument("--seconds", type=float, metavar="S", help="send nothing after S seconds (none: the whole trace)")
+    loop.add_argument(
+        "--skip-s", type=float, default=0.0, metavar="S", help="leave what is sent in the first S seconds out"
+    )
+
+
+def loop_of(arguments: argparse.Namespace) -> Loop:
+    """Raises OptionError."""
+    _at_least("concurrency", arguments.concurrency, 1)
+    if arguments.concurrency is not None and arguments.open_loop:
+        raise OptionError("--concurrency and --open-loop exclude each other")
+    seconds = inf if arguments.seconds is None else arguments.seconds
+    if not seconds > 0:
+        raise OptionError(f"--seconds must be above 0, found {arguments.seconds}")
+    if not 0 <= arguments.skip_s < seconds:
+        raise OptionError(f"--skip-s must be at least 0 and leave a part of --seconds, found {arguments.skip_s}")
+    return Loop(arguments.concurrency, arguments.open_loop, seconds)
 
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
@@ -139,6 +167,8 @@ class FleetOptions:
     autoscale: Autoscale | None = None
     slo_tpot_s: float | None = None
     first_tokens_seen: float = 1.0
+    loop: Loop = TRACE_TIMES
+    skip_s: float = 0.0
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
@@ -153,6 +183,8 @@ class FleetOptions:
             autoscale=self.autoscale,
             slo_tpot_s=self.slo_tpot_s,
             first_tokens_seen=self.first_tokens_seen,
+            loop=self.loop,
+            skip_s=self.skip_s,
         )
 
 
@@ -207,12 +239,16 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         skip_requests=arguments.skip,
         instances=instances,
         autoscale=autoscale,
-        slo_tpot_s=_slo_tpot_s(arguments.slo_tpot_ms),
+        slo_tpot_s=slo_tpot_s_of(arguments),
         first_tokens_seen=arguments.first_tokens_seen,
+        loop=loop_of(arguments),
+        skip_s=arguments.skip_s,
     )
 
 
-def _slo_tpot_s(slo_tpot_ms: float | None) -> float | None:
+def slo_tpot_s_of(arguments: argparse.Namespace) -> float | None:
+    """The SLO of the time per output token; None: the options name none. Raises OptionError."""
+    slo_tpot_ms: float | None = arguments.slo_tpot_ms
     if slo_tpot_ms is not None and not 0 < slo_tpot_ms < float("inf"):
         raise OptionError(f"--slo-tpot-ms must be more than 0, found {slo_tpot_ms}")
     return None if slo_tpot_ms is None else slo_tpot_ms / 1000

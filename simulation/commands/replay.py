@@ -14,7 +14,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.commands.options import OptionError, add_trace_arguments, exit_code, trace_source, write_whole
+from dualmap.simulation.commands.options import (
+    OptionError,
+    add_loop_arguments,
+    add_trace_arguments,
+    exit_code,
+    loop_of,
+    trace_source,
+    write_whole,
+)
 from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.replay import ReplayOptions, ReplayProgress, replay
 from dualmap.simulation.replay_bodies import Endpoint
@@ -27,6 +35,7 @@ SOME_FAILED = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trace_arguments(parser)
+    add_loop_arguments(parser)
     sending = parser.add_argument_group("sending")
     sending.add_argument("--url", default="http://127.0.0.1:8000", help="endpoint, without /v1")
     sending.add_argument("--model", help="model name (none: the first that the endpoint lists)")
@@ -109,7 +118,9 @@ def _options(arguments: argparse.Namespace, default_time_scale: float, schedulin
         scheduling=scheduling,
         slo_tpot_s=arguments.slo_tpot_ms / 1000,
         time_scale=time_scale,
+        loop=loop_of(arguments),
         skip_requests=arguments.skip,
+        skip_s=arguments.skip_s,
         timeout_s=arguments.timeout_s,
         salt=arguments.salt,
         api_key=arguments.api_key,
@@ -118,6 +129,8 @@ def _options(arguments: argparse.Namespace, default_time_scale: float, schedulin
 
 def _trace(arguments: argparse.Namespace) -> Trace:
     trace = trace_source(arguments).load(arguments.rate)
+    if arguments.concurrency is not None and (arguments.rate is not None or arguments.speedup != 1.0):
+        raise OptionError("--concurrency has no rate: leave out --rate and --speedup")
     if arguments.skip >= len(trace.requests):
         raise OptionError(f"--skip {arguments.skip} leaves nothing of {len(trace.requests)} requests")
     return trace if arguments.speedup == 1.0 else trace.at_rate(trace.rate_per_s * arguments.speedup)

@@ -17,6 +17,7 @@ from dualmap.simulation.commands.options import (
     FleetOptions,
     OptionError,
     add_fleet_arguments,
+    add_loop_arguments,
     add_output_arguments,
     add_tenant_arguments,
     add_trace_arguments,
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_trace_arguments(parser)
     add_tenant_arguments(parser)
+    add_loop_arguments(parser)
     add_fleet_arguments(parser)
     parser.add_argument("--rate", metavar="R[,R…]", help="requests per second (none: the trace's own; goodput: start)")
     parser.add_argument(
@@ -73,6 +75,8 @@ def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     requests = len(source.load().requests)
     if options.skip_requests >= requests:
         raise OptionError(f"--skip {options.skip_requests} leaves nothing of {requests} requests")
+    if options.loop.concurrency is not None and (arguments.mode == "goodput" or arguments.rate is not None):
+        raise OptionError("--concurrency has no rate: leave out --rate, and goodput")
     if arguments.plots is not None and arguments.mode == "run":
         from dualmap.simulation.plots import require_matplotlib
 

@@ -20,6 +20,8 @@ from dualmap.simulation.terminal import terminal
 
 NO_SHARES = "none"
 SHARES = "shares"
+TENANTS_SEND_S = 120.0
+"""Time for which tenants send, unless an option names another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,10 @@ def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
     """Raises OptionError."""
     if len(options.policies) > 1 or arguments.rate is not None:
         raise OptionError("--tenant takes one --policy, and each tenant's rate with it: no --rate")
-    if not arguments.seconds > 0:
-        raise OptionError(f"--seconds must be above 0, found {arguments.seconds}")
-    mix = tenant_mix(arguments.tenants, arguments.seconds, options.engine, options.instances, arguments.seed)
+    if options.loop.concurrency is not None:
+        raise OptionError("--tenant names rates: it takes no --concurrency")
+    seconds = TENANTS_SEND_S if arguments.seconds is None else arguments.seconds
+    mix = tenant_mix(arguments.tenants, seconds, options.engine, options.instances, arguments.seed)
     scenario = options.scenario(options.policies[0])
     jobs = [RunJob(mix.alone(tenant.name), scenario) for tenant in mix.tenants]
     jobs += [RunJob(mix, scenario), RunJob(mix, replace(scenario, tenants=mix.tenants))]

@@ -28,12 +28,13 @@ from dualmap.simulation.generators.prefixes import (
     uniform,
     zipf,
 )
+from dualmap.simulation.generators.tasks import tasks
 from dualmap.simulation.traces import Trace
 
 __all__ = [
     "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "conversation", "diurnal", "fewshot",
-    "flashcrowd", "heavytail", "hotspot", "moving", "onoff", "reasoning", "shared", "surge", "thinking", "toolagent",
-    "uncached", "uniform", "zipf",
+    "flashcrowd", "heavytail", "hotspot", "moving", "onoff", "reasoning", "shared", "surge", "tasks", "thinking",
+    "toolagent", "uncached", "uniform", "zipf",
 ]  # fmt: skip
 
 DEFAULT_SEED = 1
@@ -45,6 +46,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "toolagent": toolagent,
         "coding": coding,
         "agents": agents,
+        "tasks": tasks,
         "uniform": uniform,
         "uncached": uncached,
         "zipf": zipf,

@@ -12,13 +12,17 @@ Calibrated to what is published of coding agents:
 
 Not published, hence plausible figures only: how often sub-agents are spawned and how long they work, what compaction
 leaves, and the tails beyond the quantiles above, which are cut so that a session lasts hours rather than days.
+
+The next step of a session comes the gap after the answer before it, a sub-agent begins after the step that spawned it,
+and its parent goes on after the last sub-agent's answer. The times of the trace are those of answers at
+``ANSWER_TOKENS_PER_S``.
 """
 
 from __future__ import annotations
 
 from random import Random
 
-from dualmap.simulation.generators.draft import Draft, Prompt
+from dualmap.simulation.generators.draft import Draft, Prompt, Turn
 from dualmap.simulation.generators.quantiles import QuantileTable, exponential, kind_at
 from dualmap.simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
@@ -42,6 +46,7 @@ SPAWN_SHARE = 0.006
 """Share of the steps of a session that start sub-agents."""
 SUB_AGENTS = QuantileTable(((0, 2), (0.6, 3), (1, 5)))
 SUB_AGENT_STEPS = QuantileTable(((0, 3), (0.5, 10), (1, 40)))
+READ_REPORTS_S = AFTER_COMPACTION_S = 0.5
 REPORT_TOKENS = QuantileTable(((0, 200), (0.5, 800), (1, 3000)))
 
 COMPACTION_REQUEST_TOKENS = 400
@@ -79,10 +84,20 @@ class _Session:
         """The system prompt of those that it spawns; None: it spawns none."""
         self._span_s = span_s
         self._prompt = Prompt(0, ())
+        self._turn = Turn(draft.new_session())
+        """The place of the next request in its session."""
 
-    def work(self, at_s: float, steps: int) -> float:
-        """Draft the requests of a session that starts at ``at_s``; returns when its last answer ends."""
+    @property
+    def name(self) -> str:
+        return self._turn.session
+
+    def work(self, at_s: float, steps: int, spawned_by: tuple[str, ...] = (), think_s: float | None = None) -> float:
+        """Draft the requests of a session that starts at ``at_s``; returns when its last answer ends.
+
+        A sub-agent starts ``think_s`` after the last answer of the session that it was spawned by.
+        """
         rng = self._rng
+        self._turn = Turn(self.name, think_s, spawned_by)
         self._say(at_s, self._system, self._system_tokens + TASK_TOKENS.sample_int(rng))
         for step in range(steps):
             at_s, output_tokens = self._answer(at_s, OUTPUT_TOKENS.sample_int(rng))
@@ -107,20 +122,25 @@ class _Session:
     def _answer(self, at_s: float, output_tokens: int) -> tuple[float, int]:
         """Send the prompt; returns when its answer ends, as far as can be known, and how long it is."""
         if at_s >= 0:
-            self._draft.add(at_s, self._prompt, output_tokens)
+            self._draft.add(at_s, self._prompt, output_tokens, self._turn)
         return at_s + 1.0 + output_tokens / ANSWER_TOKENS_PER_S, output_tokens
 
     def _tools(self, at_s: float) -> tuple[int, float]:
         """Tokens that tools, people or sub-agents add, and when they have."""
         rng = self._rng
         if self._sub_agent is None or rng.random() >= SPAWN_SHARE:
-            return TOOL_RESULT_TOKENS.sample_int(rng), at_s + GAP_S.sample(rng)
-        added, last_s = 0, at_s
+            added, gap_s = TOOL_RESULT_TOKENS.sample_int(rng), GAP_S.sample(rng)
+            self._turn = Turn(self.name, gap_s)
+            return added, at_s + gap_s
+        added, last_s, spawned_names = 0, at_s, []
         for number in range(SUB_AGENTS.sample_int(rng)):
             spawned = _Session(self._draft, rng, self._sub_agent, None, self._span_s)
-            last_s = max(last_s, spawned.work(at_s + 0.2 * number, SUB_AGENT_STEPS.sample_int(rng)))
+            steps = SUB_AGENT_STEPS.sample_int(rng)
+            last_s = max(last_s, spawned.work(at_s + 0.2 * number, steps, (self.name,), 0.2 * number))
+            spawned_names.append(spawned.name)
             added += REPORT_TOKENS.sample_int(rng)
-        return added, last_s + 0.5
+        self._turn = Turn(self.name, READ_REPORTS_S, tuple(spawned_names))
+        return added, last_s + READ_REPORTS_S
 
     def _compact(self, at_s: float, added: int) -> float:
         """Ask for a summary of the whole context; go on with it, and with what is read again."""
@@ -128,6 +148,7 @@ class _Session:
         self._say(at_s, full, self._prompt.tokens + COMPACTION_REQUEST_TOKENS)
         at_s, summary_tokens = self._answer(at_s, SUMMARY_TOKENS.sample_int(self._rng))
         kept = summary_tokens + min(added, 8000) + READ_AGAIN_TOKENS.sample_int(self._rng)
-        at_s += 0.5
+        at_s += AFTER_COMPACTION_S
+        self._turn = Turn(self.name, AFTER_COMPACTION_S)
         self._say(at_s, self._system, self._system_tokens + kept)
         return at_s

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from random import Random
 
-from dualmap.simulation.generators.draft import Draft
+from dualmap.simulation.generators.draft import Draft, Turn
 from dualmap.simulation.generators.quantiles import QuantileTable, exponential, kind_at
 from dualmap.simulation.traces import MOONCAKE_BLOCK_TOKENS, Trace
 
@@ -26,6 +26,7 @@ TOOL_RESULT_TOKENS = QuantileTable(((0, 15), (0.25, 80), (0.5, 300), (0.75, 1100
 TOOL_GAP_S = QuantileTable(((0, 1.5), (0.25, 4), (0.5, 8), (0.75, 15), (0.95, 45), (1, 120)))
 PERSON_GAP_S = QuantileTable(((0, 15), (0.25, 40), (0.5, 90), (0.75, 200), (1, 600)))
 PERSON_SHARE = 0.12
+ANSWER_TOKENS_PER_S = 40
 MEAN_TURNS = 18.0
 SUMMARY_TOKENS = 1500
 
@@ -43,11 +44,11 @@ def coding(requests: int, seed: int) -> Trace:
 
 
 def _draft_session(draft: Draft, rng: Random, system: tuple[int, ...], start_s: float, span_s: float) -> None:
-    at_s, system_tokens = start_s, len(system) * draft.block_tokens
+    at_s, system_tokens, turn = start_s, len(system) * draft.block_tokens, Turn(draft.new_session())
     prompt = draft.extended(system, system_tokens + TASK_TOKENS.sample_int(rng))
     while at_s < span_s:
         output_tokens = OUTPUT_TOKENS.sample_int(rng)
-        draft.add(at_s, prompt, output_tokens)
+        draft.add(at_s, prompt, output_tokens, turn)
         if rng.random() < 1 / MEAN_TURNS:
             return
         by_person = rng.random() < PERSON_SHARE
@@ -57,4 +58,6 @@ def _draft_session(draft: Draft, rng: Random, system: tuple[int, ...], start_s: 
             prompt = draft.extended(system, system_tokens + SUMMARY_TOKENS + added)
         else:
             prompt = draft.extended(prompt.full_ids(draft.block_tokens), tokens)
-        at_s += output_tokens / 40 + (PERSON_GAP_S if by_person else TOOL_GAP_S).sample(rng)
+        gap_s = (PERSON_GAP_S if by_person else TOOL_GAP_S).sample(rng)
+        turn = Turn(turn.session, gap_s)
+        at_s += output_tokens / ANSWER_TOKENS_PER_S + gap_s

@@ -21,6 +21,16 @@ class Prompt:
         return self.ids[: self.tokens // block_tokens]
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The place of a request in its session, see ``TraceRequest``."""
+
+    session: str
+    think_s: float | None = None
+    """None: the first turn."""
+    after: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class Draft:
     """A trace in the making: mints block ids, keeps requests in order of arrival."""
@@ -29,6 +39,7 @@ class Draft:
     _next_id: count[int] = field(default_factory=count)
     _requests: list[tuple[float, int, TraceRequest]] = field(default_factory=list)
     _added: count[int] = field(default_factory=count)
+    _next_session: count[int] = field(default_factory=count)
 
     def extended(self, prefix: tuple[int, ...], tokens: int) -> Prompt:
         """A prompt of ``tokens`` that starts with the full blocks ``prefix`` and goes on with new ones."""
@@ -40,8 +51,13 @@ class Draft:
         """New full blocks that several prompts will start with."""
         return tuple(next(self._next_id) for _ in range(blocks))
 
-    def add(self, arrival_s: float, prompt: Prompt, output_tokens: int) -> None:
+    def new_session(self) -> str:
+        return str(next(self._next_session))
+
+    def add(self, arrival_s: float, prompt: Prompt, output_tokens: int, turn: Turn | None = None) -> None:
         request = TraceRequest(arrival_s, prompt.tokens, max(1, output_tokens), prompt.ids)
+        if turn is not None:
+            request = replace(request, session=turn.session, think_s=turn.think_s, after=turn.after)
         insort(self._requests, (arrival_s, next(self._added), request))
 
     def finish(self, name: str, requests: int) -> Trace:

@@ -188,6 +188,11 @@ def test_goodput_prints_the_rate_and_what_none_can_pass(tmp_path: Path, capsys: 
         (["--trace", "nothing"], "neither a file nor a generator"),
         (["--trace", "zipf:skew=steep"], "needs a number"),
         (["goodput", "--on-time", "2"], "--on-time must be in (0, 1]"),
+        (["--concurrency", "0"], "--concurrency must be at least 1"),
+        (["--concurrency", "4", "--rate", "3"], "--concurrency has no rate"),
+        (["--concurrency", "4", "--open-loop"], "exclude each other"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--seconds", "5", "--skip-s", "5"], "--skip-s must be at least 0 and leave a part of --seconds"),
     ],
 )
 def test_wrong_input_is_named_with_exit_code_2(

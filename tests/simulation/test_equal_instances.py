@@ -4,13 +4,11 @@ at half speed is known."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
-from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.event_queue import Priority
+from dualmap.simulation.arrivals import Loop
 from dualmap.simulation.presets import find_preset
 from dualmap.simulation.scenario import Scenario, SpeedChange
 from dualmap.simulation.simulate import Simulation
@@ -22,29 +20,8 @@ TROUBLE_S, SETTLES_S, END_S = 20.0, 30.0, 80.0
 SECOND = "i002"
 
 
-class ClosedLoop(Simulation):
-    """A run in which so many clients each send a request when their last one ends."""
-
-    def __init__(self, trace: Trace, scenario: Scenario, clients: int) -> None:
-        self._clients = clients
-        super().__init__(trace, scenario)
-
-    def _schedule_arrival(self) -> None:
-        if self._arrived < self._clients:
-            self._events.push(self._now_s, Priority.ARRIVAL, self._arrive)
-
-    def _on_ended(self, machine: RequestMachine) -> None:
-        super()._on_ended(machine)
-        if self._now_s < END_S:
-            self._events.push(self._now_s, Priority.ARRIVAL, self._arrive)
-
-    def _every(self, interval_s: float, priority: Priority, action: Callable[[], None], turn: int = 1) -> None:
-        def repeat(_: float) -> None:
-            action()
-            if self._now_s < END_S:
-                self._every(interval_s, priority, action, turn + 1)
-
-        self._events.push(turn * interval_s, priority, repeat)
+class Watched(Simulation):
+    """A run that notes how the learned rates compare."""
 
     def _sample(self) -> None:
         super()._sample()
@@ -72,9 +49,10 @@ def prompts(count: int) -> Trace:
     return Trace("closed loop", 128, tuple(requests))
 
 
-def run(clients: int, changes: tuple[SpeedChange, ...]) -> ClosedLoop:
-    scenario = Scenario(SchedulingSettings(), ENGINE, instances=2, speed_changes=changes)
-    simulation = ClosedLoop(prompts(4000), scenario, clients)
+def run(clients: int, changes: tuple[SpeedChange, ...]) -> Watched:
+    loop = Loop(concurrency=clients, seconds=END_S)
+    scenario = Scenario(SchedulingSettings(), ENGINE, instances=2, speed_changes=changes, loop=loop)
+    simulation = Watched(prompts(4000), scenario)
     simulation.run()
     return simulation
 

@@ -6,6 +6,7 @@ import pytest
 from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.simulation.errors import TraceError
+from dualmap.simulation.generators import agents
 from dualmap.simulation.recording import merge_recordings, render_mooncake
 from dualmap.simulation.traces import Trace, read_trace
 
@@ -52,6 +53,19 @@ def test_what_replicas_recorded_reads_back_as_one_trace_in_order_of_arrival(tmp_
     assert first[:2] == second[:2]
     assert len(first) == 3, "the partial block has a number of its own"
     assert not set(alone) & {*first, *second}
+
+
+def test_a_session_is_written_as_it_is_read(tmp_path: Path) -> None:
+    trace = agents(requests=300, seed=4)
+    path = tmp_path / "trace.jsonl"
+    path.write_text(render_mooncake(trace))
+
+    read = read_trace(path).requests
+
+    assert [(one.session, one.after) for one in read] == [(one.session, one.after) for one in trace.requests]
+    thinks_s = [(one.think_s, other.think_s) for one, other in zip(read, trace.requests, strict=True)]
+    assert all(one == other or abs((one or 0) - (other or 0)) < 0.001 for one, other in thinks_s)
+    assert any(one.after for one in read)
 
 
 def test_blocks_of_text_that_do_not_match_the_tokens_still_make_a_readable_trace(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.arrivals import Loop
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.engine import Engine
 from dualmap.simulation.engine_types import EngineRequest, EventKind
@@ -74,6 +75,45 @@ async def test_requests_are_sent_at_their_times_whether_answers_come_or_not(
     # what was in flight when it was stopped counts as failed
     assert len(record.requests) == 6
     assert {request.failure for request in record.requests} == {"given up: the replay was stopped"}
+
+
+async def test_clients_ask_again_when_their_answer_came(emulator: EmulatedInstance) -> None:
+    # given requests that are all due at once
+    trace = make_trace(9, gap_s=0.0)
+    # when three clients send them
+    record = await replay(trace, options_for(emulator, loop=Loop(concurrency=3)))
+    # then no more than three are ever under way, and each begins when an answer has ended
+    ends_s = [one.arrival_s + (one.e2e_s or 0.0) for one in record.requests]
+    assert [one.failure for one in record.requests] == [None] * 9
+    for one in record.requests[3:]:
+        assert any(one.arrival_s == pytest.approx(end_s, abs=0.2) for end_s in ends_s)
+        before = [other for other in record.requests if other.index < one.index]
+        assert sum(other.arrival_s + (other.e2e_s or 0.0) > one.arrival_s + 0.2 for other in before) < 3
+    report = summarize_replay(record)
+    assert (report.concurrency, report.sent, report.unsent) == (3, 9, 0)
+    assert report.rate_per_s == pytest.approx(9 / (record.requests[-1].arrival_s - record.requests[0].arrival_s))
+
+
+async def test_a_turn_is_sent_its_think_time_after_the_answer_before_it(emulator: EmulatedInstance) -> None:
+    first, second, third = make_trace(3).requests
+    trace = Trace(
+        "made", 512, (replace(first, session="a"), replace(second, session="a", think_s=4.0), third)
+    )  # fmt: skip
+
+    record = await replay(trace, options_for(emulator))
+
+    asked, other, answered = record.requests
+    assert (other.arrival_s, other.completion_tokens) == (pytest.approx(1.0), 7)
+    assert answered.completion_tokens == 6
+    assert answered.arrival_s == pytest.approx(asked.arrival_s + (asked.e2e_s or 0.0) + 4.0, abs=0.2)
+
+
+async def test_a_replay_ends_sending_in_time(emulator: EmulatedInstance) -> None:
+    record = await replay(make_trace(40, gap_s=1.0), options_for(emulator, loop=Loop(seconds=3.5), skip_s=1.5))
+
+    assert [one.arrival_s for one in record.requests] == pytest.approx([0.0, 1.0, 2.0, 3.0])
+    report = summarize_replay(record)
+    assert (report.sent, report.unsent, report.skipped) == (4, 0, 2)
 
 
 async def test_a_stopped_replay_accounts_for_what_it_did_not_send(emulator: EmulatedInstance) -> None:

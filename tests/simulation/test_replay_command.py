@@ -57,6 +57,21 @@ async def test_a_trace_is_replayed_and_reported_as_table_json_and_records(
     assert [record["prompt_tokens"] for record in records] == [700] * 8
 
 
+async def test_clients_may_send_a_trace_for_a_time(
+    emulator: EmulatedInstance, trace_file: Path, tmp_path: Path
+) -> None:
+    limits = ("--concurrency", "2", "--seconds", "600", "--skip-s", "0.001", "--time-scale", "20", "--quiet")
+    process = await start_replay(
+        "--trace", str(trace_file), "--url", emulator.url, *limits, "--json", str(tmp_path / "out.json")
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, err.decode()
+    report = orjson.loads((tmp_path / "out.json").read_bytes())
+    assert (report["sent"], report["concurrency"], report["skipped"]) == (10, 2, 2)
+    assert report["answers_per_s"] > 0
+    assert "2 clients" in out.decode()
+
+
 async def test_ctrl_c_gives_a_report_of_what_there_is(
     emulator: EmulatedInstance, trace_file: Path, eventually: Eventually
 ) -> None:

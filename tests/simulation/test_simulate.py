@@ -8,10 +8,11 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.steps import at_once
+from dualmap.simulation.arrivals import Loop
 from dualmap.simulation.engine_types import EngineConfig
-from dualmap.simulation.generators import conversation, hotspot, toolagent
+from dualmap.simulation.generators import conversation, hotspot, tasks, toolagent
 from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.results import RequestOutcome, RunResult
 from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario, SpeedChange
 from dualmap.simulation.simulate import Simulation, simulate
 from dualmap.simulation.sources import TraceSource
@@ -366,3 +367,50 @@ def test_migrations_and_preemptions_of_the_warm_up_and_of_the_drain_are_not_coun
     assert every.migrations > most.migrations
     assert every.preemptions > most.preemptions > 0
     assert (last.migrations, last.preemptions) == (0, 0)
+
+
+SESSIONS = tasks(requests=400, seed=1)
+CLOSED = {"by think times": Loop(), "by clients": Loop(concurrency=24)}
+
+
+@pytest.mark.parametrize("loop", CLOSED.values(), ids=CLOSED)
+@pytest.mark.parametrize("policy", ["dualmap-least-cost", "llm-d"])
+def test_turns_wait_for_the_answers_before_them(policy: PolicyName, loop: Loop) -> None:
+    record = Simulation(SESSIONS, scenario(policy, loop=loop)).run()
+
+    assert len(record.outcomes) == 400
+    assert [one.arrival_s for one in record.outcomes] == sorted(one.arrival_s for one in record.outcomes)
+    by_lengths = {(one.input_tokens, one.output_tokens): one for one in record.outcomes}
+    assert len(by_lengths) == 400  # so that lengths tell requests apart
+    latest: dict[str, RequestOutcome] = {}
+    for request in SESSIONS.requests:
+        outcome = by_lengths[request.input_tokens, request.output_tokens]
+        before = latest.get(request.session)
+        if before is not None and request.think_s is not None:
+            assert before.finish_s is not None
+            assert outcome.arrival_s == pytest.approx(before.finish_s + request.think_s)
+        latest[request.session] = outcome
+
+
+def test_no_more_than_the_clients_are_ever_under_way() -> None:
+    record = Simulation(CONVERSATION, scenario(loop=Loop(concurrency=5))).run()
+
+    for outcome in record.outcomes:
+        others = [one for one in record.outcomes if one.arrival_s <= outcome.arrival_s < (one.finish_s or 0.0)]
+        assert len(others) <= 5
+    result = simulate(CONVERSATION, scenario(loop=Loop(concurrency=5), skip_requests=50))
+    assert result.requests == len(CONVERSATION.requests) - 50
+    assert result.answers_per_s == pytest.approx(result.rate_per_s, rel=0.05)
+
+
+def test_a_closed_loop_is_the_same_every_time_and_ends_in_time() -> None:
+    timed = scenario(loop=Loop(concurrency=24, seconds=30.0), skip_s=10.0)
+
+    first, second = simulate(SESSIONS, timed), simulate(SESSIONS, timed)
+
+    assert figures(first) == figures(second)
+    record = Simulation(SESSIONS, timed).run()
+    last_s = record.outcomes[-1].arrival_s
+    assert 25.0 < last_s - record.outcomes[0].arrival_s < 30.0
+    counted = record.outcomes[record.skip_requests :]
+    assert first.requests == len(counted) and counted[0].arrival_s >= record.outcomes[0].arrival_s + 10.0

@@ -32,6 +32,15 @@ def test_tenants_are_merged_in_order_of_arrival_and_share_no_prefix() -> None:
     assert {request.tenant for request in mix.alone("two").load().requests} == {"two"}
 
 
+def test_sessions_of_tenants_are_told_apart() -> None:
+    trace = tenant_mix(["one=agents@2", "two=agents@2"], 60, ENGINE, 2).load()
+
+    sessions = {name: {r.session for r in trace.requests if r.tenant == name} for name in ("one", "two")}
+    assert sessions["one"] and sessions["one"].isdisjoint(sessions["two"])
+    for request in trace.requests:
+        assert all(each.startswith(f"{request.tenant}/") for each in (request.session, *request.after))
+
+
 def test_a_rate_may_be_a_multiple_of_what_the_fleet_sustains_of_the_trace() -> None:
     mix = tenant_mix([f"one={SHORT}@1.5x"], 10, ENGINE, 2)
     sustained = sustainable_rate(uncached(2000, 1, tokens=1000, answer=20), ENGINE, 2, share=1.0)

@@ -5,7 +5,7 @@ import pytest
 
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.sources import TraceSource
-from dualmap.simulation.traces import read_mooncake, read_trace
+from dualmap.simulation.traces import Trace, TraceRequest, read_mooncake, read_trace
 
 
 def line(timestamp: object = 0, tokens: object = 600, output: object = 5, ids: object = (0, 1), **more: object) -> str:
@@ -33,9 +33,35 @@ def test_a_line_may_say_which_slo_its_request_asks_for(tmp_path: Path) -> None:
     assert (first.slo_ttft_s, second.slo_ttft_s) == (2.5, None)
 
 
+def test_a_turn_of_a_session_may_have_a_delay_in_the_place_of_a_time(tmp_path: Path) -> None:
+    turn = json.dumps({"input_length": 700, "output_length": 5, "hash_ids": [0, 1], "session_id": 7, "delay": 1500})
+
+    first, second, third = read_mooncake(
+        write(tmp_path, line(2000, session_id="7") + turn + "\n" + line(5000, session_id="b", delay=0, after=["7"]))
+    )
+
+    assert (first.session, first.think_s, first.arrival_s) == ("7", None, 0.0)
+    assert (second.session, second.think_s, second.arrival_s) == ("7", 1.5, 0.0)
+    assert (third.session, third.think_s, third.arrival_s, third.after) == ("b", 0.0, 3.0, ("7",))
+
+
+def test_think_times_stay_where_the_rate_changes() -> None:
+    requests = (
+        TraceRequest(0.0, 600, 5, (0, 1), session="a"), TraceRequest(8.0, 600, 5, (0, 1), session="a", think_s=3.0)
+    )  # fmt: skip
+
+    scaled = Trace("t", 512, requests).at_rate(1.0)
+
+    assert [(one.arrival_s, one.think_s) for one in scaled.requests] == [(0.0, None), (2.0, 3.0)]
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
+        (line(delay=5), "a line with delay is a turn of a session: it needs session_id"),
+        (line(session_id=None), "session ids must be texts or whole numbers"),
+        (line(session_id="a", delay=-1), "delay must be at least 0"),
+        (line(session_id="a", delay=1, after="b"), "after must be a list"),
         (line(slo_ttft_ms=0), "slo_ttft_ms must be at least 1"),
         ("{broken\n", "not a JSON object"),
         ("[1, 2]\n", "not a JSON object"),

@@ -69,11 +69,12 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
     laboratory.add_arguments(parser)
 
     suite = laboratory.suite_of(parser.parse_args(["--quick", "--instances", "4,8", "--rates", "1x,9", "--seeds", "7"]))
-    strict = laboratory.suite_of(parser.parse_args(["--targets", "99"]))
+    strict = laboratory.suite_of(parser.parse_args(["--targets", "99", "--slo-tpot-ms", "40"]))
     other = laboratory.suite_of(parser.parse_args(["--suite", "splits", "--variant", "a=llm-d"]))
 
     assert (suite.name, suite.sizes, suite.rates, suite.seeds) == ("quick", (4, 8), ("1x", "9"), 7)
     assert strict.targets == ("90", "99"), "saturation is a goodput of the main target"
+    assert {traffic.slo_tpot_s for traffic in strict.traffic} == {0.04}
     assert (other.saturation_of, other.variants) == ("4P4D", ("a=llm-d",))
 
 
@@ -95,6 +96,7 @@ def test_options_change_the_suite(tmp_path: Path) -> None:
         (["--from", "/nowhere"], "/nowhere/results.json: cannot be read"),
         (["--from", ".", "--quick", "--trace", "uniform"], "--from runs nothing, and what was run is in its folder"),
         (["--document", "README.md"], "--document needs --from"),
+        (["--slo-tpot-ms", "0"], "--slo-tpot-ms must be more than 0"),
         (["--seeds", "0"], "--seeds must be a whole number of at least 1"),
     ],
 )

@@ -97,3 +97,13 @@ def test_rates_are_absolute_or_multiples() -> None:
     assert Rate.parse("12.5") == Rate(12.5, of_saturation=False)
     assert Rate.parse("1.5x") == Rate(1.5, of_saturation=True)
     assert [Rate.parse(text).label for text in ("12.5", "1.5x")] == ["12.5/s", "1.5 × saturation"]
+    assert Rate.parse("64c").label == "64 clients"
+
+
+def test_a_number_of_clients_takes_the_place_of_a_rate(tiny_suite: Suite) -> None:
+    outcome = run_suite(replace(tiny_suite, rates=("6c",), goodput=False, variants=VARIANTS), BASE, Bench())
+
+    (result,) = outcome.rates
+    assert result.rates_per_s == tuple(one.rate_per_s for one in result.figures["ours"])
+    for figures in result.figures["ours"]:
+        assert figures.answers_per_s == pytest.approx(figures.rate_per_s, rel=0.25)
