@@ -46,7 +46,7 @@ async def recent(
     own = _own_recent(runtime, limit)
     if local:
         return own
-    answers, _ = await _query_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
+    answers, _ = await query_peers(request, runtime, f"/admin/explain?limit={limit}&local=true")
     lists = [
         [explained for explained in answer if "rounds" in explained] for answer in answers if isinstance(answer, list)
     ]
@@ -87,7 +87,7 @@ async def explain(
             return _as_json(runtime, explanation)
     gaps: list[str] = []
     if not local:
-        answers, gaps = await _query_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
+        answers, gaps = await query_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
         explained = next((answer for answer in answers if isinstance(answer, dict) and "rounds" in answer), None)
         if explained is not None:
             return explained
@@ -164,7 +164,7 @@ async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | 
     return None
 
 
-async def _query_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
+async def query_peers(request: Request, runtime: Runtime, path: str) -> tuple[list[Any], list[str]]:
     """The JSON that peers answer, and why others could not be reached in time."""
     addresses = await runtime.addresses()
     peers = {replica_id: url for replica_id, url in addresses.items() if replica_id != runtime.context.replica_id}

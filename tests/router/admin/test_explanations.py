@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router import tools
+from tests.router.admin.peer_server import answering
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any) -> None:
@@ -272,28 +272,3 @@ async def test_what_peers_remember_is_listed_beside_what_this_replica_does(
 
     assert [story["request_id"] for story in listed] == ["own", "far"]
     assert [story["request_id"] for story in own] == ["own"]
-
-
-@contextlib.contextmanager
-def answering(content: object) -> Iterator[str]:
-    """The URL of a server that answers everything with this JSON."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = orjson.dumps(content)
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
