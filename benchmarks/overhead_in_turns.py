@@ -1,4 +1,5 @@
-"""The CPU that request lines and tracing add to the router per request: routers of several modes, loaded in turns.
+"""The CPU that a request costs routers of several modes, or versions, loaded in turns: what request lines and tracing
+add to it, what a change takes away.
 
 All routers run at the same time, pinned to one core; only one is loaded at a time. Each turn gives every router the
 same requests, in an order that rotates, so that the machine's noise meets all modes alike. A turn's ratio compares a
@@ -7,6 +8,10 @@ default: the second shows what the machine alone makes of it. What a router cost
 is measured apart: neither belongs to a request.
 
     python benchmarks/overhead_in_turns.py [--modes full,full,logged,traced] [--turns 100] [--requests 1000]
+        [--prompt-bytes 2048] [--chunks 0]
+    python benchmarks/overhead_in_turns.py --modes full@/tmp/older,full,full@/tmp/older --chunks 8
+
+``full@/tmp/older`` is the router of another version, checked out there.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ from itertools import pairwise
 import uvloop
 from router_overhead import CONNECTIONS, Router, closed_loop, request, running
 
-BYTES = 2048
 IDLE_S = 10.0
 
 
@@ -33,7 +37,7 @@ async def measure(options: argparse.Namespace, core: int) -> list[dict[str, obje
         routers = [(await stack.enter_async_context(running(mode, core, options.instances)))[0] for mode in modes]
         start_s = [router.cpu_s() for router in routers]
         for router in routers:
-            await closed_loop(router.port, [request(BYTES, 10**9 + n) for n in range(500)], CONNECTIONS)
+            await closed_loop(router.port, _requests(options, 10**9, 500), CONNECTIONS)
         await asyncio.sleep(6)  # the first export connects
         idle_s = await _idle(routers)
         us = await _turns(routers, options, idle_s)
@@ -54,6 +58,11 @@ async def measure(options: argparse.Namespace, core: int) -> list[dict[str, obje
     return rows
 
 
+def _requests(options: argparse.Namespace, seed: int, count: int) -> list[bytes]:
+    mock = f"{options.chunks},0" if options.chunks else None
+    return [request(options.prompt_bytes, seed + n, mock) for n in range(count)]
+
+
 async def _idle(routers: list[Router]) -> list[float]:
     """CPU seconds a second without load."""
     before_s = [router.cpu_s() for router in routers]
@@ -67,7 +76,7 @@ async def _turns(routers: list[Router], options: argparse.Namespace, idle_s: lis
     order = list(range(len(routers)))
     began: list[list[tuple[float, float]]] = [[] for _ in routers]
     for turn in range(options.turns + 1):
-        wires = [request(BYTES, turn * options.requests + n) for n in range(options.requests)]
+        wires = _requests(options, turn * options.requests, options.requests)
         for number in order:
             began[number].append((routers[number].cpu_s(), time.monotonic()))
             if turn < options.turns:
@@ -89,6 +98,8 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=100)
     parser.add_argument("--requests", type=int, default=1000, help="of each mode and turn")
+    parser.add_argument("--prompt-bytes", type=int, default=2048)
+    parser.add_argument("--chunks", type=int, default=0, help="of a streamed answer; 0: it does not stream")
     parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")
     options = parser.parse_args()
     cores = os.sched_getaffinity(0)

@@ -15,6 +15,8 @@ asking  the same, which waits for an empty reply of the store before it sends a 
         on shared state adds
 relay   copies bytes without HTTP: the floor of this machine at this hour, to compare the others with
 
+A mode with a checkout of another version behind it, as in ``full@/tmp/older``, runs the router of that version.
+
     python benchmarks/router_overhead.py [--modes full,logged,traced,plane,asking,relay] [--repetitions 3]
         [--requests 3000] [--tcp] [--rate 20] [--awake] [--profile DIR]
 """
@@ -388,6 +390,18 @@ def run_router(
         profiler.dump_stats(profile / f"router_{mode}.prof")
 
 
+@contextlib.contextmanager
+def modules_of(checkout: str) -> Iterator[None]:
+    """A process that is started meanwhile imports the project, and this module, from a checkout; "" changes nothing."""
+    former = sys.path.copy()
+    if checkout:
+        sys.path[:0] = [checkout, str(Path(checkout) / "benchmarks")]
+    try:
+        yield
+    finally:
+        sys.path[:] = former
+
+
 @dataclass
 class Router:
     process: multiprocessing.process.BaseProcess
@@ -412,12 +426,14 @@ class Router:
 def start_router(
     mode: str, core: int, instance_url: str, store_url: str, collector_url: str, profile: Path | None
 ) -> Router:
+    mode, _, checkout = mode.partition("@")
     context = multiprocessing.get_context("spawn")
     parent, child = context.Pipe()
     process = context.Process(
         target=run_router, args=(mode, core, instance_url, store_url, collector_url, child, profile)
     )
-    process.start()
+    with modules_of(checkout):
+        process.start()
     if not parent.poll(30):
         raise TimeoutError("the router did not start")
     return Router(process, parent.recv())
