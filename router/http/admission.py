@@ -264,7 +264,7 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
 
 def mint_request_id() -> str:
     """A request id that no other replica mints; it need not be secret."""
-    return f"{_random.getrandbits(128):032x}"
+    return _random.randbytes(16).hex()
 
 
 def read_request_id(header: str | None) -> str:

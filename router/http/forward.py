@@ -173,8 +173,8 @@ def fleet_fields(placed: PlacedRequest) -> list[Header]:
     fields: list[Header] = [
         (b"x-request-id", placed.request_id.encode()),
         (b"x-dualmap-instance", answering_id.encode()),
-        (b"x-dualmap-cached-tokens", str(placed.expected_cached_tokens).encode()),
-        (b"x-dualmap-attempts", str(placed.tries).encode()),
+        (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
+        (b"x-dualmap-attempts", b"%d" % placed.tries),
     ]
     if answering_id != (instance_id := placed.instance_id):
         fields.append((b"x-dualmap-prefill-instance", instance_id.encode()))

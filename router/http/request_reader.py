@@ -7,7 +7,7 @@ folding, no unknown transfer coding), every buffer has a bound, and every refusa
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Final
 
 import httptools
 
@@ -16,6 +16,7 @@ from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import is_inference, meant_path
 from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.scheduling.values import record
 
 MAX_HEADER_BYTES = 64 << 10
 """Largest head, and largest trailer."""
@@ -30,7 +31,10 @@ DISCARDED_BODY_BYTES = 64 << 10
 """A refused request keeps its connection if its body is announced to be no longer than this."""
 
 
-@dataclass(slots=True)
+_NO_FIELDS: Final[dict[bytes, bytes]] = {}
+
+
+@record
 class ClientRequest:
     """One request of a client. ``path`` is the one that is meant, not unquoted, without the query."""
 
@@ -51,10 +55,9 @@ class ClientRequest:
     """Budget in which the body is counted until it is dropped."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
-    get: Callable[[bytes], bytes | None] = field(init=False, repr=False)
+    get: Callable[[bytes], bytes | None] = _NO_FIELDS.get
     """The first field of a (lower-case) name."""
-
-    _all_differ: bool = field(init=False, repr=False)
+    _all_differ: bool = True
 
     def __post_init__(self) -> None:
         index = dict(reversed(self.fields))
@@ -339,8 +342,8 @@ class RequestReader:
 
     # the head ------------------------------------------------------------------------------------------------
     def _head(self) -> ClientRequest:
-        target, method, version = self._target, self._parser.get_method(), self._parser.get_http_version()
-        self._check_line(method + b" " + target + b" HTTP/" + version.encode() + b"\r\n", version)
+        target, method = self._target, self._parser.get_method()
+        version = self._version(method, target)
         if not target.startswith(b"/"):
             target = self._origin_form(target)
         raw_path, _, query = target.partition(b"?")
@@ -353,16 +356,21 @@ class RequestReader:
             version == "1.1" and self._parser.should_keep_alive(),
         )
 
-    def _check_line(self, line: bytes, version: str) -> None:
-        """The parser accepts other protocols (RTSP) and versions, or none, as HTTP, and reports only their numbers."""
-        if version == "1.1" and not self._pipelined and self._fed.startswith(line):
-            return
+    def _version(self, method: bytes, target: bytes) -> str:
+        """The version of a request line. The parser accepts other protocols (RTSP) and versions, or none, as HTTP, and
+        reports only their numbers."""
+        line = b"%b %b HTTP/1.1\r\n" % (method, target)
+        if not self._pipelined and self._fed.startswith(line):
+            return "1.1"
+        version = self._parser.get_http_version()
+        line = b"%b %b HTTP/%b\r\n" % (method, target, version.encode())
         fed = b"".join((*self._earlier, self._fed)) if self._earlier else self._fed
         at_hand = fed.startswith(line) or (
             line in fed if self._pipelined else fed.lstrip(b"\r\n").startswith(line)  # behind empty lines
         )
         if not at_hand or version not in ("1.1", "1.0"):
             self._refuse(InvalidRequestError("the request line must end with one blank and HTTP/1.1 or HTTP/1.0"))
+        return version
 
     def _origin_form(self, target: bytes) -> bytes:
         """``http://host/path`` is legal for any server; ``*`` and CONNECT's authority stay as they are."""

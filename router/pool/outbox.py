@@ -46,7 +46,7 @@ class Outbox:
         self._arrived = asyncio.Event()
         self._owed = 0
         self._settled = asyncio.Event()
-        self._settled.set()
+        """Set when nothing is owed any more; cleared by who waits for that."""
         self.dropped = dropped or Counter()
 
     def __len__(self) -> int:
@@ -62,8 +62,6 @@ class Outbox:
             return
         self._posted.append((release, settled))
         self._owed += 1
-        if self._owed == 1:
-            self._settled.clear()
         if len(self._posted) == 1:
             self._arrived.set()
 
@@ -105,4 +103,6 @@ class Outbox:
 
     async def flush(self) -> None:
         """Wait until everything posted has been delivered, refused or dropped."""
-        await self._settled.wait()
+        while self._owed:
+            self._settled.clear()
+            await self._settled.wait()
