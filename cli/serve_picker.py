@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         from dualmap.router.serving.picker_door import door_of
     except ImportError as error:
-        raise UnfitSettingsError(f"an endpoint picker needs gRPC: {how_to_install('picker')} ({error})") from error
+        raise UnfitSettingsError(f"an endpoint picker needs more: {how_to_install('picker')} ({error})") from error
 
     def announce(port: int, ops_port: int | None) -> str:
         return f"an endpoint picker serves port {port}, its own port is {ops_port}"

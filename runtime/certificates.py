@@ -273,6 +273,8 @@ class ServerFiles:
     requires_client: bool
     """Whether a client without a certificate of these CAs is refused; else its certificate is verified if it has one.
     """
+    protocol: str = "http/1.1"
+    """What is spoken there, as clients agree on it (ALPN)."""
 
     @property
     def name(self) -> str:
@@ -290,7 +292,7 @@ class ServerFiles:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([self.protocol])
         load_certificate(context, self.certificate, self.key, (self.name, f"{self.section}.tls_key"))
         if self.client_ca is not None:
             load_authorities(context, self.client_ca, f"{self.section}.tls_client_ca")
@@ -303,7 +305,13 @@ class ServerFiles:
 
 
 def server_files(
-    section: str, certificate: Path | None, key: Path | None, client_ca: Path | None, *, requires_client: bool
+    section: str,
+    certificate: Path | None,
+    key: Path | None,
+    client_ca: Path | None,
+    *,
+    requires_client: bool,
+    protocol: str = "http/1.1",
 ) -> ServerFiles | None:
     """The files of a port as its section of the settings names them; None without TLS.
 
@@ -316,7 +324,7 @@ def server_files(
         raise ValueError("tls_client_ca needs tls_certificate and tls_key")
     if certificate is None or key is None:
         return None
-    return ServerFiles(section, certificate, key, client_ca, requires_client)
+    return ServerFiles(section, certificate, key, client_ca, requires_client, protocol)
 
 
 def client_name(certificate: dict[str, Any] | None) -> str | None:

@@ -49,6 +49,7 @@ from dualmap.router.picker import messages
 from dualmap.router.picker.addresses import Addresses, UnknownAddressError
 from dualmap.router.picker.answer_watch import AnswerWatch
 from dualmap.router.picker.first_tokens import FirstTokens
+from dualmap.router.picker.grpc_server import LeftError
 from dualmap.router.picker.messages import BodyMode
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
@@ -162,10 +163,6 @@ class Picker:
                 "the gateway sends no bodies of answers, though it was asked for some: prefill rates cannot be learned"
                 " from its streams. Set allow_mode_override in its filter, or picker.observed_share to 0"
             )
-
-
-class LeftError(Exception):
-    """The gateway has ended the stream."""
 
 
 class PickedRequest:

@@ -1,14 +1,12 @@
-"""The gRPC server of a picker: external processing, and health."""
+"""The server of a picker: external processing, and health, over gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
-
-import grpc
-import grpc.aio
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from dualmap.router.picker.ext_proc import (
     NOT_SERVING,
@@ -18,10 +16,11 @@ from dualmap.router.picker.ext_proc import (
     HealthCheckResponse,
     ProcessingRequest,
 )
+from dualmap.router.picker.grpc_server import GrpcServer, GrpcStream, Method, Status, StatusError
 from dualmap.router.picker.messages import METHOD, SERVICE
-from dualmap.router.picker.picked import LeftError, PickedRequest, Picker
+from dualmap.router.picker.picked import PickedRequest, Picker
 from dualmap.router.picker.settings import PickerSettings
-from dualmap.runtime.certificates import FollowedFiles, ServerFiles
+from dualmap.runtime.certificates import FollowedFiles, RenewedContext
 
 log = logging.getLogger(__name__)
 
@@ -50,22 +49,18 @@ class PickerServer:
         the settings cannot be used."""
         self._settings = settings
         self._reached_at = reached_at
-        self._credentials, self.certificates = _credentials(settings.tls)
+        files = settings.tls
+        self.certificates: tuple[FollowedFiles[ssl.SSLContext], ...] = () if files is None else (files.followed(),)
         self._picker = picker
         self._accepts_traffic = accepts_traffic
-        options: Sequence[tuple[str, Any]] = (
-            ("grpc.so_reuseport", 0),  # a port that is taken stops the start
-            ("grpc.max_receive_message_length", max_body_bytes + _MESSAGE_OVERHEAD_BYTES),
-            ("grpc.max_send_message_length", -1),
-        )
-        self._server = grpc.aio.server(options=options)
-        process = grpc.stream_stream_rpc_method_handler(
-            self._process, request_deserializer=ProcessingRequest.FromString
-        )
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: process}), self._health())
-        )
-        self._health_server: Any = None
+        health = {
+            f"/grpc.health.v1.Health/{name}": Method(serve, HealthCheckRequest.FromString)
+            for name, serve in (("Check", self._check), ("Watch", self._watch))
+        }
+        process = Method(self._process, ProcessingRequest.FromString)
+        longest = max_body_bytes + _MESSAGE_OVERHEAD_BYTES
+        self._server = GrpcServer({f"/{SERVICE}/{METHOD}": process, **health}, max_message_bytes=longest)
+        self._health_server = GrpcServer(health, max_message_bytes=_MESSAGE_OVERHEAD_BYTES)
 
     async def start(self) -> int:
         """Listen; returns the port.
@@ -74,12 +69,11 @@ class PickerServer:
             OSError: the address cannot be listened on.
         """
         settings = self._settings
-        port = _listen(self._server, settings.host, settings.port, self._credentials)
+        tls = RenewedContext(self.certificates[0]) if self.certificates else None
+        port = await self._server.listen(settings.host, settings.port, tls)
         await self._picker.first_tokens.start(settings.host, settings.first_token_port, self._reached_at)
         if settings.health_port is not None:
-            self._health_server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-            self._health_server.add_generic_rpc_handlers((self._health(),))
-            _listen(self._health_server, settings.host, settings.health_port, None)
+            await self._health_server.listen(settings.host, settings.health_port)
             await self._health_server.start()
         await self._server.start()
         return port
@@ -87,37 +81,26 @@ class PickerServer:
     async def stop(self, within_s: float, hurried: asyncio.Event) -> None:
         """Take no new requests, let those in flight finish, and cut off what has not after ``within_s``, or once
         ``hurried`` is set."""
-        stopping = asyncio.create_task(self._server.stop(None if within_s <= 0 else within_s + _WATCH_S))
+        stopping = asyncio.create_task(self._server.drain())
         hurry = asyncio.create_task(hurried.wait())
         await asyncio.wait({stopping, hurry}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not stopping.done():
+            stopping.cancel()
             self._picker.cuts_off = True
             log.warning("cut off requests that had not finished")
-            await self._server.stop(None)
-        await stopping
+        await self._server.close()
 
     async def close(self) -> None:
         """End the health service, the last sign of life."""
         self._picker.first_tokens.close()
-        await self._server.stop(None)
-        if self._health_server is not None:
-            await self._health_server.stop(None)
+        await self._server.close()
+        await self._health_server.close()
 
-    async def _process(self, _: Any, context: Any) -> None:
-        await PickedRequest(_GrpcStream(context), self._picker, context.peer()).run()
+    def _process(self, stream: GrpcStream) -> Awaitable[None]:
+        return PickedRequest(stream, self._picker, stream.peer).run()
 
     # health ------------------------------------------------------------------------------------------------------
-    def _health(self) -> Any:
-        answered = HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
-        return grpc.method_handlers_generic_handler(
-            "grpc.health.v1.Health",
-            {
-                "Check": grpc.unary_unary_rpc_method_handler(self._check, *answered),
-                "Watch": grpc.unary_stream_rpc_method_handler(self._watch, *answered),
-            },
-        )
-
     def _status(self, name: str) -> int:
         if name == LIVENESS:
             return SERVING
@@ -125,77 +108,23 @@ class PickerServer:
             return SERVICE_UNKNOWN
         return SERVING if self._accepts_traffic() else NOT_SERVING
 
-    async def _check(self, request: Any, context: Any) -> Any:
-        status = self._status(request.service)
+    async def _check(self, stream: GrpcStream) -> None:
+        name = await _named(stream)
+        status = self._status(name)
         if status == SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r}")
-        return HealthCheckResponse(status=status)
+            raise StatusError(Status.NOT_FOUND, f"there is no service {name!r}")
+        await stream.write(HealthCheckResponse(status=status).SerializeToString())
 
-    async def _watch(self, request: Any, context: Any) -> None:
-        told = None
+    async def _watch(self, stream: GrpcStream) -> None:
+        name, told = await _named(stream), None
         while True:
-            if (status := self._status(request.service)) != told:
+            if (status := self._status(name)) != told:
                 told = status
-                await context.write(HealthCheckResponse(status=status))
+                await stream.write(HealthCheckResponse(status=status).SerializeToString())
             await asyncio.sleep(_WATCH_S)
 
 
-class _GrpcStream:
-    """The stream of a request over gRPC."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    async def read(self) -> Any | None:
-        message = await self._context.read()
-        return None if message is grpc.aio.EOF else message
-
-    async def write(self, reply: bytes) -> None:
-        try:
-            await self._context.write(reply)
-        except Exception as error:
-            if self._context.done():
-                raise LeftError from error
-            raise
-
-
-def _listen(server: Any, host: str, port: int, credentials: Any) -> int:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        if credentials is None:
-            return int(server.add_insecure_port(address))
-        return int(server.add_secure_port(address, credentials))
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
-
-
-def _credentials(files: ServerFiles | None) -> tuple[Any, tuple[FollowedFiles[Any], ...]]:
-    """Credentials that follow their files, and these; None without TLS.
-
-    Raises:
-        CertificateError: the files cannot be used.
-    """
-    if files is None:
-        return None, ()
-
-    def read() -> Any:
-        files.context()  # says what is wrong, which gRPC does not
-        pair = (files.key.read_bytes(), files.certificate.read_bytes())
-        authorities = None if files.client_ca is None else files.client_ca.read_bytes()
-        return grpc.ssl_server_certificate_configuration([pair], authorities)
-
-    followed = FollowedFiles(files.name, files.paths, read, certificate=files.certificate)
-    in_use = followed.current()
-
-    def fetch() -> Any:
-        """The certificate, where it changed since the last connection. gRPC calls this in a thread of its own."""
-        nonlocal in_use
-        if (current := followed.current()) is in_use:
-            return None
-        in_use = current
-        return current
-
-    credentials = grpc.dynamic_ssl_server_credentials(
-        in_use, fetch, require_client_authentication=files.requires_client
-    )
-    return credentials, (followed,)
+async def _named(stream: GrpcStream) -> str:
+    """The service whose health is requested."""
+    message = await stream.read()
+    return "" if message is None else str(message.service)

@@ -66,4 +66,5 @@ class PickerSettings(BaseModel):
     def tls(self) -> ServerFiles | None:
         """The files of the gRPC port; None without TLS."""
         ca = self.tls_client_ca
-        return server_files("picker", self.tls_certificate, self.tls_key, ca, requires_client=ca is not None)
+        certificate, key, requires = self.tls_certificate, self.tls_key, ca is not None
+        return server_files("picker", certificate, key, ca, requires_client=requires, protocol="h2")
