@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Final
 
-from dualmap.router.http.upstream_pool import Origin, parse_origin
+from dualmap.router.http.upstream_pool import parse_origin
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceSpec
 
@@ -34,10 +34,9 @@ class Addresses:
         Raises:
             UnknownAddressError: its host has none.
         """
+        if (written := literal(spec.url)) is not None:
+            return written
         origin = parse_origin(spec.url)
-        literal = _literal(origin)
-        if literal is not None:
-            return literal
         known, now_s = self._resolved.get(spec.url), self._clock.monotonic_s()
         if known is not None and now_s - known[1] < KEPT_S:
             return known[0]
@@ -69,8 +68,9 @@ class Addresses:
 
 
 @lru_cache(maxsize=4096)
-def _literal(origin: Origin) -> str | None:
-    """The address of an origin whose host is one; None where it is a name."""
+def literal(url: str) -> str | None:
+    """The address of an instance whose URL has one; None where it has a name."""
+    origin = parse_origin(url)
     try:
         return _joined(str(ipaddress.ip_address(origin.host)), origin.port)
     except ValueError:

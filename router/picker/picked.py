@@ -46,7 +46,7 @@ from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidde
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker import messages
-from dualmap.router.picker.addresses import Addresses, UnknownAddressError
+from dualmap.router.picker.addresses import Addresses, UnknownAddressError, literal
 from dualmap.router.picker.answer_watch import AnswerWatch
 from dualmap.router.picker.first_tokens import FirstTokens
 from dualmap.router.picker.grpc_server import LeftError
@@ -64,6 +64,11 @@ from dualmap.scheduling.state.legs import Leg
 
 log = logging.getLogger(__name__)
 
+_WITH_CREDENTIALS: Final = (
+    *messages.ROUTING_HEADERS,
+    ("authorization", b"authorization"),
+    ("x-api-key", b"x-api-key"),
+)
 VIA_UPSTREAM: Final = "via_upstream"
 UNANSWERED: Final = 8
 """So many bodies that were asked for, or reports that were announced, and none came, show that none ever does."""
@@ -132,7 +137,7 @@ class Picker:
         """Whether the gateway will report the first token of a stream."""
         if not self.first_tokens.listens or self._reports.never_comes:
             return False
-        return request.get(messages.REPORTS_FIRST_TOKEN.encode()) is not None
+        return request.get(messages.REPORTS_FIRST_TOKEN) is not None
 
     def told(self, *, came: bool) -> None:
         """Whether the report of a first token came."""
@@ -174,7 +179,8 @@ class PickedRequest:
         self._peer = peer
         self._picker = picker
         self._limit: asyncio.Timeout | None = None
-        """The time for the whole request."""
+        """The time for the request to come, then for the whole of it."""
+        self._has_come = False
         self._modes = (BodyMode.NONE, BodyMode.NONE)
         self._choices: dict[str, InstanceSpec] = {}
         """The choices that Envoy was given, by address."""
@@ -192,30 +198,33 @@ class PickedRequest:
         """The request has trailers, which end its body."""
 
     async def run(self) -> None:
-        first = await self._stream.read()
-        if first is None or messages.kind_of(first) != "request_headers":
-            return None
-        request = messages.client_request(first.request_headers)
-        request.from_gateway = self._picker.is_gateway(self._peer)
-        self._modes = messages.body_modes(first)
-        request_id, live = mint_request_id(), None
+        settings, request_id, path = self._picker.plane.settings, "", ""
         try:
-            async with asyncio.timeout(self._picker.plane.settings.total_timeout_s) as self._limit:
+            async with asyncio.timeout(settings.client_timeout_s) as self._limit:
+                first = await self._stream.read()
+                if first is None or messages.kind_of(first) != "request_headers":
+                    return None
+                request = messages.client_request(first.request_headers)
+                request.from_gateway, path = self._picker.is_gateway(self._peer), request.path
+                self._modes = messages.body_modes(first)
                 try:
-                    if request.path == "/v1/models" and request.method == "GET":
+                    if path == "/v1/models" and request.method == "GET":
                         return await self._answer_models(request)
                     request_id = read_request_id((request.get(b"x-request-id") or b"").decode("latin-1"))
                     live = await self._pick(first, request, request_id)
                 finally:
                     self._drop_body(request)
-                await self._follow(live, request.path)
+                await self._follow(live, path)
         except LeftError:
             return None
         except TimeoutError:
-            log.warning("request %s was not over within router.total_timeout_s: its stream is closed", request_id)
+            if self._has_come:
+                log.warning("request %s was not over within router.total_timeout_s: its stream is closed", request_id)
+                return None
+            late = f"the request did not come within {settings.client_timeout_s:g} s; send it faster"
+            await self._refuse(RequestTimeoutError(late), request_id or mint_request_id(), path)
         except RouterError as refusal:
-            with contextlib.suppress(LeftError):
-                await self._refuse(refusal, refusal.request_id or request_id, request.path)
+            await self._refuse(refusal, refusal.request_id or request_id or mint_request_id(), path)
 
     # the request -------------------------------------------------------------------------------------------------
     async def _pick(self, first: Any, request: ClientRequest, request_id: str) -> LiveRequest:
@@ -227,6 +236,7 @@ class PickedRequest:
         plane, live = self._picker.plane, None
         try:
             await self._read_body(first, request)
+            self._comes_whole()
             read = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
             read.hides_first_token = not self._shows_first_token(request, read)
             read.caller = request.caller
@@ -275,14 +285,16 @@ class PickedRequest:
             self._answered = "request_body"
             await self._stream.write(messages.GO_ON["request_headers"])
         pieces: list[bytes] = []
-        try:
-            async with asyncio.timeout(picker.plane.settings.client_timeout_s):
-                while await self._read_piece(pieces, limit_bytes) and full_duplex:
-                    pass
-        except TimeoutError:
-            limit_s = picker.plane.settings.client_timeout_s
-            raise RequestTimeoutError(f"the request did not come within {limit_s:g} s; send it faster") from None
+        while await self._read_piece(pieces, limit_bytes) and full_duplex:
+            pass
         request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _comes_whole(self) -> None:
+        """The request has come: from now on it is the whole of it that may take no longer than a time."""
+        self._has_come = True
+        if self._limit is not None:
+            total_s = self._picker.plane.settings.total_timeout_s
+            self._limit.reschedule(asyncio.get_running_loop().time() + total_s)
 
     async def _read_piece(self, pieces: list[bytes], limit_bytes: int) -> bool:
         """Read a piece of the body; returns whether another one follows."""
@@ -346,14 +358,14 @@ class PickedRequest:
             try:
                 if split:
                     fields.append((messages.PREFILLER.encode(), (await of(live.target)).encode()))
-                self._choices[await of(target)] = target
+                self._choices[literal(target.url) or await of(target)] = target
             except UnknownAddressError as error:
                 fields = []
                 await live.failed(Failed(InstanceFailure(FailureKind.CONNECT, str(error))))
                 continue
             if second is not None and second.data_parallel_rank == target.data_parallel_rank:
                 with contextlib.suppress(UnknownAddressError):
-                    self._choices.setdefault(await of(second), second)
+                    self._choices.setdefault(literal(second.url) or await of(second), second)
             if target.data_parallel_rank is not None:
                 fields.append((b"x-data-parallel-rank", b"%d" % target.data_parallel_rank))
         if request.get(b"x-request-id") != live.request_id.encode():
@@ -363,9 +375,9 @@ class PickedRequest:
         if plane.upstream_authorization is not None:
             fields.append((b"authorization", plane.upstream_authorization))
         keeps_credentials = plane.upstream_authorization is None and not plane.tenants.is_closed
-        dropped = [*messages.ROUTING_HEADERS, *(() if keeps_credentials else ("authorization", "x-api-key"))]
+        dropped = messages.ROUTING_HEADERS if keeps_credentials else _WITH_CREDENTIALS
         written = {name for name, _ in fields}
-        return fields, [name for name in dropped if request.get(name.encode()) and name.encode() not in written]
+        return fields, [text for text, name in dropped if request.get(name) and name not in written]
 
     def _replies(
         self,
@@ -429,7 +441,8 @@ class PickedRequest:
         if (reason := messages.dropped_reason(error)) is not None:
             fields.append((messages.DROPPED_REASON.encode(), reason.encode()))
         body = orjson.dumps(error_body(error, path))
-        await self._stream.write(messages.immediate_reply(error.status, fields, body, error.code))
+        with contextlib.suppress(LeftError):
+            await self._stream.write(messages.immediate_reply(error.status, fields, body, error.code))
 
 
 class _Answer:
@@ -514,13 +527,15 @@ class _Answer:
 
     async def _begin(self, message: Any) -> list[Header]:
         """Take in the head of the answer; returns the fields that it gets."""
-        live, head = self._live, messages.fields_of(message.response_headers)
-        index = dict(reversed(head))
-        self._status, details = messages.status_of(head), messages.details_of(message)
-        self._streams = index.get(b"content-type", b"").lower().startswith(b"text/event-stream")
-        served = messages.served_by(message)
-        await self._book(served)
-        self._failure = failure_of(self._status, details, index.get(b"retry-after"))
+        live, head = self._live, messages.answer_head(message.response_headers)
+        served, details = messages.served_by(message)
+        self._status = head.status
+        self._streams = head.content_type.lower().startswith(b"text/event-stream")
+        if served and live.to_send is Leg.WHOLE:
+            target = self._choices.get(served)
+            if target is None or target.instance_id != live.answering_id:
+                await self._book(served, target)
+        self._failure = failure_of(self._status, details, head.retry_after)
         self._own = self._failure is None and details not in ("", VIA_UPSTREAM)
         if self._failure is not None:
             live.broke_off(self._failure)
@@ -533,12 +548,11 @@ class _Answer:
             fields.append((messages.TEST_SERVED, served.encode()))
         return fields
 
-    async def _book(self, served: str) -> None:
-        """Book that another instance than the first choice answered."""
+    async def _book(self, served: str, target: InstanceSpec | None) -> None:
+        """Book that another instance than the first choice answered; ``target`` is the one at that address, if it was
+        among the choices."""
         live = self._live
-        if not served or live.to_send is not Leg.WHOLE:
-            return
-        target = self._choices.get(served) or await self._member_at(served)
+        target = target or await self._member_at(served)
         if target is None or target.instance_id == live.answering_id:
             return
         try:

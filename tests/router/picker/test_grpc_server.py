@@ -136,18 +136,16 @@ async def test_many_streams_share_a_connection(served: Served, channel: Any) -> 
 async def test_a_call_that_fails_ends_with_its_status(
     channel: Any, method: str, code: grpc.StatusCode, details: str
 ) -> None:
-    stream = call(channel, method)
-    await stream.write(b"a")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await stream.read()
+        await call(channel, method).read()
     assert (failed.value.code(), failed.value.details()) == (code, details)
 
 
 async def test_a_message_that_is_too_long_ends_its_stream_and_no_other(channel: Any) -> None:
     other, stream = call(channel, "Echo"), call(channel, "Echo")
     await other.write(b"a")
-    await stream.write(b"x" * (LONGEST + 1))
     with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await stream.write(b"x" * (LONGEST + 1))
         await stream.read()
     assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert await other.read() == b"a"
@@ -158,8 +156,8 @@ async def test_a_compressed_message_is_refused(served: Served) -> None:
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{served.port}", compression=grpc.Compression.Gzip)
     async with channel:
         stream = call(channel, "Echo")
-        await stream.write(b"a" * 1000)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await stream.write(b"a" * 1000)
             await stream.read()
     assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
 

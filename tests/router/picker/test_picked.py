@@ -49,6 +49,11 @@ def instance(name: str, **changes: Any) -> InstanceSpec:
 MEMBERS = tuple(instance(name) for name in "abc")
 
 
+def prompt_begins() -> Any:
+    """The first piece of a body, of which more is to come."""
+    return body(b'{"model": ', ends=False)
+
+
 def only_live(gateway: Gateway) -> Any:
     (live,) = gateway.runtime.context.live
     return live
@@ -308,6 +313,30 @@ async def test_a_body_that_grows_too_long_is_refused_and_no_longer_counted(start
     stream, task = gateway.open(head(), body(b"x" * 1000, ends=False), body(b"x" * 1000))
     await finished(task, gateway)
     assert stream.replies[0].immediate_response.status.code == 413
+
+
+@pytest.mark.parametrize("sent", [(), (head(),), (head(), prompt_begins())], ids=["nothing", "its head", "a part"])
+async def test_a_request_that_does_not_come_is_waited_for_no_longer_than_clients_have(
+    start_runtime: StartRuntime, sent: tuple[Any, ...]
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, client_timeout_s=0.05))
+    stream, task = gateway.open(*sent)
+    async with asyncio.timeout(30):
+        await task
+
+    assert [reply.immediate_response.status.code for reply in stream.replies] == [408]
+    assert gateway.leaves_nothing()
+
+
+async def test_a_request_that_has_come_has_its_whole_time(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, client_timeout_s=0.05, total_timeout_s=0.3))
+    stream, task = gateway.open(head(), prompt(stream=True))
+    async with asyncio.timeout(30):
+        await task
+
+    assert stream.kinds == ["request_headers", "request_body"]
+    assert gateway.outcomes == {"timed_out": 1}
+    assert gateway.leaves_nothing()
 
 
 async def test_a_request_without_a_key_is_refused_where_keys_are_set(start_runtime: StartRuntime) -> None:
