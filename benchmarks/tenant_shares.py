@@ -1,6 +1,6 @@
 """Shows what tenants and classes get of a fleet under overload, in virtual time.
 
-    python benchmarks/tenant_shares.py [--seconds 120] [--only light equal peers batch]
+    python benchmarks/tenant_shares.py [--seconds 120] [--only light equal peers batch evicted]
 
 Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``, late requests are refused. *None* is the fleet without
 shares; *alone* is the light tenant without the heavy one. Work is in seconds of an instance, as
@@ -44,7 +44,7 @@ EQUAL = (
     (LONG, "uncached:tokens=8000,answer=50", SHORT),
 )
 REPLICAS = 4
-TABLES = ("light", "equal", "peers", "batch")
+TABLES = ("light", "equal", "peers", "batch", "evicted")
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES)
     arguments = parser.parse_args()
-    for name, show in zip(TABLES, (show_light, show_equal, show_peers, show_batch), strict=True):
+    for name, show in zip(TABLES, (show_light, show_equal, show_peers, show_batch, show_evicted), strict=True):
         if name in arguments.only:
             show(arguments.seconds)
 
@@ -129,6 +129,43 @@ def show_batch(seconds: float) -> None:
         results = [simulate(mix.load(), each) for each in (fleet(), fleet(*classes))]
         p99_s = [f"{each.by_tenant['chat'].ttft_p99_s:.2f}" for each in (alone, *results)]
         row(trace, "0.6 ×", *p99_s, *(f"{work_s(each):.0f}" for each in results))
+
+
+def show_evicted(seconds: float) -> None:
+    head(
+        "interactive at 0.7 ×, SLO",
+        "batch at 0.6 ×, prompts of",
+        "interactive TTFT P99 s: alone",
+        "classes",
+        "evictable",
+        "on time: classes",
+        "evictable",
+        "batch TTFT P99 s: classes",
+        "evictable",
+    )
+    for trace, slo_s, tokens in (
+        (SHORT, 1.0, 2000),
+        (SHORT, 1.0, 20_000),
+        (SHORT, 1.0, 40_000),
+        ("uniform", 2.5, 20_000),
+    ):
+        batch = f"batch=uncached:tokens={tokens},answer=400@0.6x@class=batch"
+        mix = mix_of(seconds, f"chat={trace}@0.7x@class=chat", batch)
+        chat, kept = PriorityClassSettings(name="chat", slo_ttft_s=slo_s), PriorityClassSettings(name="batch")
+        idle = kept.model_copy(update={"fills_idle": True})
+        served = [
+            replace(fleet(chat, each), late_requests="serve")
+            for each in (idle, idle.model_copy(update={"evictable": True}))
+        ]
+        alone = simulate(mix.alone("chat").load(), served[0])
+        results = [simulate(mix.load(), each) for each in served]
+        row(
+            f"{trace}, {slo_s:g} s",
+            f"{tokens:,}",
+            *(f"{each.by_tenant['chat'].ttft_p99_s:.2f}" for each in (alone, *results)),
+            *(f"{each.by_tenant['chat'].on_time:.1%}" for each in results),
+            *(f"{each.by_tenant['batch'].ttft_p99_s:.0f}" for each in results),
+        )
 
 
 def in_class(trace: Trace, first: str) -> list[TraceRequest]:

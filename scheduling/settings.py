@@ -142,6 +142,11 @@ class PriorityClassSettings(BaseModel):
     fills_idle: bool = Field(
         False, description="dispatched only where nothing of another class wants to be prefilled and memory is left"
     )
+    evictable: bool = Field(
+        False,
+        description="answers of the class that are under way go on elsewhere or later where a request of a higher class"
+        " would miss its SLO",
+    )
     slo_ttft_s: float | None = Field(
         None, gt=0, le=MAX_SLO_S, description="target time to first token, seconds (none: that of all requests)"
     )

@@ -22,6 +22,8 @@ from dualmap.scheduling.request.machine import (
     Effect,
     Enter,
     Event,
+    Evict,
+    Failed,
     Granted,
     InstanceReady,
     LeaveInstance,
@@ -47,6 +49,7 @@ from dualmap.scheduling.request.machine import (
     TurnedAway,
     turned_away,
 )
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
@@ -70,18 +73,22 @@ class RequestDriver:
         send: OnMachine,
         left: OnMachine,
         ended: OnMachine,
+        stop: Callable[[RequestMachine], int],
     ) -> None:
         """``send`` gives a request, or the leg that is to be sent now, to its engine; ``left`` hears when it is no
-        longer on its instances, ``ended`` when it is over. ``send`` may report further events of the request."""
+        longer on its instances, ``ended`` when it is over. ``send`` may report further events of the request. ``stop``
+        takes a request from its engine, and returns the tokens of its whole answer so far."""
         self.live: dict[str, RequestMachine] = {}
         self.retries = 0
         """Times that a request was tried again after a failure."""
+        self.evictions = 0
+        """Answers that left an instance for a request of a higher class."""
         self._fleet = fleet
         self._pool = fleet.pool
         self._rules = rules
         self._events = events
         self._now_s = now_s
-        self._send, self._left, self._ended = send, left, ended
+        self._send, self._left, self._ended, self._stop = send, left, ended, stop
         self._hold_until_s: dict[str, float] = {}
         self._timers: dict[str, object] = {}
         self._awaiting: list[RequestMachine] = []
@@ -106,6 +113,8 @@ class RequestDriver:
             case AwaitGrant():
                 self._hold_until_s[machine.request_id] = self._now_s() + effect.within_s
                 self.grant_from(effect.placed.reply.queue)
+            case Evict():
+                self._evict(machine, effect)
             case ReserveDecoder():
                 return self._reserve_decoder(effect.search)
             case ReleaseFirst():
@@ -187,6 +196,26 @@ class RequestDriver:
             waiting, self._awaiting = self._awaiting, []
             for machine in waiting:
                 self.report(machine, InstanceReady())
+
+    def _evict(self, machine: RequestMachine, effect: Evict) -> None:
+        """Have answers leave, once what is reported now is over: a stopped one is placed again at once."""
+        rule, instance_id = self._rules.eviction, effect.instance_id
+        assert rule is not None
+        on_instance = [each for each in self.live.values() if each.answering_id == instance_id]
+        under_way = [answer for each in on_instance if (answer := each.under_way()) is not None]
+        leave = rule.evicted(machine.spec.class_rank, effect.shortage, under_way)
+
+        def stop(_: float) -> None:
+            for request_id in leave:
+                leaving = self.live.get(request_id)
+                if leaving is not None and leaving.answering_id == instance_id and leaving.under_way() is not None:
+                    self.evictions += 1
+                    begun, tokens = leaving.phase is Phase.ANSWERING, self._stop(leaving)
+                    evicted = InstanceFailure(FailureKind.EVICTED, f"for a request of a higher class on {instance_id}")
+                    self.report(leaving, Failed(evicted, sent_tokens=tokens if begun else None))
+
+        if leave:
+            self._events.push(self._now_s(), Priority.ARRIVAL, stop)
 
     def _start_timer(self, machine: RequestMachine, delay_s: float) -> None:
         timer = self._timers[machine.request_id] = object()

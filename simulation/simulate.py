@@ -163,6 +163,7 @@ class Simulation:
             send=self._send,
             left=self._leave_engines,
             ended=self._on_ended,
+            stop=self._stop,
         )
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
@@ -352,6 +353,7 @@ class Simulation:
             hides_first_token=not self._is_seen(int(request_id)),
             tenant=request.tenant,
             class_rank=self._class_rank(request),
+            can_go_on=True,
             weight=self._weights.get(request.tenant, NO_TENANT_WEIGHT) if self._weights else None,
         )
         machine = RequestMachine(request_id, spec, self._rules, self._now_s)
@@ -412,9 +414,10 @@ class Simulation:
         traced, prefills = self._traced(leg_id), leg is Leg.PREFILL
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
-        output_tokens = 1 if prefills else max(1, traced.output_tokens)
+        output_tokens = 1 if prefills else max(1, traced.output_tokens - machine.sent_tokens)
+        prompt_tokens = traced.input_tokens + machine.sent_tokens  # of an answer that goes on
         request = EngineRequest(
-            leg_id, traced.input_tokens, output_tokens, full_blocks, stages_kv=prefills, awaits_kv=source is not None
+            leg_id, prompt_tokens, output_tokens, full_blocks, stages_kv=prefills, awaits_kv=source is not None
         )
         self._waiting[instance_id] += 1
         try:
@@ -441,6 +444,13 @@ class Simulation:
         source = self._staged.pop(machine.request_id, None)
         if source is not None and source.instance_id not in self._dead:
             self._cluster.release_staged(source, self._now_s)
+
+    def _stop(self, machine: RequestMachine) -> int:
+        """Take a whole request from its engine; returns the tokens of its answer so far."""
+        engine = self._cluster.engines[machine.instance_id]
+        tokens = machine.sent_tokens + engine.generated_tokens(machine.request_id)
+        self._abort(machine.instance_id, machine.request_id)
+        return tokens
 
     def _abort(self, instance_id: str, leg_id: str) -> None:
         waited = self._cluster.engines[instance_id].statistics().waiting
@@ -480,20 +490,22 @@ class Simulation:
         request_id = request_id_of(event.request_id)
         outcome, machine = self._outcomes[int(request_id)], self._requests.live[request_id]
         if event.request_id == request_id:
-            outcome.cached_tokens = event.tokens
-            self._count_work(outcome, machine)
+            self._count_work(outcome, machine, event.tokens)
         if machine.leg is Leg.PREFILL and event.request_id == request_id:
             return
-        outcome.first_token_s = event.time_s
+        if not machine.sent_tokens:
+            outcome.first_token_s = event.time_s
         self._staged.pop(request_id, None)
         if not machine.spec.hides_first_token:
             self._requests.report(machine, FirstToken())
 
-    def _count_work(self, outcome: RequestOutcome, machine: RequestMachine) -> None:
+    def _count_work(self, outcome: RequestOutcome, machine: RequestMachine, cached_tokens: int) -> None:
+        if not machine.sent_tokens:
+            outcome.cached_tokens = cached_tokens
         if outcome.tenant and machine.target is not None:
-            outcome.prefill_work_s = (
-                outcome.input_tokens - outcome.cached_tokens
-            ) / machine.target.prefill_tokens_per_s
+            prefilled = outcome.input_tokens + machine.sent_tokens - cached_tokens
+            before_s = outcome.prefill_work_s if machine.sent_tokens else 0.0
+            outcome.prefill_work_s = before_s + prefilled / machine.target.prefill_tokens_per_s
             context_tokens = outcome.input_tokens + outcome.output_tokens
             outcome.kv_share = context_tokens / machine.target.kv_capacity_tokens
 
@@ -510,7 +522,8 @@ class Simulation:
         if machine.spec.hides_first_token:
             self._requests.report(machine, Ended(Outcome.ENDED))
         else:
-            self._requests.report(machine, Ended(Outcome.COMPLETED, Usage(output_tokens=event.tokens)))
+            usage = Usage(output_tokens=event.tokens + machine.sent_tokens)
+            self._requests.report(machine, Ended(Outcome.COMPLETED, usage))
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:

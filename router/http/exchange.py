@@ -215,8 +215,12 @@ class Exchange:
             self._lose(why)
 
     def instance_leaves(self, why: str) -> None:
+        self.leave(why, FailureKind.DRAINED)
+
+    def leave(self, why: str, kind: FailureKind) -> None:
+        """Give the instance up, as nothing of its answer was sent."""
         if not (self._begun or self._failing_status or self.done.done()):
-            self._lose(why, FailureKind.DRAINED)
+            self._lose(why, kind)
 
     def _lose(self, why: str, kind: FailureKind = FailureKind.DOWN) -> None:
         self._connection.abort()

@@ -135,6 +135,11 @@ class PlacedRequest(Protocol):
     @property
     def loss_notifier(self) -> InstanceLossNotifier: ...
 
+    @property
+    def is_evictable(self) -> bool: ...
+
+    on_evict: Callable[[str], None] | None
+
     def limit_fields(self) -> Sequence[Header]:
         """What its client is told of its limits."""
 
@@ -222,6 +227,10 @@ class _Forwarding:
         self._so_far: AnswerSoFar | None = None
         if inference_request.answers > 1 and not self._not_continued:
             self._so_far = AnswerSoFar(inference_request.answers, inference_request.prompts)
+        self._exchange: Exchange | None = None
+        """The exchange for its answer, where that may be evicted."""
+        if placed.is_evictable and not self._not_continued:
+            placed.on_evict = self._evict
         self._several: SeveralAnswers | None = None
         """The answers of its stream, once they go on by requests of their own."""
         self.sender = Sender(
@@ -251,6 +260,7 @@ class _Forwarding:
                 self._kept.release()
             if self._several is not None:
                 self._several.release()
+            self._exchange = None
             self._placed.finish(outcome, usage)
 
     async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
@@ -491,7 +501,18 @@ class _Forwarding:
         """Makes the exchange for the client's answer."""
         if self._not_continued:
             return Exchange
+        if self._placed.on_evict is not None:
+            return self._evictable_exchange
         return partial(KeepingExchange, keep=self._keep, may_leave=self._may_leave)
+
+    def _evictable_exchange(self, *args: Any, **how: Any) -> Exchange:
+        self._exchange = KeepingExchange(*args, keep=self._keep, may_leave=self._may_leave, **how)
+        return self._exchange
+
+    def _evict(self, why: str) -> None:
+        """Leave the instance for a request of a higher class."""
+        if self._exchange is not None:
+            self._exchange.leave(why, FailureKind.EVICTED)
 
     async def _may_leave(self) -> bool:
         """Whether another instance could go on with the stream as it is now."""

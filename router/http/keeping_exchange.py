@@ -81,18 +81,19 @@ class KeepingExchange(Exchange):
         if complete or failure is not GIVEN_BACK:
             self._fail(failure)
 
-    def instance_leaves(self, why: str) -> None:
+    def leave(self, why: str, kind: FailureKind) -> None:
+        """Give the instance up, if nothing of its answer was sent or another one could go on with it."""
         if not self._can_go_on or self._splitter is not None:
-            super().instance_leaves(why)
+            super().leave(why, kind)
         elif self._leaving is None and not self.done.done():
-            self._leaving = self._connection.loop.create_task(self._leave(why))
+            self._leaving = self._connection.loop.create_task(self._leave(why, kind))
 
-    async def _leave(self, why: str) -> None:
+    async def _leave(self, why: str, kind: FailureKind) -> None:
         """Leave the instance if another one can go on with the stream. Else it stays, and is tested again at the next
         check."""
         try:
             if await self._may_leave() and self._can_go_on and not self.done.done():
-                self._lose(why, FailureKind.DRAINED)
+                self._lose(why, kind)
         finally:
             self._leaving = None
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dualmap.router.pool.contexts_ahead import ContextsAhead
+from dualmap.router.pool.evictable_answers import EvictableAnswers
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.instance_waiters import InstanceWaiters
@@ -59,6 +60,7 @@ class ServedPool:
     """Both legs of a request are placed before it is sent, whatever the connector needs."""
     tokenizer: PromptTokenizer | None = None
     """None: prompts that are text are cut by bytes."""
+    evictable: EvictableAnswers = field(default_factory=EvictableAnswers)
     stored_responses: StoredResponses = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""

@@ -137,6 +137,7 @@ class Intake:
             "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
             rank,
+            not (request.not_continued or request.hides_first_token),
         )
 
     def _draws(

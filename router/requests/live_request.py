@@ -27,6 +27,7 @@ from dualmap.router.tenants.rate_limits import limit_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.request.eviction import AnswerUnderWay
 from dualmap.scheduling.request.machine import (
     TO_BE_SENT,
     Arrived,
@@ -40,6 +41,7 @@ from dualmap.scheduling.request.machine import (
     Ended,
     Enter,
     Event,
+    Evict,
     Failed,
     FirstToken,
     Granted,
@@ -103,6 +105,8 @@ class LiveRequest:
     """The time since which its client waits for the rest of its answer; None: it does not."""
     on_leave: Callable[[InstanceFailure | None], None] | None = None
     """Called when it leaves its instances, with what failed it there, if anything did."""
+    on_evict: Callable[[str], None] | None = None
+    """Called when it is to leave its instance for a request of a higher class, with the reason."""
 
     def __init__(
         self,
@@ -250,6 +254,8 @@ class LiveRequest:
             self._expected_cached = self._expect_cached()  # as it is sent: others come behind it, or are over
             self._note_context(chain)
         self._report(_SENT)
+        if self.on_evict is not None:
+            self.pool.evictable.enter(machine.instance_id, self)
 
     def _note_context(self, chain: Chain) -> None:
         """Note what its answer will hold of its instance's cache."""
@@ -350,8 +356,30 @@ class LiveRequest:
     def _send(self, _: Send) -> None:
         """Do nothing: the caller that reported the event reads ``to_send``."""
 
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it may have to leave its instance for a request of a higher class."""
+        rule, spec = self.machine.rules.eviction, self.machine.spec
+        return rule is not None and spec.can_go_on and rule.is_evictable(spec.class_rank)
+
+    def under_way(self) -> AnswerUnderWay | None:
+        """See ``RequestMachine.under_way``."""
+        return self.machine.under_way()
+
+    def leave(self, why: str) -> None:
+        """Leave its instance, if another one could go on with it. Never waits."""
+        if self.on_evict is not None:
+            self.on_evict(why)
+
+    def _evict(self, effect: Evict) -> None:
+        rule = self.machine.rules.eviction
+        assert rule is not None
+        self.pool.evictable.evict(rule, self.machine.spec.class_rank, effect.instance_id, effect.shortage)
+
     def _leave_instance(self, effect: LeaveInstance) -> None:
         self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
+        if self.on_evict is not None:
+            self.pool.evictable.remove(effect.instance_id, self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -487,6 +515,9 @@ class LiveRequest:
         machine, context, pool = self.machine, self._context, self.pool
         usage, chain = machine.usage or _NO_USAGE, machine.spec.chain
         context.live.leave(self)
+        if self.on_evict is not None:
+            self.pool.evictable.remove(machine.instance_id, self)
+            self.on_evict = None
         self._count_placed()
         count_end(machine, pool.metrics)
         if machine.spec.tenant and machine.outcome is not None:
@@ -543,6 +574,7 @@ _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] =
     Close: LiveRequest._close,
     StartTimer: LiveRequest._start_timer,
     CountRetry: LiveRequest._count_retry,
+    Evict: LiveRequest._evict,
 }
 """The methods that carry out effects without an answer."""
 

@@ -44,7 +44,7 @@ class Evidence:
     def take_continuation(self, failure: InstanceFailure, now_s: float) -> bool:
         """Take the rest of an answer from the budget: an instance that dies may leave hundreds at once. What was meant
         to go elsewhere is not charged."""
-        return failure.kind is FailureKind.DRAINED or self.continuations.withdraw(now_s)
+        return failure.kind in (FailureKind.DRAINED, FailureKind.EVICTED) or self.continuations.withdraw(now_s)
 
     def began(self, instance_id: str, now_s: float) -> None:
         """The instance gave the first token of an answer, which may still break off."""

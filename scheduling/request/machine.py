@@ -33,7 +33,7 @@ import orjson
 from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
 from dualmap.scheduling.placing.decision import Policy, RouteQuery
-from dualmap.scheduling.placing.placement import Fleet, Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.placement import Fleet, Placed, PlaceReply, PlaceStatus, Search, SearchFailed
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.policies.pinned import Pinned
 from dualmap.scheduling.placing.split import SplitRule
@@ -41,6 +41,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.metering import KEPT, used_by
 from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
@@ -449,6 +450,15 @@ class AwaitGrant:
 
 
 @value
+class Evict:
+    """Have answers leave the instance, as ``EvictionRule.evicted`` says: it lacks this for the request. Their machines
+    are told that they failed (``FailureKind.EVICTED``)."""
+
+    instance_id: str
+    shortage: Shortage
+
+
+@value
 class ReserveDecoder:
     """Run the search for the decode leg. Answer: ``DecoderReserved`` or ``NoDecoder``."""
 
@@ -531,6 +541,7 @@ Effect = (
     | Rename
     | AwaitInstance
     | AwaitGrant
+    | Evict
     | ReserveDecoder
     | Send
     | StartTimer
@@ -562,6 +573,7 @@ _TAKEN_IN_PAIR: Final = Input.TAKEN_IN_PAIR
 _SENT: Final = Input.SENT
 _FIRST_TOKEN: Final = Input.FIRST_TOKEN
 _ENDED: Final = Input.ENDED
+_WHOLE: Final = Leg.WHOLE
 _PREFILL: Final = Leg.PREFILL
 _DECODE: Final = Leg.DECODE
 _DECODE_ROLE: Final = Role.DECODE
@@ -623,6 +635,8 @@ class RequestRules:
     """Picks instances for requests that are passed on."""
     waiting_room: WaitingRoom | None = None
     """Where requests wait for the first instance; None: the pool has some at all times, or refuses."""
+    eviction: EvictionRule | None = field(init=False)
+    """None: no class is evictable."""
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """The policy of decode legs, whatever the other one is."""
@@ -633,6 +647,8 @@ class RequestRules:
         scheduling, rule = self.scheduling, SplitRule(self.scheduling.split)
         # Read for every request: what follows from the settings is at hand, and said once for all drivers.
         object.__setattr__(self, "split_rule", rule)
+        eviction = EvictionRule(scheduling.classes)
+        object.__setattr__(self, "eviction", eviction if eviction.is_on else None)
         decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, rule)
         object.__setattr__(self, "decode_policy", decode_policy)
         object.__setattr__(self, "decode_stall_s", scheduling.decode_stall_s)
@@ -677,6 +693,8 @@ class RequestSpec:
     """The weight of its tenant; None: nothing is shared among tenants."""
     class_rank: int = 0
     """The place of its priority class, where the pool has any."""
+    can_go_on: bool = False
+    """It streams, and another instance could go on with its answer."""
 
 
 @dataclass(slots=True)
@@ -776,6 +794,11 @@ class RequestMachine:
     outcome: Outcome | None = None
     usage: Usage | None = None
 
+    evictions: int = 0
+    """Times that it left an instance for a request of a higher class."""
+
+    _evicts: bool = False
+    """It would be late, unless others leave an instance for it."""
     _continues: bool = False
     """It is admitted once more for the rest of its answer."""
 
@@ -952,7 +975,7 @@ class RequestMachine:
             RouteQuery(chain, slo_s, 0, self.expected_output_tokens, self.excluded),
             self._unplaced(self.request_id, chain, slo_s, self.attempt),
             rules.fleet,
-            rules.refuses_late and self.attempt == 1,
+            rules.refuses_late and self.attempt == 1 and not self._evicts,
             rules.decode_stall_s,
             rule=rule,
             at_once=rules.at_once,
@@ -1033,11 +1056,46 @@ class RequestMachine:
         if reply.status is _PLACE_HELD:
             self._move(_QUEUED)
             self.held_since_s = now_s
-            return (AwaitGrant(placed, self.attempt, max(0.0, self.rules.max_hold_s - self.held_s)),)
+            awaits = AwaitGrant(placed, self.attempt, max(0.0, self.rules.max_hold_s - self.held_s))
+            return (awaits,) if self.rules.eviction is None else (*self._evicting(reply), awaits)
         if event.target is None:
             return self._removed(now_s)
         self.grant, self.uncached_tokens = None, reply.uncached_tokens
-        return self._dispatch(event.target, now_s)
+        dispatched = self._dispatch(event.target, now_s)
+        return dispatched if self.rules.eviction is None else (*self._evicting(reply), *dispatched)
+
+    def _may_evict(self) -> bool:
+        rule = self.rules.eviction
+        return rule is not None and rule.may_evict(self.spec.class_rank) and self.attempt == 1 and not self._evicts
+
+    def _evicting(self, reply: PlaceReply) -> Effects:
+        """Have answers of lower classes leave the instance that it was placed on for the first time, if it would miss
+        its SLO there."""
+        rule, chain, load = self.rules.eviction, self.chain(), reply.loads.get(reply.instance_id or "")
+        if rule is None or chain is None or load is None or self.attempt > 1:
+            return _NOTHING
+        shortage = rule.shortage(
+            self.spec.class_rank,
+            load,
+            ttft_s=reply.ttft_s,
+            slo_s=self.spec.slo_s,
+            uncached_tokens=reply.uncached_tokens,
+            context_tokens=chain.prompt_tokens + self.expected_output_tokens,
+        )
+        return _NOTHING if shortage is None else (Evict(load.instance_id, shortage),)
+
+    def under_way(self) -> AnswerUnderWay | None:
+        """What it has on its instance, where it may be evicted from there; None: it may not."""
+        rule, chain = self.rules.eviction, self.chain()
+        if rule is None or chain is None or not rule.is_evictable(self.spec.class_rank):
+            return None
+        if self.leg is not _WHOLE or self.phase not in ON_AN_INSTANCE or not self.spec.can_go_on:
+            return None
+        prefill_tokens = 0 if self.phase is _ANSWERING else self.uncached_tokens
+        context_tokens = chain.prompt_tokens + self.expected_output_tokens
+        return AnswerUnderWay(
+            self.request_id, self.spec.class_rank, prefill_tokens, context_tokens, self.dispatched_s, self.evictions
+        )
 
     def _granted(self, event: Granted, now_s: float) -> Effects:
         if self.phase is not Phase.HELD:
@@ -1073,6 +1131,10 @@ class RequestMachine:
             self.drawn = why.limited
             return self._refuse(Refusal.LIMITED, now_s, failed=why, reserved=False)
         if why.missed is not None:
+            if self._may_evict():
+                self._move(Input.SEARCHES_AGAIN)
+                self._evicts = True  # it is placed where it would be late: what makes it late is to leave
+                return self._search(now_s)
             return self._refuse(Refusal.WOULD_BE_LATE, now_s, failed=why, reserved=False)
         if why.full:
             return self._refuse(Refusal.QUEUE_FULL, now_s, failed=why, reserved=False)
@@ -1311,7 +1373,11 @@ class RequestMachine:
             self._continue(failed_id, event.sent_tokens, now_s)
         else:
             self._move(Input.FAILED)
-        self._exclude(decode, failure)
+        if failure.kind is FailureKind.EVICTED:  # it may come back, and no try was lost
+            self.evictions += 1
+            self.former_tries = self.tries
+        else:
+            self._exclude(decode, failure)
         self.failure = failure
         left: Effects = (self._leave(failure),)
         self.placed = None

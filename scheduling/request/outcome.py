@@ -69,6 +69,8 @@ class FailureKind(StrEnum):
     """No instance takes the decode leg."""
     DRAINED = "drained"
     """It drains, and was not to have the request any longer."""
+    EVICTED = "evicted"
+    """It was to leave for a request of a higher class."""
     MOVED = "moved"
     """The gateway that relays it sent it to another instance, and does not say why."""
 
@@ -90,7 +92,7 @@ class InstanceFailure:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the instance that the failure gives."""
-        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER, FailureKind.DRAINED):
+        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER, FailureKind.DRAINED, FailureKind.EVICTED):
             return Verdict.ANSWER
         if self.kind in (FailureKind.NO_ANSWER, FailureKind.MOVED):
             return Verdict.DISPUTED
@@ -126,7 +128,8 @@ class InstanceFailure:
         """False when the instance never worked on the request, so that another try repeats nothing; and where it was
         meant to."""
         refused = self.verdict in (Verdict.BUSY, Verdict.DISPUTED)
-        return self.kind not in (FailureKind.CONNECT, FailureKind.DRAINED) and not refused
+        meant = self.kind in (FailureKind.DRAINED, FailureKind.EVICTED)
+        return self.kind is not FailureKind.CONNECT and not meant and not refused
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""

@@ -4,8 +4,9 @@ from typing import Literal
 
 import pytest
 
+from dualmap.scheduling.request.eviction import MOST_EVICTIONS
 from dualmap.scheduling.request.outcome import Outcome
-from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
+from dualmap.scheduling.settings import POLICIES, PolicyName, PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.arrivals import Loop
@@ -414,3 +415,32 @@ def test_a_closed_loop_is_the_same_every_time_and_ends_in_time() -> None:
     assert 25.0 < last_s - record.outcomes[0].arrival_s < 30.0
     counted = record.outcomes[record.skip_requests :]
     assert first.requests == len(counted) and counted[0].arrival_s >= record.outcomes[0].arrival_s + 10.0
+
+
+def test_long_prompts_of_a_class_that_is_evictable_leave_for_late_ones_and_are_answered_in_full() -> None:
+    def run(*, evictable: bool) -> Simulation:
+        classes = (
+            PriorityClassSettings(name="chat", slo_ttft_s=1.0),
+            PriorityClassSettings(name="batch", fills_idle=True, evictable=evictable),
+        )
+
+        def request(number: int, arrival_s: float, tokens: int, priority: str) -> TraceRequest:
+            blocks = tuple(range(1000 * number, 1000 * number + -(-tokens // 512)))
+            return TraceRequest(arrival_s, tokens, 20, blocks, priority=priority)
+
+        batch = [request(number, 0.1 * number, 40_000, "batch") for number in range(3)]
+        chat = [request(10 + number, 1.0 + number, 1000, "chat") for number in range(8)]
+        trace = Trace("evicted", 512, (*batch, *chat))
+        made = Simulation(trace, Scenario(SchedulingSettings(classes=classes), ENGINE, instances=1))
+        made.run()
+        return made
+
+    stays, leaves = run(evictable=False), run(evictable=True)
+
+    late = [
+        sum(each.first_token_s - each.arrival_s > 1.0 for each in made._outcomes if each.input_tokens == 1000)
+        for made in (stays, leaves)
+    ]
+    assert (stays._requests.evictions, late[1] < late[0]) == (0, True)
+    assert 0 < leaves._requests.evictions <= 3 * MOST_EVICTIONS
+    assert {each.outcome for each in leaves._outcomes} == {Outcome.COMPLETED}

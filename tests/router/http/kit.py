@@ -59,6 +59,9 @@ class PlacedRequest:
     """Tokens that the client had at each failure; None: it was to have nothing."""
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
 
+    is_evictable = False
+    on_evict: Callable[[str], None] | None = None
+
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
         return self.intake.loss_notifier

@@ -10,12 +10,18 @@ import pytest
 
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.request import RequestState
 from tests.router import tools
 
 LONG = "word " * 1000
+CLASSES = SchedulingSettings(
+    classes=(
+        PriorityClassSettings(name="chat", slo_ttft_s=0.5),
+        PriorityClassSettings(name="batch", evictable=True),
+    )
+)
 BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1k_tokens=1.0)
 
 
@@ -169,3 +175,33 @@ async def test_a_record_that_is_told_again_says_what_was_said_when_it_was_placed
     assert replace(again, **stamped) == known
     assert again.pinned is (pinned_to is not None)
     live.finish(Outcome.COMPLETED)
+
+
+@pytest.mark.parametrize("scheduling", [CLASSES])
+async def test_a_request_that_would_be_late_has_an_answer_of_a_lower_class_leave_and_that_is_placed_again(
+    start_runtime: Any,
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    def request(name: str, text: str) -> Any:
+        made = tools.request(text, request_id=name, stream=True)
+        made.asked_class, made.not_continued = name, ""
+        return made
+
+    batch, told = await runtime.intake.place(request("batch", LONG * 8)), list[str]()
+    assert batch.is_evictable
+    batch.on_evict = told.append
+    batch.sent()
+    placing = asyncio.create_task(runtime.intake.place(request("chat", "word")))
+    await tools.settle()
+    assert [("higher class" in why, placing.done()) for why in told] == [(True, False)]
+
+    again = asyncio.create_task(batch.failed(Failed(InstanceFailure(FailureKind.EVICTED))))
+    chat = await asyncio.wait_for(placing, 60)
+    assert (chat.instance_id, chat.is_evictable) == ("a", False)
+    chat.finish(Outcome.COMPLETED)
+
+    await asyncio.wait_for(again, 60)
+    assert (batch.instance_id, batch.machine.evictions) == ("a", 1)
+    batch.finish(Outcome.COMPLETED)
+    assert runtime.pools.pools["default"].evictable.is_empty

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.scheduling.request.outcome import Outcome
-from tests.router.http.kit import Client, Talk, eventually
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from tests.router.http.kit import Client, PlacedRequest, Talk, eventually
 from tests.router.http.phases.answers import StartFleet
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -447,3 +447,51 @@ async def test_a_silent_stream_goes_on_soon_where_the_port_of_its_instance_refus
 
     assert text_of(answer) == "".join(WORDS)
     assert "closed its port" in intake.placed_request.failures[0].detail
+
+
+@pytest.mark.parametrize("after", [0, 3])
+async def test_an_answer_that_is_evicted_goes_on_elsewhere_from_where_it_was(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr(PlacedRequest, "is_evictable", True)
+    engine = Engine(hangs, after=after)
+    intake, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, COMPLETION, max_tokens=20)
+    await eventually(lambda: engine.asked and (not after or intake.placed_request.first_tokens))
+    await asyncio.sleep(0.05)  # the tokens before the silence have come
+    placed = intake.placed_request
+    assert placed.on_evict is not None
+    placed.on_evict("a request of a higher class needs it")
+    answer = await client.answer()
+
+    assert (answer.whole, text_of(answer.body)) == (True, "".join(WORDS))
+    assert [failure.kind for failure in placed.failures] == [FailureKind.EVICTED]
+    assert placed.sent_tokens == [after or None]
+
+
+async def test_an_answer_in_its_reasoning_stays_where_it_is_to_leave(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlacedRequest, "is_evictable", True)
+    going_on = asyncio.Event()
+
+    async def reasons(talk: Talk) -> None:
+        await talk.begin_stream()
+        await talk.event({"id": "x", "choices": [{"index": 0, "delta": {"reasoning": "hm"}, "token_ids": [4]}]})
+        await going_on.wait()
+        await talk.event({"id": "x", "choices": [{"index": 0, "delta": {"content": "so"}, "finish_reason": "stop"}]})
+        await talk.end_stream()
+
+    intake, _, client = await fleet(reasons, reasons, settings=ON)
+    ask(client, CHAT)
+    await eventually(lambda: intake.placed_requests and intake.placed_request.first_tokens)
+    placed = intake.placed_request
+    assert placed.on_evict is not None
+    placed.on_evict("a request of a higher class needs it")
+    await asyncio.sleep(0.05)
+    going_on.set()
+
+    answer = await client.answer()
+
+    assert (answer.whole, text_of(answer.body), placed.failures) == (True, "so", [])

@@ -1,0 +1,50 @@
+"""Answers under way on this replica that may leave their instances for requests of a higher class."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
+
+
+class EvictableAnswer(Protocol):
+    """One answer, or a request that was sent for it."""
+
+    def under_way(self) -> AnswerUnderWay | None:
+        """See ``RequestMachine.under_way``."""
+
+    def leave(self, why: str) -> None:
+        """Have it leave its instance, if another one could go on with it. Never waits."""
+
+
+class EvictableAnswers:
+    """Those of one pool on this replica, by instance. It is empty where no class is evictable."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, set[EvictableAnswer]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._answers
+
+    def enter(self, instance_id: str, answer: EvictableAnswer) -> None:
+        """The answer is due on this instance. The caller must call ``remove``."""
+        self._answers.setdefault(instance_id, set()).add(answer)
+
+    def remove(self, instance_id: str, answer: EvictableAnswer) -> None:
+        answers = self._answers.get(instance_id)
+        if answers is not None:
+            answers.discard(answer)
+            if not answers:
+                del self._answers[instance_id]
+
+    def evict(self, rule: EvictionRule, class_rank: int, instance_id: str, shortage: Shortage) -> int:
+        """Have answers leave the instance for a request of this class; returns how many were to."""
+        by_id = {}
+        for answer in self._answers.get(instance_id, ()):
+            if (under_way := answer.under_way()) is not None:
+                by_id[under_way.request_id] = answer, under_way
+        leaving = rule.evicted(class_rank, shortage, [under_way for _, under_way in by_id.values()])
+        for request_id in leaving:
+            by_id[request_id][0].leave(f"a request of a higher class needs instance {instance_id}")
+        return len(leaving)
