@@ -94,6 +94,7 @@ ANSWER = orjson.dumps(
         "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [*range(5)], "remote_engine_id": "e"},
     }
 )
+MODELS = b'{"object":"list","data":[{"id":"default","object":"model","owned_by":"vllm","max_model_len":32768}]}'
 ASKS_IDS = b'"return_token_ids":true'
 PREFILL_LEG = b'"do_remote_decode":true'
 SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
@@ -101,7 +102,8 @@ SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
 
 # the mock instance -----------------------------------------------------------------------------------------------
 class MockInstance(asyncio.Protocol):
-    """Answers at once; ``x-mock: CHUNKS,PACE_MS`` makes it stream."""
+    """Answers at once; a text that begins with ``mock:CHUNKS,PACE_MS`` makes it stream, or the header ``x-mock``, which
+    other projects' routers leave out."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -115,13 +117,19 @@ class MockInstance(asyncio.Protocol):
             if len(self._buffer) < total:
                 return
             body, self._buffer = self._buffer[end:total], self._buffer[total:]
+            if head.startswith(b"get "):
+                self._page(MODELS if head.startswith(b"get /v1/models") else b"{}")
+                continue
             token = TOKEN_WITH_ID if ASKS_IDS in body else TOKEN
-            self._answer(None if PREFILL_LEG in body else _field(head, b"x-mock"), token)
+            self._answer(None if PREFILL_LEG in body else _field(head, b"x-mock") or ordered_answer(body), token)
+
+    def _page(self, page: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(page)
+        self._transport.write(head + page)
 
     def _answer(self, mock: bytes | None, token: bytes) -> None:
         if mock is None:
-            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
-            self._transport.write(head + ANSWER)
+            self._page(ANSWER)
             return
         chunks, pace_ms = map(int, mock.split(b","))
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -144,6 +152,12 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
+def ordered_answer(body: bytes) -> bytes | None:
+    """The form of the answer that a text orders, if one does."""
+    start = body.find(b'"mock:')
+    return None if start < 0 else body[start + 6 : body.index(b" ", start + 6)]
+
+
 def _field(head: bytes, name: bytes) -> bytes | None:
     start = head.find(b"\r\n" + name + b": ")
     if start < 0:
@@ -158,13 +172,14 @@ def request(prompt_bytes: int, seed: int, mock: str | None = None) -> bytes:
     """A chat request whose system prompt it shares with one in eight others."""
     rng = random.Random(seed)
     system = random.Random(seed % 8).randbytes(prompt_bytes // 4).hex()
+    order = "" if mock is None else f"mock:{mock} "
     messages = [
         {"role": "system", "content": system},
-        {"role": "user", "content": rng.randbytes(max(8, prompt_bytes // 4 - 60)).hex()},
+        {"role": "user", "content": order + rng.randbytes(max(8, prompt_bytes // 4 - 60)).hex()},
     ]
     body = orjson.dumps({"model": "default", "messages": messages, "stream": mock is not None, "max_tokens": 64})
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
-    head += f"content-length: {len(body)}\r\n" + (f"x-mock: {mock}\r\n" if mock else "")
+    head += f"content-length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
 
 
@@ -403,17 +418,19 @@ def modules_of(checkout: str) -> Iterator[None]:
 
 
 @dataclass
-class Router:
-    process: multiprocessing.process.BaseProcess
+class Listener:
+    """A process that serves on a port of this machine."""
+
+    pid: int
     port: int
 
     def cpu_s(self) -> float:
         """CPU time of all threads."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
+        tasks = Path(f"/proc/{self.pid}/task")
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
 
     def rss_mb(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
     async def cpu_of(self, load: Awaitable[None]) -> float:
@@ -421,6 +438,11 @@ class Router:
         await load
         await asyncio.sleep(0.1)  # transitions still in its outbox belong to the load
         return self.cpu_s() - before_s
+
+
+@dataclass
+class Router(Listener):
+    process: multiprocessing.process.BaseProcess
 
 
 def start_router(
@@ -436,7 +458,8 @@ def start_router(
         process.start()
     if not parent.poll(30):
         raise TimeoutError("the router did not start")
-    return Router(process, parent.recv())
+    assert process.pid is not None  # it was started
+    return Router(process.pid, parent.recv(), process)
 
 
 # the measurement -------------------------------------------------------------------------------------------------
@@ -455,7 +478,7 @@ async def measure_once(router: Router, requests: int, seed: int) -> dict[str, fl
     return figures
 
 
-async def added_latency_ms(router: Router, mock_port: int, requests: int, rate_per_s: float) -> dict[str, float]:
+async def added_latency_ms(router: Listener, mock_port: int, requests: int, rate_per_s: float) -> dict[str, float]:
     wires = [request(2048, n) for n in range(requests)]
     await closed_loop(router.port, [request(2048, 10**6 + n) for n in range(200)], 4)  # connections and caches
     direct_s = await open_loop(mock_port, wires, rate_per_s)

@@ -169,7 +169,7 @@ async def measure_whole(conversations: int, prompt_bytes: int, block_tokens: int
         process.start()
         if not await asyncio.to_thread(parent.poll, 30):
             raise TimeoutError("the router did not start")
-        routers[name] = Router(process, parent.recv())
+        routers[name] = Router(process.pid or 0, parent.recv(), process)
         clients[name] = (await connect(routers[name].port, 1))[0]
     chance = random.Random(1)
     cpu_us: dict[str, list[float]] = {}

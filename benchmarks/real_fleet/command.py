@@ -26,7 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from dualmap.research.provenance import Provenance
-from dualmap.simulation.commands.options import OptionError, add_trace_arguments, rates_of, trace_source
+from dualmap.simulation.commands.options import (
+    OptionError,
+    add_loop_arguments,
+    add_trace_arguments,
+    loop_of,
+    rates_of,
+    trace_source,
+)
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.on_time import TPOT_SLO_S
 from dualmap.simulation.plots import PlottingUnavailableError
@@ -66,6 +73,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_trace_arguments(parser)
+    add_loop_arguments(parser)
     load = parser.add_argument_group("load")
     load.add_argument("--rates", "--rate", metavar="R[,R…]", help="mean requests per second (none: the trace's times)")
     load.add_argument("--rounds", type=int, default=1, metavar="N", help="each router so many times at each rate")
@@ -128,6 +136,8 @@ def _compare(options: argparse.Namespace, words: Sequence[str]) -> int:
             skip_requests=options.skip,
             time_scale=instances.time_scale,
             runs=(),
+            concurrency=options.concurrency,
+            skip_s=options.skip_s,
         )
         deadline_s = None if options.within_s is None else started_s + options.within_s
         for turn, rate, name in _turns(names, rates, options.rounds, deadline_s):
@@ -146,6 +156,9 @@ def _check(options: argparse.Namespace) -> None:
     for name, value in positive.items():
         if not 0 < value < float("inf"):
             raise OptionError(f"{name} must be more than 0, found {value}")
+    loop_of(options)
+    if options.concurrency is not None and options.rates is not None:
+        raise OptionError("--concurrency has no rate: leave out --rates")
     if options.skip < 0 or options.warm_up < 0:
         raise OptionError("--skip and --warm-up must be at least 0")
     if options.time_scale != 1 and not options.emulated:
@@ -199,6 +212,7 @@ def _run(
         cpu_s=None if before_s is None or after_s is None else after_s - before_s,
         on_time=report["effective_capacity"],
         both_slos=report["both_slos"],
+        answers_per_s=report["answers_per_s"],
         p99_lag_s=report["p99_lag_s"],
     )
     ttft = report["ttft_s"]
@@ -225,9 +239,11 @@ def _trace_words(options: argparse.Namespace, rate: float | None) -> list[str]:
     words = ["--trace", str(trace.resolve()) if trace.exists() else options.trace, "--seed", str(options.seed)]
     own = (
         ("requests", options.requests), ("max-input-tokens", options.max_input_tokens),
-        ("block-tokens", options.block_tokens), ("rate", rate),
+        ("block-tokens", options.block_tokens), ("rate", rate), ("concurrency", options.concurrency),
+        ("seconds", options.seconds), ("skip-s", options.skip_s),
     )  # fmt: skip
-    return words + [word for name, value in own if value is not None for word in (f"--{name}", str(value))]
+    words += [word for name, value in own if value is not None for word in (f"--{name}", str(value))]
+    return [*words, "--open-loop"] if options.open_loop else words
 
 
 def _replay(options: argparse.Namespace, instances: Instances, url: str, further: Sequence[str]) -> str:
@@ -247,13 +263,24 @@ def _set_up(options: argparse.Namespace, instances: Instances, names: Sequence[s
     others = [f"{name} {version}, one process" for name, version in versions(names, options.peers).items()]
     cut = "" if options.max_input_tokens is None else f", prompts cut to {options.max_input_tokens:,} tokens"
     load = (
-        f"{requests} requests of {Path(options.trace).name}{cut}, the first {options.skip} left out of the figures, "
+        f"{_load(options, requests)} of {Path(options.trace).name}{cut}, the first {_left_out(options)} left out of "
+        "the figures, "
         f"sent as {options.send_as}; new texts for every run, after {options.warm_up} requests to warm up"
     )
     said = {"Instances": instances.described, "Fleet": fleet}
     if others:
         said["Others"] = "; ".join(others) + ", default options"
     return {**said, "Load": load}
+
+
+def _load(options: argparse.Namespace, requests: int) -> str:
+    clients = "" if options.concurrency is None else f"{options.concurrency} clients, "
+    time = f"those within {options.seconds:g} s of " if options.seconds is not None else ""
+    return f"{clients}{time}{requests} requests"
+
+
+def _left_out(options: argparse.Namespace) -> str:
+    return f"{options.skip_s:g} s" if options.skip_s else str(options.skip)
 
 
 def _again(folders: Sequence[Path], out: Path) -> int:

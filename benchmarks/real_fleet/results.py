@@ -34,6 +34,7 @@ class Run:
     """CPU seconds of all processes of the router during the replay; None: not measured."""
     on_time: float | None = None
     both_slos: float | None = None
+    answers_per_s: float | None = None
     p99_lag_s: float | None = None
     """How late the client was: the figures are not to be trusted if it is large."""
 
@@ -58,6 +59,10 @@ class Results:
     skip_requests: int
     time_scale: float
     runs: tuple[Run, ...]
+    concurrency: int | None = None
+    """Number of clients that were always busy; None: the trace's times, or a rate."""
+    skip_s: float = 0.0
+    """Time at the start whose requests do not count, too."""
 
     def write(self, folder: Path) -> None:
         (folder / RESULTS).write_bytes(
@@ -78,7 +83,16 @@ def joined(folders: Sequence[Path], out: Path) -> Results:
     """
     parts = [Results.read(folder) for folder in folders]
     alike = [
-        (part.machine_sentence, part.set_up, part.slo_ttft_s, part.slo_tpot_s, part.skip_requests, part.time_scale)
+        (
+            part.machine_sentence,
+            part.set_up,
+            part.slo_ttft_s,
+            part.slo_tpot_s,
+            part.skip_requests,
+            part.time_scale,
+            part.concurrency,
+            part.skip_s,
+        )
         for part in parts
     ]
     if any(other != alike[0] for other in alike):
@@ -127,16 +141,17 @@ def _row(results: Results, router: str, rate: float | None, runs: Sequence[Run],
     record = ReplayRecord(
         trace="", url="", rate_per_s=rate or 0.0, time_scale=results.time_scale, slo_ttft_s=results.slo_ttft_s,
         skip_requests=results.skip_requests, requests=sent, unsent=0, samples=(), migrations=None,
-        slo_tpot_s=results.slo_tpot_s,
+        slo_tpot_s=results.slo_tpot_s, skip_s=results.skip_s, concurrency=results.concurrency,
     )  # fmt: skip
+    counted = tuple(request for request in sent if record.counts(request))
     used = [run.cpu_s for run in runs if run.cpu_s is not None]
     return Row(
         router,
         rate,
         tuple(runs),
         summarize_replay(record),
-        tuple(request for request in sent if request.index >= results.skip_requests),
-        _tpot_by_tokens_s(sent, results.skip_requests),
+        counted,
+        _tpot_by_tokens_s(counted),
         sum(used) / len(sent) if len(used) == len(runs) else None,
     )
 
@@ -145,8 +160,8 @@ def _requests(path: Path) -> list[ReplayedRequest]:
     return [ReplayedRequest(**orjson.loads(line)) for line in path.read_bytes().splitlines()]
 
 
-def _tpot_by_tokens_s(requests: Sequence[ReplayedRequest], skip: int) -> float | None:
-    decoded = [one for one in requests if one.index >= skip and one.answered and one.tpot_s is not None]
+def _tpot_by_tokens_s(requests: Sequence[ReplayedRequest]) -> float | None:
+    decoded = [one for one in requests if one.answered and one.tpot_s is not None]
     tokens = sum(one.completion_tokens - 1 for one in decoded)
     return sum((one.tpot_s or 0.0) * (one.completion_tokens - 1) for one in decoded) / tokens if tokens else None
 
@@ -161,6 +176,8 @@ def table(results: Results, rows: Sequence[Row]) -> str:
     parts = []
     for rate in dict.fromkeys(row.rate_per_s for row in rows):
         title = "At the trace's own times" if rate is None else f"{rate:g} requests a second"
+        if results.concurrency is not None:
+            title = f"{results.concurrency} clients that are always busy"
         parts.append(f"{title}:\n\n{_rate_table(results, [row for row in rows if row.rate_per_s == rate])}")
     failed = [
         f"- `{run.router}`, round {run.turn}: {run.failure.splitlines()[0]}" for run in results.runs if run.failure
@@ -188,20 +205,22 @@ def under_it(results: Results) -> dict[str, str]:
 
 def _rate_table(results: Results, rows: Sequence[Row]) -> str:
     slo = f"{results.slo_ttft_s:g} s"
+    closed = ("answers/s",) if results.concurrency is not None else ()
     heads = (
-        "router", f"on time ({slo})", "TTFT P50, P90, P99", "TPOT P50; by tokens", "E2E P50", "found in cache",
+        "router", *closed, f"on time ({slo})", "TTFT P50, P90, P99", "TPOT P50; by tokens", "E2E P50", "found in cache",
         f"both ({slo}, {1000 * results.slo_tpot_s:g} ms a token)", "CPU a request", "failed",
     )  # fmt: skip
     written = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
-    written += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    written += ["| " + " | ".join(_cells(row, closed=bool(closed))) + " |" for row in rows]
     return "\n".join(written)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, closed: bool) -> tuple[str, ...]:
     report, ttft = row.report, row.report.ttft_s
     by_tokens = "" if row.tpot_by_tokens_s is None else f"; {1000 * row.tpot_by_tokens_s:.1f}"
     return (
         f"`{row.router}`",
+        *((f"{_answers_per_s(row):.2f}",) if closed else ()),
         _share(report.effective_capacity, [run.on_time for run in row.runs]),
         f"{ttft.p50:.2f}, {ttft.p90:.2f}, {ttft.p99:.2f} s",
         f"{1000 * report.tpot_s.p50:.1f}{by_tokens} ms",
@@ -211,6 +230,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         "" if row.cpu_per_request_s is None else f"{1000 * row.cpu_per_request_s:.1f} ms",
         f"{sum(not one.answered for one in row.requests)} of {len(row.requests)}",
     )
+
+
+def _answers_per_s(row: Row) -> float:
+    """The mean of the rounds: pooled, their times would overlap."""
+    return sum(run.answers_per_s or 0.0 for run in row.runs) / len(row.runs)
 
 
 def _share(pooled: float, of_runs: Sequence[float | None]) -> str:

