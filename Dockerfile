@@ -1,5 +1,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
+# The compiler builds the native relay; the image does not keep it.
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/dualmap
 # Dependencies first: they change seldom, the layer stays cached while the code changes.
 # Extras, with commas between them: docker build --build-arg EXTRAS=tokens,tracing
@@ -9,7 +11,7 @@ RUN python3 -c "import os, tomllib; project = tomllib.load(open('pyproject.toml'
 extras = [name for name in os.environ.get('EXTRAS', '').split(',') if name]; \
 print(*project['dependencies'], *(line for name in extras for line in project['optional-dependencies'][name]), sep='\n')" \
     > requirements.txt && /opt/dualmap/bin/pip install --no-cache-dir -r requirements.txt
-COPY README.md LICENSE ./
+COPY README.md LICENSE hatch_build.py ./
 # There is no git here that tells the version: make image, Compose (VERSION=…) and CI give it; 0.0 is none.
 ARG VERSION=
 COPY dualmap dualmap

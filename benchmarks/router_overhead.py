@@ -4,6 +4,7 @@ The router process is pinned to the last core; mock instance, load and store sha
 process (all threads), read from the kernel around each load.
 
 full    the product: scheduling on an embedded Valkey; streams may go on elsewhere, by their tokens
+python  the same without the native relay
 text    the same, by their text (router.continue_streams)
 cut     the same, not at all: each ends with its instance
 logged  the same with a request log
@@ -18,7 +19,7 @@ relay   copies bytes without HTTP: the floor of this machine at this hour, to co
 A mode with a checkout of another version behind it, as in ``full@/tmp/older``, runs the router of that version.
 
     python benchmarks/router_overhead.py [--modes full,logged,traced,plane,asking,relay] [--repetitions 3]
-        [--requests 3000] [--tcp] [--rate 20] [--awake] [--profile DIR]
+        [--requests 3000] [--tcp] [--rate 20] [--awake] [--streams 48:20,1000:33] [--profile DIR]
 """
 
 from __future__ import annotations
@@ -236,6 +237,58 @@ async def open_loop(port: int, wires: list[bytes], rate_per_s: float) -> list[fl
     return sorted(latencies_s)
 
 
+class Stream(asyncio.Protocol):
+    """A connection on which one streamed answer comes; notes when each read of it came."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.get_running_loop().create_future()
+        self.times_s: list[float] = []
+        self._last = b""
+
+    def data_received(self, data: bytes) -> None:
+        self.times_s.append(time.perf_counter())
+        self._last = (self._last + data)[-5:]
+        if self._last == b"0\r\n\r\n":
+            self.ended.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(ConnectionError("the stream broke"))
+
+
+async def paced_streams(router: Router, count: int, pace_ms: int, chunks: int) -> dict[str, float]:
+    """CPU and memory of so many streams at once, and the gaps that their clients see."""
+    loop, rss_mb = asyncio.get_running_loop(), router.rss_mb()
+    opened = []
+    for number in range(count):
+        transport, stream = await loop.create_connection(Stream, "127.0.0.1", router.port)
+        transport.write(request(256, number, f"{chunks},{pace_ms}"))
+        opened.append((transport, stream))
+        await asyncio.sleep(pace_ms / 1000 / count)  # not all at the same moment
+    await asyncio.sleep(1.0)  # requests are over, streams flow
+    begun_s, begun_cpu_s, seen = time.perf_counter(), router.cpu_s(), sum(len(stream.times_s) for _, stream in opened)
+    await asyncio.sleep(chunks * pace_ms / 1000 / 2)
+    took_s, flow_cpu_s = time.perf_counter() - begun_s, router.cpu_s() - begun_cpu_s
+    passed, peak_mb = sum(len(stream.times_s) for _, stream in opened) - seen, router.rss_mb()
+    await asyncio.gather(*[stream.ended for _, stream in opened])
+    gaps = sorted(
+        later - former
+        for _, stream in opened
+        for former, later in zip(stream.times_s[2:], stream.times_s[3:], strict=False)
+    )
+    for transport, _ in opened:
+        transport.close()
+    name = f"{count}x{pace_ms}ms"
+    return {
+        f"us/chunk {name}": flow_cpu_s / max(1, passed) * 1e6,
+        f"cores {name}": flow_cpu_s / took_s,
+        f"chunks/s {name}": passed / took_s,
+        f"KB/stream {name}": (peak_mb - rss_mb) * 1024 / count,
+        f"gap P50 ms {name}": gaps[len(gaps) // 2] * 1000,
+        f"gap P99 ms {name}": gaps[int(len(gaps) * 0.99)] * 1000,
+    }
+
+
 # the router process ----------------------------------------------------------------------------------------------
 class BlindRequest:
     """A request placed without looking: the least a life cycle can cost."""
@@ -376,6 +429,8 @@ def run_router(
     extra: dict[str, Any] = {}
     if mode == "logged":
         extra = {"request_log": str(Path(tempfile.gettempdir()) / f"router-overhead-{os.getpid()}.jsonl")}
+    elif mode == "python":
+        extra = {"native_relay": False}
     elif mode in CONTINUED:
         extra = {"continue_streams": CONTINUED[mode]}
     elif mode in TRACED_SHARE:
@@ -537,6 +592,12 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
         runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
         names = runs[0] if runs else ()
         medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in names}
+        for streams in options.streams.split(",") if options.streams else ():
+            count, pace_ms = map(int, streams.split(":"))
+            measured = await paced_streams(router, count, pace_ms, options.stream_chunks)
+            medians |= {name: round(value, 3) for name, value in measured.items()}
+        if not options.latency_requests:
+            return {"mode": mode, **medians, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
         with awake(core) if options.awake else contextlib.nullcontext():
             latency = await added_latency_ms(router, mock_port, options.latency_requests, options.rate)
         rounded = {name: round(value, 2) for name, value in latency.items()}
@@ -548,7 +609,9 @@ def main() -> None:
     parser.add_argument("--modes", default="full,plane,relay")
     parser.add_argument("--repetitions", type=int, default=3, help="0: the added latency alone")
     parser.add_argument("--requests", type=int, default=3000, help="of each size and repetition")
-    parser.add_argument("--latency-requests", type=int, default=200)
+    parser.add_argument("--latency-requests", type=int, default=200, help="0: no added latency")
+    parser.add_argument("--streams", help="also so many streams at once, COUNT:MILLISECONDS between chunks, by commas")
+    parser.add_argument("--stream-chunks", type=int, default=300, help="of each of these streams")
     parser.add_argument("--rate", type=float, default=20.0, help="requests per second of the latency")
     parser.add_argument("--awake", action="store_true", help="keep the router's core awake while latency is measured")
     parser.add_argument("--instances", type=int, default=8, help="all of them the one mock")

@@ -286,6 +286,11 @@ class RouterSettings(BaseModel):
         description="memory for what is kept of streams that may have to go on elsewhere, bytes, of all together; a"
         " stream that finds none left is not continued",
     )
+    native_relay: bool = Field(
+        False,
+        description="streams pass the native relay from their first token on, where it is built: a thread without the"
+        " interpreter; the bytes are the same",
+    )
     tell_continuations: bool = Field(
         False, description="a comment in the stream, which clients skip, says when it goes on elsewhere"
     )

@@ -54,12 +54,17 @@ is_complete() {
     [ ! -e "$mark" ] && usable_python "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
-# is_current STAMP: it was written for the present pyproject.toml.
-is_current() {
-    [ -f "$1" ] && [ "$(cat "$1")" = "$(cksum <"$root/pyproject.toml")" ]
+# sources_sum: what an installed environment is made of.
+sources_sum() {
+    cat "$root/pyproject.toml" "$root/hatch_build.py" "$root/router/relay/relay.c" | cksum
 }
 
-# is_installed EXTRA: for the present pyproject.toml. Every extra serves the plain commands too, and the test extra brings
+# is_current STAMP: it was written for the present sources.
+is_current() {
+    [ -f "$1" ] && [ "$(cat "$1")" = "$(sources_sum)" ]
+}
+
+# is_installed EXTRA: for the present sources. Every extra serves the plain commands too, and the test extra brings
 # what the others have.
 is_installed() {
     usable_python "$venv/bin/python" || return 1
@@ -85,7 +90,8 @@ except BlockingIOError:
     fcntl.flock(9, fcntl.LOCK_EX)' "$venv" 9>&9
 }
 
-# install EXTRA: the project with an extra ('' for none), editable; only when pyproject.toml changed since the last time.
+# install EXTRA: the project with an extra ('' for none), editable; only when its
+# sources changed since the last time.
 install() {
     if is_installed "$1"; then
         return 0
@@ -99,7 +105,7 @@ install() {
             is_current "$stamp" || rm -f "$stamp"
         done
         "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
-        cksum <"$root/pyproject.toml" >"$venv/.installed-$1"
+        sources_sum >"$venv/.installed-$1"
     fi
     exec 9>&-
 }

@@ -24,8 +24,8 @@ MAY_IMPORT = {
 FOLDERS = {
     "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "request"),
     "router": (
-        "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin", "ui",
-        "serving",
+        "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin",
+        "ui", "serving",
     ),
 }  # fmt: skip
 """The folders of a room. Each may import those before it, and the modules beside the folders, which import none of

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from uvicorn.server import ServerState
 
@@ -22,6 +22,9 @@ from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, RequestReader
 from dualmap.scheduling.request.outcome import Outcome
+
+if TYPE_CHECKING:
+    from dualmap.router.http.relayed_answer import RelayedAnswer
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._probes: DepartureProbes | None = None
         self._cut: RouterError | None = None
+        self._lent_to: RelayedAnswer | None = None
+        self.file = -1
         # Attributes of the present answer (see Downstream):
         self._keep_alive = True
         self.path = ""
@@ -86,6 +91,9 @@ class ClientConnection(asyncio.Protocol):
         # uvloop's transports do not inherit from asyncio's: nothing to assert.
         self._transport = tcp = cast("asyncio.Transport", transport)
         tcp.set_write_buffer_limits(BUFFER_BYTES)
+        plain = transport.get_extra_info("sslcontext") is None
+        if plain and (connected := transport.get_extra_info("socket")) is not None:
+            self.file = connected.fileno()
         self._reader = RequestReader(self._check_of(transport), bodies=self._plane.bodies)
         self._connections.add(self)
         self._plane.observer.connections_changed(1)
@@ -98,6 +106,9 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
         self._closing = True
+        if self._lent_to is not None:
+            self._lent_to.take_back()
+        self.file = -1
         self._connections.discard(self)
         self._limit.connections -= 1
         self._plane.observer.connections_changed(-1)
@@ -318,6 +329,8 @@ class ClientConnection(asyncio.Protocol):
         return self._keep_alive
 
     def write(self, data: bytes) -> None:
+        if self._lent_to is not None:
+            self._lent_to.take_back()
         if not self.gone:  # bytes that the instance sends before it sees the disconnect
             self._transport.write(data)
 
@@ -357,6 +370,15 @@ class ClientConnection(asyncio.Protocol):
             self._close()
         else:
             self.abort()
+
+    def may_lend(self) -> bool:
+        return self._writable and not self._closing and self._transport.get_write_buffer_size() == 0
+
+    def lend(self, to: RelayedAnswer) -> None:
+        self._lent_to = to
+
+    def end_loan(self) -> None:
+        self._lent_to = None
 
     async def drained(self) -> None:
         while not self._writable and not self.gone:

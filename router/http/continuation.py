@@ -16,7 +16,7 @@ import orjson
 from dualmap.router.errors import RouterError, UpstreamError, error_body
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.continued_response import ContinuedResponse, ending_response
-from dualmap.router.http.downstream import ByteSource, Downstream
+from dualmap.router.http.downstream import ByteSource, Downstream, NotLent
 from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.response_so_far import named_event
 from dualmap.router.http.rest_of_answer import Rest
@@ -299,7 +299,7 @@ def client_of(downstream: Downstream) -> Downstream:
     return downstream._client if isinstance(downstream, Continuation) else downstream
 
 
-class Continuation:
+class Continuation(NotLent):
     """The ``Downstream`` of an answer that goes on in the stream of another one."""
 
     http_10 = True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import Header
+
+if TYPE_CHECKING:
+    from dualmap.router.http.relayed_answer import RelayedAnswer
 
 
 class ByteSource(Protocol):
@@ -40,6 +43,8 @@ class Downstream(Protocol):
     """The head is written: the answer can no longer become another one."""
     gone: bool
     """The client has disconnected."""
+    file: int
+    """Descriptor of a plain connection to the client, to which bytes go as they are; else -1."""
 
     def keeps_alive(self) -> bool:
         """Whether the connection stays open behind this answer; called once, when its head is built."""
@@ -64,6 +69,30 @@ class Downstream(Protocol):
 
     def break_off(self, last_words: bytes) -> None:
         """Send ``last_words``, then close without the end that the framing announced."""
+
+    def may_lend(self) -> bool:
+        """Whether another one may write to ``file`` now: nothing is waiting to be sent."""
+
+    def lend(self, to: RelayedAnswer) -> None:
+        """``to`` writes from here on, and ends the loan. It is told to take the answer back before anything else is
+        written, and when the connection is lost."""
+
+    def end_loan(self) -> None:
+        """The loan is over."""
+
+
+class NotLent:
+    """The part of a ``Downstream`` to which the router alone writes."""
+
+    file = -1
+
+    def may_lend(self) -> bool:
+        return False
+
+    def lend(self, to: RelayedAnswer) -> None:
+        raise NotImplementedError("the router alone writes to it")
+
+    def end_loan(self) -> None: ...
 
 
 class ClientDownstream(Downstream, Protocol):

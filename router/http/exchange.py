@@ -43,6 +43,7 @@ from dualmap.router.http.exchange_result import (
     is_retried,
 )
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
+from dualmap.router.http.relayed_answer import RelayedAnswer
 from dualmap.router.http.sse import (
     EventSplitter,
     ends_event,
@@ -54,12 +55,17 @@ from dualmap.router.http.sse import (
 )
 from dualmap.router.http.stream_usage import UsageRemover
 from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
+from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
+from dualmap.router.relay.relay import EVENTS, HIDE_USAGE, MESSAGES, RESPONSES, Relay
 from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 _LENGTH: Final = Framing.LENGTH
 _EMPTY: Final = Framing.EMPTY
+_CHUNKED: Final = Framing.CHUNKED
 _UNTIL_CLOSE: Final = Framing.UNTIL_CLOSE
+
+_EVENTS_OF: Final = {MESSAGES_PATH: MESSAGES, RESPONSES_PATH: RESPONSES}
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
@@ -86,7 +92,7 @@ class Exchange:
     With ``awaits_output`` nothing of the answer is sent before the first token, or before the whole of an answer that
     does not stream: until then another instance can answer, and a decoder that takes KV over may fail, or give the
     request back, after its head. ``port_refuses`` returns, without waiting, whether the port of an instance is known to
-    refuse connections.
+    refuse connections. ``relay`` passes on what needs no decision of a stream whose first token has come.
     """
 
     _progressed = False
@@ -125,6 +131,7 @@ class Exchange:
         port_refuses: Callable[[str], bool],
         hides_usage: bool = False,
         awaits_output: bool = False,
+        relay: Relay | None = None,
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
         self._connection = connection
@@ -140,6 +147,7 @@ class Exchange:
         self._port_refuses = port_refuses
         self._hides_usage = hides_usage
         self._awaits_output = awaits_output
+        self._relay = relay
         self._last_pieces: list[bytes] = []
         """The last pieces of the body, behind the earlier ones. The earlier ones are dropped once the last ones are
         ``TAIL_BYTES`` long, so that both together are never shorter, and a piece costs nothing but its place in a list.
@@ -191,6 +199,7 @@ class Exchange:
             self._fail(failure)
 
     def probe(self) -> None:
+        self._take_back()
         if self._between_events():
             self._downstream.write(self._framed(b":\n\n"))
 
@@ -223,6 +232,9 @@ class Exchange:
             self._lose(why, kind)
 
     def _lose(self, why: str, kind: FailureKind = FailureKind.DOWN) -> None:
+        self._take_back()
+        if self.done.done():
+            return
         self._connection.abort()
         self._fail(InstanceFailure(kind, why))
 
@@ -362,6 +374,43 @@ class Exchange:
         self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass
         self._splitter = None
         self._on_first_token()
+        if self._relay is not None and not self._awaits_output:
+            self._offer_to(self._relay)
+
+    # the native relay ----------------------------------------------------------------------------------------
+    def _offer_to(self, relay: Relay) -> None:
+        head, connection, downstream = self._head, self._connection, self._downstream
+        if head is None or head.framing is not _CHUNKED or connection.file < 0 or downstream.file < 0:
+            return
+        if not (downstream.http_10 or downstream.bodiless):
+            connection.offer = RelayedAnswer(relay, self, connection, downstream)
+
+    def _take_back(self) -> None:
+        """Have the answer here again, if the relay has it."""
+        if self._connection.lent_to is not None:
+            self._connection.lent_to.take_back()
+
+    def terms_of_relay(self, coming_bytes: int) -> tuple[int, int] | None:
+        """How the relay is to pass on what comes next, and how much of it may be kept; None: not now."""
+        usage = self._usage
+        if self._receive is not Exchange._pass or self.done.done():
+            return None
+        if self._reframe is None:
+            return (0, 0) if self._last_wire.endswith(b"\r\n") else None
+        flags = EVENTS | _EVENTS_OF.get(self._downstream.path, 0)
+        if usage is None:
+            return flags, 0
+        if not usage.idle:
+            return None
+        return flags | (0 if usage.sends_unrequested else HIDE_USAGE), 0
+
+    def relayed(self, tail: bytes, log: bytes) -> None:
+        """The relay has passed a part of the answer on, of which this is the end, and what was kept of it."""
+        self._progressed = True
+        self._last_pieces.append(tail)
+        self._last_bytes += len(tail)
+        if self._last_bytes >= TAIL_BYTES:
+            self._let_go()
 
     def _begin(self) -> None:
         """Send what was held. From here on there is no other try."""
@@ -447,6 +496,7 @@ class Exchange:
         return None if failure is None else (failure, rest)
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
+        self._take_back()
         if self.done.done():
             return
         if not self._connection.reusable:
@@ -558,7 +608,10 @@ class Exchange:
     def _measure_silence_s(self, now_s: float) -> float:
         """Time since the answer's last progress, to the interval of checks; 0 while the client is slower than the
         instance. Comments before the first event are none: a hung engine may have a front end that sends them."""
-        if self._begun and (self._progressed or self._connection.paused):
+        connection = self._connection
+        if connection.lent_to is not None and connection.lent_to.progressed():
+            self._progressed = True
+        if self._begun and (self._progressed or connection.paused):
             self._progressed = False
             self._last_progress_s = now_s
         return now_s - self._last_progress_s

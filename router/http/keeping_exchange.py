@@ -18,6 +18,7 @@ from dualmap.router.http.heads import Header, chunker
 from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.sse import event_object
 from dualmap.router.http.upstream import AnswerHead, Framing
+from dualmap.router.relay.relay import HIDE_IDS, KEEP
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 GOES_ON_AFTER_S: Final = 1.0
@@ -91,6 +92,7 @@ class KeepingExchange(Exchange):
     async def _leave(self, why: str, kind: FailureKind) -> None:
         """Leave the instance if another one can go on with the stream. Else it stays, and is tested again at the next
         check."""
+        self._take_back()  # what the relay has kept of the stream counts
         try:
             if await self._may_leave() and self._can_go_on and not self.done.done():
                 self._lose(why, kind)
@@ -100,6 +102,24 @@ class KeepingExchange(Exchange):
     @property
     def _patience_s(self) -> float:
         return GOES_ON_AFTER_S if self._can_go_on else super()._patience_s
+
+    # the native relay ----------------------------------------------------------------------------------------
+    def terms_of_relay(self, coming_bytes: int) -> tuple[int, int] | None:
+        terms, kept = super().terms_of_relay(coming_bytes), self._kept
+        if terms is None or kept is None:
+            return terms
+        if not kept.is_plain:
+            return None
+        flags = terms[0] | (HIDE_IDS if kept.hides_ids else 0)
+        if kept.lost:
+            return flags, 0
+        room = kept.log_room(coming_bytes)
+        return (flags | KEEP, room) if room else None
+
+    def relayed(self, tail: bytes, log: bytes) -> None:
+        super().relayed(tail, log)
+        if self._kept is not None:
+            self._kept.take_log(log)
 
     # steps ---------------------------------------------------------------------------------------------------
     @property
@@ -126,6 +146,7 @@ class KeepingExchange(Exchange):
         return fields
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:
+        self._take_back()
         if self.done.done():
             return None
         if overdue or not self._can_go_on:

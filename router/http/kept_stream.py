@@ -15,6 +15,7 @@ from typing import Final
 from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
 from dualmap.router.http.sse import EventSplitter, is_comment
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
+from dualmap.router.relay.event_log import unpack
 from dualmap.scheduling.request.outcome import InstanceFailure
 
 STEP_BYTES: Final = 8 << 10
@@ -48,6 +49,18 @@ _OPEN_IDS: Final = _IDS + b"["
 _LISTED: Final = re.compile(rb'token_ids":\[[^\]]*\]')
 _SPACED_IDS: Final = b'token_ids": ['
 _SPACED_LISTED: Final = re.compile(rb'token_ids": \[[^\]]*\]')
+
+
+Unpack = Callable[[bytes], list[bytes]]
+"""Unpacks events, into slices that are read in a millisecond each."""
+
+
+def _whole(events: bytes) -> list[bytes]:
+    return [events]
+
+
+def _decompressed(packed: bytes) -> list[bytes]:
+    return [zlib.decompress(packed)]
 
 
 class KeptBudget:
@@ -91,7 +104,8 @@ class KeptStream:
         self._budget = budget
         self._hides_ids = hides_ids
         self._events: list[bytes] = []
-        self._packed: list[bytes] = []
+        self._packed: list[tuple[Unpack, bytes]] = []
+        """The events before ``_events``, and how they are unpacked."""
         self._bytes = self._packed_bytes = body_bytes
         self._reserved = 0
         self._so_far = so_far
@@ -153,6 +167,40 @@ class KeptStream:
             self._grow()
         return without_ids(data) if self._hides_ids else data
 
+    # what passes the native relay --------------------------------------------------------------------------------
+    @property
+    def hides_ids(self) -> bool:
+        return self._hides_ids
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the next byte begins an event, which is not the first one."""
+        return self._is_plain
+
+    def log_room(self, event_bytes: int) -> int:
+        """Bytes that the log of events that pass the relay may take, the first of which have so many; 0: there is no
+        memory for it."""
+        room = self._reserved - self._bytes - 3 * EVENT_BYTES
+        missing = max(STEP_BYTES, 4 * event_bytes) - room
+        if missing <= 0:
+            return room
+        wanted = STEP_BYTES * (1 + missing // STEP_BYTES)
+        if self._reserved + wanted > MAX_BYTES or not self._budget.take(wanted):
+            return 0
+        self._reserved += wanted
+        return room + wanted
+
+    def take_log(self, log: bytes) -> None:
+        """Keep the log of events that have passed the relay."""
+        if self.lost or not log:
+            return
+        if self._events:
+            self._pack(_whole, b"".join(self._events))
+            self._events.clear()
+        self._pack(unpack, log)
+        if self._bytes > self._reserved:
+            self._grow()
+
     def end(self) -> bytes:
         """The part of an event with which the stream ended."""
         splitter, self._splitter = self._splitter, None
@@ -177,7 +225,9 @@ class KeptStream:
         """Read what is kept, by slices, each of which is kept no more."""
         while self._packed or self._events:
             if self._packed:
-                events = zlib.decompress(self._packed.pop(0))
+                unpacked, packed = self._packed.pop(0)
+                events, *later = unpacked(packed)
+                self._packed[:0] = [(_whole, each) for each in later]
             else:
                 events, self._events = b"".join(self._events), []
             so_far.read(self._path, events)
@@ -247,11 +297,8 @@ class KeptStream:
             return
         loose_bytes = self._bytes - self._packed_bytes
         if loose_bytes > 4 * PACKED_BYTES or (loose_bytes > PACKED_BYTES and self._budget.is_scarce):
-            packed = zlib.compress(b"".join(self._events), _LEVEL)
-            self._packed.append(packed)
+            self._pack(_decompressed, zlib.compress(b"".join(self._events), _LEVEL))
             self._events.clear()
-            self._packed_bytes += len(packed) + EVENT_BYTES
-            self._bytes = self._packed_bytes
         missing = self._bytes - self._reserved
         wanted = STEP_BYTES * (1 + missing // STEP_BYTES)
         if missing <= 0:
@@ -260,6 +307,11 @@ class KeptStream:
             self._lose()
             return
         self._reserved += wanted
+
+    def _pack(self, unpack: Unpack, packed: bytes) -> None:
+        self._packed.append((unpack, packed))
+        self._packed_bytes += len(packed) + EVENT_BYTES
+        self._bytes = self._packed_bytes
 
     def _lose(self) -> None:
         """Keep it no more."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dualmap.router.errors import RouterError
-from dualmap.router.http.downstream import ByteSource
+from dualmap.router.http.downstream import ByteSource, NotLent
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ExchangeResult, failure_of_whole
 from dualmap.router.http.heads import Header
@@ -18,7 +18,7 @@ _OUTPUT: Final = b'"choices"'
 _MAX_BEGUN_BYTES: Final = 64 << 10
 
 
-class NoClient:
+class NoClient(NotLent):
     """A ``Downstream`` that nothing is ever sent to."""
 
     path = ""

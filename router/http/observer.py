@@ -14,6 +14,9 @@ class Observer(Protocol):
     def refused(self, status: int, code: str) -> None:
         """The data plane answered with an error of its own."""
 
+    def relayed(self, chunks: int) -> None:
+        """The native relay has passed so many chunks of a stream on."""
+
 
 class NullObserver:
     """Counts nothing."""
@@ -21,3 +24,5 @@ class NullObserver:
     def connections_changed(self, change: int) -> None: ...
 
     def refused(self, status: int, code: str) -> None: ...
+
+    def relayed(self, chunks: int) -> None: ...

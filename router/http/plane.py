@@ -16,6 +16,7 @@ from dualmap.router.http.port_checks import PortChecks
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
 from dualmap.router.http.usage_requests import UsageRequests
+from dualmap.router.relay.relay import NATIVE, Relay
 from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContexts
@@ -53,6 +54,8 @@ class DataPlane:
     usage_requests: UsageRequests
     kept: KeptBudget
     """Memory for streams that may have to go on elsewhere."""
+    relay: Relay | None
+    """None: all bytes pass the interpreter."""
     observer: Observer
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
@@ -65,6 +68,8 @@ class DataPlane:
 
     def close(self) -> None:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
+        if self.relay is not None:
+            self.relay.close()
         self.transfers.close()
         self.port_checks.close()
         self.upstreams.close()
@@ -101,6 +106,7 @@ def build_data_plane(
         trust=trust or InstanceTrust(),
     )
     bodies = BodyBudget(settings.max_buffered_body_bytes)
+    observer = observer or NullObserver()
     return DataPlane(
         settings=settings,
         intake=intake,
@@ -112,9 +118,10 @@ def build_data_plane(
         long_bodies=LongBodies(bodies),
         usage_requests=UsageRequests(time.monotonic),
         kept=KeptBudget(settings.max_kept_bytes),
+        relay=Relay(observer.relayed) if settings.native_relay and NATIVE is not None else None,
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
-        observer=observer or NullObserver(),
+        observer=observer,
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,
         traces=TraceContexts(settings.tracing_share) if settings.tracing_url is not None else None,

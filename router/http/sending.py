@@ -176,6 +176,7 @@ class Sender:
             port_refuses=plane.port_checks.refuses,
             hides_usage=sending.hides_usage,
             awaits_output=sending.awaits_output,
+            relay=plane.relay,
         )
         connection.answer_to(exchange)
         return exchange

@@ -70,6 +70,11 @@ class UsageRemover:
         """Whether the instance sends usage without a request for it."""
 
     @property
+    def idle(self) -> bool:
+        """Whether the next byte begins an event, and none waits."""
+        return self._idle
+
+    @property
     def held(self) -> bytes:
         """A whole event that was not passed on yet, and comments."""
         return self._last + self._behind

@@ -7,7 +7,7 @@ import fcntl
 import termios
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
@@ -15,6 +15,9 @@ from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import Header
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
+
+if TYPE_CHECKING:
+    from dualmap.router.http.relayed_answer import RelayedAnswer
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is the instance's fault."""
@@ -93,6 +96,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._paused = False
+        self.lent_to: RelayedAnswer | None = None
+        """The one who reads instead of the transport."""
         self._reset()
 
     def _reset(self) -> None:
@@ -105,6 +110,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Fed to the parser since it last handed over a piece of the body."""
         self._complete = False
         self._keep_alive = False
+        self.offer: RelayedAnswer | None = None
+        """Gets the next bytes that begin a chunk, if it wants them."""
+        self._ends_line = False
+        """The last bytes, of an answer that is offered, ended a line."""
 
     # the owner's side ----------------------------------------------------------------------------------------
     def start(self, parts: Iterable[bytes | memoryview]) -> None:
@@ -170,6 +179,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def give_up(self, error: RouterError) -> None:
         """Close, and let the sink end its answer with ``error``."""
+        if self.lent_to is not None:
+            self.lent_to.take_back()
         sink = self._sink
         self.abort()
         if sink is not None:
@@ -189,9 +200,38 @@ class UpstreamConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once; the instance sees a disconnect and drops the request. The sink gets nothing more."""
-        self._sink = None
+        self._sink = self.offer = None
+        if self.lent_to is not None:
+            self.lent_to.drop()
         if self._transport is not None:
             self._transport.abort()
+
+    # the relay's side ----------------------------------------------------------------------------------------
+    @property
+    def file(self) -> int:
+        """Descriptor of a plain connection that is open, else -1."""
+        return self._file
+
+    def lend(self, to: RelayedAnswer) -> None:
+        """``to`` reads from here on."""
+        self.lent_to = to
+        assert self._transport is not None
+        self._transport.pause_reading()
+
+    def end_loan(self) -> None:
+        """The transport reads again."""
+        self.lent_to = None
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def go_on(self, unread: bytes, error: OSError | None, *, offers: bool) -> None:
+        """Go on with what was read and not used, and an error of the socket. Without ``offers`` those bytes are not
+        offered again."""
+        self._ends_line = offers
+        if unread and self._sink is not None:
+            self.data_received(unread)
+        if error is not None:
+            self._fail(_CLOSED, f"the connection broke: {error}")
 
     # the transport's side ------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -202,6 +242,8 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if (sink := self._sink) is None:  # unasked bytes on an idle connection: never take them for the next answer
             self.abort()
+            return
+        if self.offer is not None and self._takes_offer(data):
             return
         self.silent = False
         self._pieces = []
@@ -223,6 +265,12 @@ class UpstreamConnection(asyncio.Protocol):
             sink.body_received(data, self._pieces, False)
         elif self._within_bounds(len(data)):
             self._hand_on(data)
+
+    def _takes_offer(self, data: bytes) -> bool:
+        """Whether another one reads from these bytes on."""
+        # With the begin of a chunk's size the parser is between chunks, too.
+        begins_chunk, self._ends_line = self._ends_line and self.between_chunks, data.endswith(_LINE_ENDS)
+        return begins_chunk and not self._paused and self.offer is not None and self.offer.take(data)
 
     def _within_bounds(self, fed_bytes: int) -> bool:
         """A trailer, or a chunk's extension, that never ends grows inside the parser."""
@@ -268,7 +316,7 @@ class UpstreamConnection(asyncio.Protocol):
         sink, complete = self._sink, self._complete
         assert sink is not None
         if complete:
-            self._sink = None
+            self._sink = self.offer = None
             sink.body_received(self._without_excess(wire), self._pieces, True)
         elif wire:
             sink.body_received(wire, self._pieces, False)
@@ -287,8 +335,11 @@ class UpstreamConnection(asyncio.Protocol):
         return wire[:end]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.lent_to is not None:
+            self.lent_to.take_back()
         self.closed = True
         self._file = -1
+        self.offer = None
         sink, head = self._sink, self._head
         if sink is None:
             return

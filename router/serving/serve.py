@@ -22,6 +22,7 @@ from prometheus_client import disable_created_metrics
 from dualmap.router.errors import RouterError, ShuttingDownError
 from dualmap.router.http import ClientConnection, DataPlane, build_data_plane, http_protocol
 from dualmap.router.pool.failover import FailoverStore
+from dualmap.router.relay.relay import NATIVE
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.app import create_app
 from dualmap.router.serving.listeners import advertised_url, bind, port_of
@@ -345,4 +346,5 @@ def _info(router: RouterSettings, listeners: Sequence[socket.socket], store_url:
     by_tls = router.tls is not None and len(listeners) == 1
     ops_url = router.advertise_url or advertised_url(router.host, port_of(listeners[-1]), towards, tls=by_tls)
     port = str(port_of(listeners[0]))
-    return {"ops_url": ops_url, "port": port, "pid": str(os.getpid()), "host": socket.gethostname()}
+    relay = "off" if not router.native_relay else "native" if NATIVE is not None else "not built"
+    return {"ops_url": ops_url, "port": port, "pid": str(os.getpid()), "host": socket.gethostname(), "relay": relay}

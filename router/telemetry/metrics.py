@@ -272,6 +272,10 @@ class RouterMetrics:
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
         )
         self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
+        self.relayed_chunks = make.counter(
+            "dualmap_relayed_chunks",
+            "Chunks of streams that passed the native relay, counted when it gives a stream back",
+        ).labels()
         self.in_flight = make.gauge("dualmap_inflight_requests", "Requests held or in flight on this replica", "pool")
 
     def _define_store(self, make: Instruments) -> None:
@@ -307,6 +311,9 @@ class RouterMetrics:
     # what the data plane reports --------------------------------------------------------------------------------
     def connections_changed(self, change: int) -> None:
         self.connections.inc(change)
+
+    def relayed(self, chunks: int) -> None:
+        self.relayed_chunks.inc(chunks)
 
     def refused(self, status: int, code: str) -> None:
         """An error of the router was answered, whether before or after its request was placed."""

@@ -14,15 +14,28 @@ import uvloop
 from uvicorn.server import ServerState
 
 from dualmap.router.http import build_data_plane, http_protocol
+from dualmap.router.relay.relay import NATIVE
 from dualmap.router.settings import RouterSettings
 from tests.router.http.kit import Instance, Intake, Router, Script, StartInstance, StartRouter, eventually, tiny_app
+
+
+class RelayLoop(uvloop.Loop):
+    """On this one streams pass the native relay."""
 
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both event loops: they differ where it matters here (end of file, aborts, write buffers)."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Both event loops: they differ where it matters here (end of file, aborts, write buffers). And the native relay,
+    where it is built: whatever passes it must go as without it."""
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop,
+        "uvloop": uvloop.new_event_loop,
+    }
+    compares = item.path.stem == "test_relayed_answer"  # it turns the relay on and off itself
+    if NATIVE is not None and not compares and "start_router" in getattr(item, "fixturenames", ()):
+        loops["relay"] = RelayLoop
+    return loops
 
 
 @pytest.fixture
@@ -72,6 +85,7 @@ async def start_router() -> AsyncIterator[StartRouter]:
             **settings: Any,
         ) -> Router:
             settings.setdefault("continue_streams", "off")
+            settings.setdefault("native_relay", isinstance(asyncio.get_running_loop(), RelayLoop))
             plane = build_data_plane(
                 RouterSettings(**settings), intake, trust=trust, draining=draining, tenants=tenants
             )

@@ -20,7 +20,7 @@ FOREVER = ExchangeTimes(1e9, 1e9, 1e9)
 class Connection:
     """The connection of an instance whose answer a test makes up."""
 
-    url, reusable, between_chunks, paused = "http://x", True, True, False
+    url, reusable, between_chunks, paused, lent_to = "http://x", True, True, False, None
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
