@@ -30,6 +30,7 @@ PolicyName = Literal[
     "min-ttft",
     "preble",
     "dynamo",
+    "vllm-kv-aware",
     "sglang",
     "llm-d",
     "llm-d-latency",

@@ -70,8 +70,8 @@ class Plan:
     seed: int = 1
     engine_changes: str = ""
     """Changes to the engine of every preset, as behind a preset's name."""
-    slo_tpot_s: float = TPOT_SLO_S
-    """SLO of the time per output token."""
+    slo_tpot_s: float | None = None
+    """SLO of the time per output token, for which goodputs are searched as well; None: they are not."""
 
     def workloads(self) -> tuple[Workload, ...]:
         """Both traces on both presets, as in the paper."""
@@ -161,7 +161,7 @@ def rules_of(plan: Plan) -> list[str]:
         f"seed {plan.seed}.",
         *([f"Engines changed by {plan.engine_changes!r}."] if plan.engine_changes else ()),
         f"TTFT counts from the arrival at the router, time held in the fleet included. SLO {PAPER_SLO_S:g} s; both "
-        f"SLOs: and at most {1000 * plan.slo_tpot_s:g} ms per output token.",
+        f"SLOs: and at most {1000 * (plan.slo_tpot_s or TPOT_SLO_S):g} ms per output token.",
         f"DualMap and its variants hold requests in the fleet and dispatch within a window of {window:,} tokens; the "
         "other policies send every request at once, as their own projects do, and see the engines' queues at once.",
         "Other policies run with the product's defaults, which are their projects' parameters or better ones: Dynamo's "

@@ -59,7 +59,7 @@ class RateRuns:
     runs: Sequence[Done]
     goodput_per_s: Mapping[PolicyName, float]
     both_per_s: Mapping[PolicyName, float]
-    """Goodput with 90 % within both SLOs."""
+    """Goodput with 90 % within both SLOs; empty: it was not searched."""
     bounds: Bounds
 
     @property
@@ -86,16 +86,19 @@ def run_rates(plan: Plan, bench: Bench) -> tuple[RateRuns, ...]:
     done: dict[Workload, list[Done]] = {workload: [] for workload in workloads}
     for run, figures in zip(runs, bench.figures("policies over rates", runs), strict=True):
         done[run.workload].append((run.variant.name, figures))
+    targets = (MAIN,) if plan.slo_tpot_s is None else (MAIN, BOTH)
     searches = [
-        plan.search(workload, variant_of(policy), _start_per_s(_of(policy, done[workload])), (MAIN, BOTH))
+        plan.search(workload, variant_of(policy), _start_per_s(_of(policy, done[workload])), targets)
         for workload in workloads
         for policy in plan.policies
     ]
     goodputs: dict[Workload, dict[PolicyName, float]] = {workload: {} for workload in workloads}
     both: dict[Workload, dict[PolicyName, float]] = {workload: {} for workload in workloads}
-    for search, (goodput, of_both) in zip(searches, bench.goodputs("goodput", searches), strict=True):
-        policy = search.run.variant.scheduling.policy
-        goodputs[search.run.workload][policy], both[search.run.workload][policy] = goodput, of_both
+    for search, (goodput, *further) in zip(searches, bench.goodputs("goodput", searches), strict=True):
+        policy, workload = search.run.variant.scheduling.policy, search.run.workload
+        goodputs[workload][policy] = goodput
+        if further:
+            both[workload][policy] = further[0]
     return tuple(
         RateRuns(workload, done[workload], goodputs[workload], both[workload], plan.bounds(workload, PAPER_SLO_S))
         for workload in workloads
@@ -182,7 +185,7 @@ def goodput_section(plan: Plan, bench: Bench) -> Section:
         goodput = runs.goodput_per_s
         for policy, rate in goodput.items():
             relative = 100 * rate / goodput["dualmap"] if goodput["dualmap"] else 0
-            rows.append([runs.workload.label, policy, rate, relative, runs.both_per_s[policy]])
+            rows.append([runs.workload.label, policy, rate, relative, runs.both_per_s.get(policy, "")])
         findings.append(f"{runs.workload.label}: {goodput_finding(goodput, plan.goodput_tolerance)}")
         above = [policy for policy, rate in goodput.items() if rate > runs.bounds.sustainable_per_s]
         if note := short_trace_note(above):
@@ -193,8 +196,8 @@ def goodput_section(plan: Plan, bench: Bench) -> Section:
         name="goodput",
         title="Goodput",
         question=(
-            "The highest rate with at least 90 % of TTFTs within the SLO, by bisection, and that with 90 % of the "
-            "requests within both SLOs. None can pass the ideal "
+            "The highest rate with at least 90 % of TTFTs within the SLO, by bisection; with --slo-tpot-ms also that "
+            "with 90 % of the requests within both SLOs. None can pass the ideal "
             "goodput, with ideal hits and perfect balance on the same trace; the sustainable rate is the highest at "
             "which 90 % of such traffic could be on time permanently."
         ),

@@ -10,6 +10,11 @@ from dualmap.scheduling.placing.policies.fleet import FleetPolicy
 from dualmap.scheduling.settings import DynamoSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 
+VLLM_KV_AWARE = DynamoSettings(prefill_scale=1.0)
+"""The defaults of vllm-router's policy ``kv_aware``, whose cost is Dynamo's: each cached block counts in full, and an
+active request costs nothing beside its blocks. Source: vllm-project/router, RFC 294; its wheel 0.1.17 ran before the
+same instances (``docs/research/evaluation.md``)."""
+
 
 @dataclass(frozen=True)
 class Dynamo(FleetPolicy):

@@ -12,7 +12,7 @@ from dualmap.scheduling.placing.policies.dualmap_cache_affinity import DualMapCa
 from dualmap.scheduling.placing.policies.dualmap_least_cost import DualMapLeastCost
 from dualmap.scheduling.placing.policies.dualmap_least_loaded import DualMapLeastLoaded
 from dualmap.scheduling.placing.policies.dualmap_min_ttft import DualMapMinTtft
-from dualmap.scheduling.placing.policies.dynamo import Dynamo
+from dualmap.scheduling.placing.policies.dynamo import VLLM_KV_AWARE, Dynamo
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
 from dualmap.scheduling.placing.policies.least_loaded import LeastLoaded
 from dualmap.scheduling.placing.policies.llm_d import LlmD
@@ -56,6 +56,7 @@ BUILDERS: dict[str, Builder] = {
     "min-ttft": _in_fleet(MinTtft),
     "preble": lambda name, settings: Preble(name, settings.decode_stall_s, settings=settings.preble),
     "dynamo": lambda name, settings: Dynamo(name, settings.decode_stall_s, settings=settings.dynamo),
+    "vllm-kv-aware": lambda name, settings: Dynamo(name, settings.decode_stall_s, settings=VLLM_KV_AWARE),
     "sglang": lambda name, settings: Sglang(name, settings.decode_stall_s, settings=settings.sglang),
     "llm-d": lambda name, settings: LlmD(name, settings.decode_stall_s, settings=settings.llm_d),
     "llm-d-latency": lambda name, settings: LlmDLatency(name, settings.decode_stall_s, settings=settings.llm_d),

@@ -1,4 +1,4 @@
-"""SGLang's cache-aware policy: shortest queue when unbalanced, best match otherwise."""
+"""SGLang's cache-aware policy: shortest queue when unbalanced, best match or smallest tree otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Sglang(FleetPolicy):
     """Source: SGLang router and its successor smg, policy ``cache_aware``. Load is requests in flight.
 
     Unbalanced (max - min > ``balance_abs_threshold`` and max > ``balance_rel_threshold`` * min): shortest queue.
-    Balanced: the best match if its rate exceeds ``cache_threshold``, else the least load.
+    Balanced: the best match if its rate exceeds ``cache_threshold``, else the smallest of the trees, one for each
+    instance, of the prompts that were sent there. The blocks that the KV metadata lists stand for the size of a tree.
     """
 
     settings: SglangSettings = field(default_factory=SglangSettings)
@@ -34,5 +35,5 @@ class Sglang(FleetPolicy):
         if matched > self.settings.cache_threshold * query.chain.prompt_tokens:
             best_match: list[Cost] = [(-load.hit_blocks, queue) for load, queue in zip(loads, queues, strict=True)]
             return self.cheapest(query, loads, best_match, Reason.CACHE)
-        least_load: list[Cost] = [(queue,) for queue in queues]
-        return self.cheapest(query, loads, least_load, Reason.BALANCE)
+        smallest_tree: list[Cost] = [(load.cached_blocks, queue) for load, queue in zip(loads, queues, strict=True)]
+        return self.cheapest(query, loads, smallest_tree, Reason.BALANCE)

@@ -18,7 +18,9 @@ Choose = Callable[..., Decision]
 Load = Callable[..., InstanceLoad]
 View = Callable[..., ClusterView]
 
-FLEET_POLICIES = ["round-robin", "least-loaded", "min-ttft", "preble", "dynamo", "sglang", "llm-d", "llm-d-latency"]
+FLEET_POLICIES = [
+    "round-robin", "least-loaded", "min-ttft", "preble", "dynamo", "vllm-kv-aware", "sglang", "llm-d", "llm-d-latency",
+]  # fmt: skip
 
 every = pytest.mark.parametrize("name", FLEET_POLICIES)
 

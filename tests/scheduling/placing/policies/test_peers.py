@@ -102,6 +102,7 @@ def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, loa
     assert choose("dynamo", *loads).instance_id == "w3", "its scale is that of the project's own replay, 32"
     assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).instance_id == "w2"
     assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).alternative_id == "w3"
+    assert choose("vllm-kv-aware", *loads).instance_id == "w2", "its prefill counts as its decoding does"
 
 
 def test_blocks_that_running_requests_share_count_once_where_the_instance_tells(choose: Choose, load: Load) -> None:
@@ -136,11 +137,13 @@ def test_sglang_is_balanced_unless_both_thresholds_are_passed(
     assert (decision.instance_id, decision.reason) == ("cached", Reason.CACHE)
 
 
-def test_sglang_takes_the_least_load_when_the_match_is_poor(choose: Choose, load: Load) -> None:
-    poor, idle = load("poor", hit_blocks=3, running_requests=2), load("idle", cached_blocks=50)
+def test_sglang_takes_the_smallest_tree_when_the_match_is_poor(choose: Choose, load: Load) -> None:
+    poor, small = load("poor", hit_blocks=3, cached_blocks=50), load("small", cached_blocks=10, running_requests=9)
 
-    assert choose("sglang", poor, idle).instance_id == "idle"
-    assert choose("sglang", poor, idle, sglang={"cache_threshold": 0.2}).instance_id == "poor"
+    assert choose("sglang", poor, small).instance_id == "small"
+    assert choose("sglang", poor, small, sglang={"cache_threshold": 0.2}).instance_id == "poor"
+    idle = load("idle", cached_blocks=10)
+    assert choose("sglang", poor, small, idle).instance_id == "idle", "of equal trees the less loaded"
 
 
 def test_llm_d_adds_weighted_scores(choose: Choose, load: Load) -> None:
