@@ -12,14 +12,14 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
-from dualmap.router.requests.divisions import Divisions
 from dualmap.router.requests.live_request import LiveRequest
+from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.tenants.budgets import Draw, Measure, draws_of
+from dualmap.scheduling.tenants.budgets import Draw, draws_of
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
@@ -38,7 +38,7 @@ class Intake:
         self.pools = pools
         self._context = context
         self._tenants = tenants
-        self._divisions = Divisions(pools, begins=context.settings.limits_without_store == "open")
+        self._budgets = TenantBudgets(pools, begins=context.settings.limits_without_store == "open")
 
     async def place(self, request: InferenceRequest) -> LiveRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
@@ -146,9 +146,8 @@ class Intake:
         tenant = caller.tenant
         if not tenant.limits:
             return _NO_DRAWS
-        names = _drawn_by(request, route, caller)
-        division = self._divisions.of(tenant, route.pool.settings.name)
-        return draws_of(tenant.name, tenant.limits, names, prompt.tokens, prompt.expected_output_tokens, division)
+        budgets = self._budgets.of(tenant, route.pool.settings.name).all
+        return draws_of(budgets, _drawn_by(request, route, caller), prompt.tokens, prompt.expected_output_tokens)
 
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
         """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
@@ -157,9 +156,8 @@ class Intake:
         draws, tenant, account = _NO_DRAWS, "", ""
         if caller is not None:
             tenant = caller.tenant.name
-            counted = [limit for limit in caller.tenant.limits if limit.measure is Measure.REQUESTS]
-            division = self._divisions.of(caller.tenant, route.pool.settings.name)
-            draws = draws_of(tenant, counted, _drawn_by(request, route, caller), 0, 0, division)
+            budgets = self._budgets.of(caller.tenant, route.pool.settings.name).requests
+            draws = draws_of(budgets, _drawn_by(request, route, caller), 0, 0)
             account = str(Account(tenant, caller.key, "", route.model))
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,

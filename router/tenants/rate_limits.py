@@ -26,43 +26,51 @@ _PERIODS: Final = {
     Period.MONTH: "a month",
     Period.IN_FLIGHT: "at a time",
 }
-_OPENAI: Final = {Measure.REQUESTS: "requests", Measure.TOKENS: "tokens"}
-_ANTHROPIC: Final = {
-    Measure.REQUESTS: "requests",
-    Measure.TOKENS: "tokens",
-    Measure.PROMPT_TOKENS: "input-tokens",
-    Measure.OUTPUT_TOKENS: "output-tokens",
+_MINUTE: Final = Period.MINUTE
+_FIGURES: Final = ("limit", "remaining", "reset")
+
+
+def _names(form: str, kind: str) -> tuple[bytes, bytes, bytes]:
+    limit, left, reset = [form.format(kind=kind, figure=figure).encode() for figure in _FIGURES]
+    return limit, left, reset
+
+
+_OPENAI_FIELDS: Final = {
+    Measure.REQUESTS: _names("x-ratelimit-{figure}-{kind}", "requests"),
+    Measure.TOKENS: _names("x-ratelimit-{figure}-{kind}", "tokens"),
+}
+_ANTHROPIC_FIELDS: Final = {
+    Measure.REQUESTS: _names("anthropic-ratelimit-{kind}-{figure}", "requests"),
+    Measure.TOKENS: _names("anthropic-ratelimit-{kind}-{figure}", "tokens"),
+    Measure.PROMPT_TOKENS: _names("anthropic-ratelimit-{kind}-{figure}", "input-tokens"),
+    Measure.OUTPUT_TOKENS: _names("anthropic-ratelimit-{kind}-{figure}", "output-tokens"),
 }
 
 
 def limit_fields(path: str, draws: Sequence[Draw], drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
     """The fields of an answer on ``path``, as the API's own service has them. Of several limits on the same figure, the
     one of which the least is left is told."""
-    tightest: dict[Measure, tuple[int, Draw]] = {}
+    names = _ANTHROPIC_FIELDS if path == MESSAGES_PATH else _OPENAI_FIELDS
+    tightest: dict[tuple[bytes, bytes, bytes], tuple[int, Draw]] = {}
     for draw, left in zip(draws, drawn.left, strict=True):
-        measure = draw.limit.measure
-        if draw.limit.period is Period.MINUTE and (measure not in tightest or left < tightest[measure][0]):
-            tightest[measure] = left, draw
+        if draw.limit.period is _MINUTE:
+            of_measure = names.get(draw.limit.measure)
+            if of_measure is not None and (of_measure not in tightest or left < tightest[of_measure][0]):
+                tightest[of_measure] = left, draw
     fields: list[tuple[bytes, bytes]] = []
-    for measure, (left, draw) in tightest.items():
+    for (limit_field, left_field, reset_field), (left, draw) in tightest.items():
         reset_s = max(0.0, (draw.capacity - left) / draw.leak_per_s)
-        if path == MESSAGES_PATH:
-            fields += _anthropic(measure, draw.capacity, left, now + timedelta(seconds=reset_s))
-        elif measure in _OPENAI:
-            fields += _openai(measure, draw.capacity, left, reset_s)
+        reset = _time_text(now + timedelta(seconds=reset_s)) if names is _ANTHROPIC_FIELDS else duration(reset_s)
+        fields += (
+            (limit_field, b"%d" % draw.capacity),
+            (left_field, b"%d" % max(0, left)),
+            (reset_field, reset.encode()),
+        )
     return fields
 
 
-def _openai(measure: Measure, limit: int, left: int, reset_s: float) -> list[tuple[bytes, bytes]]:
-    figures = {"limit": str(limit), "remaining": str(max(0, left)), "reset": duration(reset_s)}
-    return [(f"x-ratelimit-{name}-{_OPENAI[measure]}".encode(), text.encode()) for name, text in figures.items()]
-
-
-def _anthropic(measure: Measure, limit: int, left: int, full_at: datetime) -> list[tuple[bytes, bytes]]:
-    reset = full_at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    figures = {"limit": str(limit), "remaining": str(max(0, left)), "reset": reset}
-    kind = _ANTHROPIC[measure]
-    return [(f"anthropic-ratelimit-{kind}-{name}".encode(), text.encode()) for name, text in figures.items()]
+def _time_text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:

@@ -116,30 +116,48 @@ class Drawn:
     Where other pools have what it lacks, the time until the leader has moved it."""
 
 
+@value
+class Budget:
+    """A limit of a tenant, as its requests draw from it: what is the same for all of them."""
+
+    name: str
+    """Its name, without blanks."""
+    counted: int
+    """The place of what it counts in ``Measure``."""
+    leak_per_s: float
+    limit: Limit
+    division: Division | None = None
+    """How it is divided among pools; None: all of it is this pool's."""
+
+
+def budgets_of(tenant: str, limits: Iterable[Limit], division: Division | None = None) -> tuple[Budget, ...]:
+    """The budgets of a tenant's limits. ``division`` is that of the tenant, where it uses several pools; a model is of
+    one pool."""
+    measures = [*Measure]
+    return tuple(
+        Budget(
+            budget_of(tenant, limit),
+            measures.index(limit.measure),
+            limit.leak_per_s,
+            limit,
+            None if division is None or limit.of.startswith(OF_MODEL) else division,
+        )
+        for limit in limits
+    )
+
+
 def draws_of(
-    tenant: str,
-    limits: Iterable[Limit],
-    names: Sequence[str],
-    prompt_tokens: int,
-    output_tokens: int,
-    division: Division | None = None,
+    budgets: Iterable[Budget], names: Sequence[str], prompt_tokens: int, output_tokens: int
 ) -> tuple[Draw, ...]:
     """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
-    the expected ones. ``division`` is that of the tenant, where it uses several pools; a model is of one pool."""
-    costs = {
-        Measure.REQUESTS: 1,
-        Measure.PROMPT_TOKENS: prompt_tokens,
-        Measure.OUTPUT_TOKENS: output_tokens,
-        Measure.TOKENS: prompt_tokens + output_tokens,
-    }
+    the expected ones."""
+    costs = (1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)
     drawn = []
-    for limit in limits:
-        if limit.of and limit.of not in names:
-            continue
-        shared = None if division is None or limit.of.startswith(OF_MODEL) else division
-        drawn.append(
-            Draw(budget_of(tenant, limit), costs[limit.measure], limit.amount, limit.leak_per_s, limit, shared)
-        )
+    for budget in budgets:
+        limit = budget.limit
+        if not limit.of or limit.of in names:
+            cost = costs[budget.counted]
+            drawn.append(Draw(budget.name, cost, limit.amount, budget.leak_per_s, limit, budget.division))
     return tuple(drawn)
 
 

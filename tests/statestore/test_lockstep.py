@@ -37,7 +37,7 @@ from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, drawn_text, draws_of
+from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, budgets_of, drawn_text, draws_of
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -303,7 +303,8 @@ class Traffic:
             return {}
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
         division = rng.choice((None, DIVISION))
-        draws = draws_of("acme", rng.sample(limits, rng.randrange(1, 3)), (), rng.randrange(1, 4000), 50, division)
+        budgets = budgets_of("acme", rng.sample(limits, rng.randrange(1, 3)), division)
+        draws = draws_of(budgets, (), rng.randrange(1, 4000), 50)
         return {
             "tenant": "acme",
             "drawn": drawn_text(draws),

@@ -9,6 +9,7 @@ from dualmap.scheduling.tenants.budgets import (
     Limit,
     Measure,
     Period,
+    budgets_of,
     drawn_text,
     draws_from,
     draws_of,
@@ -26,7 +27,7 @@ ALL = (
 
 
 def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() -> None:
-    draws = draws_of("acme", ALL, ("key:ci", "model:small"), 1000, 200)
+    draws = draws_of(budgets_of("acme", ALL), ("key:ci", "model:small"), 1000, 200)
 
     assert [(draw.budget, draw.cost, draw.leak_per_s) for draw in draws] == [
         ("acme/requests/minute", 1, 10.0),
@@ -55,7 +56,7 @@ def test_an_answered_request_keeps_what_its_instance_counted(
         Limit(Measure.OUTPUT_TOKENS, Period.MINUTE, 50_000),
         Limit(Measure.TOKENS, Period.IN_FLIGHT, 4),
     )
-    draws = draws_of("acme", limits, (), 1000, 200)
+    draws = draws_of(budgets_of("acme", limits), (), 1000, 200)
 
     returned |= {"tokens/in_flight": 1200}
     text = returned_text(draws, *counted, answered=True)
@@ -65,19 +66,19 @@ def test_an_answered_request_keeps_what_its_instance_counted(
 
 
 def test_a_request_that_gives_nothing_back_says_so() -> None:
-    draws = draws_of("acme", (Limit(Measure.REQUESTS, Period.MINUTE, 600),), (), 1000, 200)
+    draws = draws_of(budgets_of("acme", (Limit(Measure.REQUESTS, Period.MINUTE, 600),)), (), 1000, 200)
 
     assert returned_text(draws, 1010, 35, answered=True) == NOTHING_RETURNED
 
 
 def test_the_text_of_draws_can_be_read_again() -> None:
-    draws = draws_of("acme", ALL, ("key:ci", "model:big"), 1000, 200)
+    draws = draws_of(budgets_of("acme", ALL), ("key:ci", "model:big"), 1000, 200)
 
     assert draws_from(drawn_text(draws)) == [(draw.budget, draw.cost) for draw in draws]
     assert draws_from("") == []
 
 
 def test_a_request_beyond_the_whole_limit_never_fits() -> None:
-    (draw,) = draws_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),), (), 900, 101)
+    (draw,) = draws_of(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),)), (), 900, 101)
 
     assert draw.never_fits

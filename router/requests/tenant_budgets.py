@@ -1,0 +1,58 @@
+"""The budgets that requests of a tenant draw from, and among which pools they are divided."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dualmap.router.pool.pool_directory import PoolDirectory
+from dualmap.router.pool.served_pool import ServedPool
+from dualmap.scheduling.tenants.allotments import Division
+from dualmap.scheduling.tenants.budgets import Budget, Measure, budgets_of
+from dualmap.scheduling.tenants.tenant import Tenant
+
+
+class PoolBudgets(NamedTuple):
+    """The budgets of a tenant at one pool."""
+
+    all: tuple[Budget, ...]
+    requests: tuple[Budget, ...]
+    """Those that count requests."""
+
+
+class TenantBudgets:
+    """Knows the budgets of each tenant at each pool; made anew when the tenant or the names of models change."""
+
+    def __init__(self, pools: PoolDirectory[ServedPool], *, begins: bool) -> None:
+        """``begins``: a pool has an equal part of a limit until the leader has divided it; else nothing."""
+        self._pools = pools
+        self._begins = begins
+        self._known: dict[str, tuple[Tenant, object, dict[str, PoolBudgets]]] = {}
+
+    def of(self, tenant: Tenant, pool: str) -> PoolBudgets:
+        """The budgets of a tenant at a pool."""
+        routes = self._pools.routes
+        known = self._known.get(tenant.name)
+        if known is None or known[0] is not tenant or known[1] is not routes:
+            known = self._known[tenant.name] = tenant, routes, self._made(tenant)
+        return known[2][pool]
+
+    def _made(self, tenant: Tenant) -> dict[str, PoolBudgets]:
+        names = _pools_of(self._pools, tenant)
+        made = {}
+        for pool in self._pools.pools:
+            division = None
+            if len(names) > 1 and pool in names:
+                division = Division(names, names.index(pool), self._begins)
+            budgets = budgets_of(tenant.name, tenant.limits, division)
+            requests = tuple(each for each in budgets if each.limit.measure is Measure.REQUESTS)
+            made[pool] = PoolBudgets(budgets, requests)
+        return made
+
+
+def _pools_of(directory: PoolDirectory[ServedPool], tenant: Tenant) -> tuple[str, ...]:
+    """The pools that a tenant may use, in order. Where the pool of a model is not known, it may be any."""
+    allowed = {name for name in directory.pools if not tenant.pools or name in tenant.pools}
+    routes = [directory.routes.get(model) for model in tenant.models]
+    if routes and None not in routes:
+        allowed &= {route.pool.settings.name for route in routes if route is not None}
+    return tuple(sorted(allowed))
