@@ -56,6 +56,7 @@ from dualmap.scheduling.tenants.budgets import (
     Limit,
     Measure,
     Period,
+    budgets_of,
     drawn_text,
     draws_of,
     returned_text,
@@ -191,7 +192,7 @@ class Bench:
         draws: tuple[Draw, ...] = ()
         if self._tenants:
             tenant = f"tenant-{len(self._drawn) % self._tenants}"
-            draws = self._drawn[request_id] = draws_of(tenant, LIMITS, (), chain.prompt_tokens, 256)
+            draws = self._drawn[request_id] = draws_of(budgets_of(tenant, LIMITS), (), chain.prompt_tokens, 256)
             account = str(Account(tenant, "key", "", "model"))
             request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)

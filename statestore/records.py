@@ -113,8 +113,10 @@ class Record:
     """Some fields in one text of JSON, texts before numbers. No text has quotes or backslashes, unless it was escaped
     before. A text may have fields that a newer version added, and lack those that this one did."""
 
-    def __init__(self, names: Sequence[str], added: Mapping[str, str | int] = EMPTY) -> None:
-        """``added`` are fields that an older version beside this one does not write, and what they are then."""
+    def __init__(self, names: Sequence[str], added: Mapping[str, str | int] = EMPTY, rare: int = 0) -> None:
+        """``added`` are fields that an older version beside this one does not write, and what they are then. The first
+        ``rare`` ones seldom change."""
+        self.rare = rare
         self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
         self.added = added
         self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
@@ -134,10 +136,16 @@ class Record:
     def lua(self, table: str) -> Mapping[str, str]:
         """Code for a script, of values in a Lua table."""
         missing = [f"if {table}.{name} == nil then {table}.{name} = {each!r} end" for name, each in self.added.items()]
+        first, rest = self.names[: self.rare], self.names[self.rare :]
+        forms = [f'"{name}":{_form(name)}' for name in self.names]
         return {
             "format": f"'{self._format}'",
             "values": ", ".join(f"{table}.{name}" for name in self.names),
             "complete": " ".join(missing),
+            "rare_format": "'{" + ",".join(forms[: self.rare]) + "'",
+            "rare_values": ", ".join(f"{table}.{name}" for name in first),
+            "rest_format": "'," + ",".join(forms[self.rare :]) + "}'",
+            "rest_values": ", ".join(f"{table}.{name}" for name in rest),
         }
 
 
@@ -150,7 +158,11 @@ PLACED_ADDED: Final[Mapping[str, str | int]] = {"band": 0}
 REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": "", "account": "", "shares_as": ""}
 """Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
 
-INSTANCE: Final = Record([each.name for each in fields(InstanceRecord)], INSTANCE_ADDED)
+INSTANCE: Final = Record(
+    [each.name for each in fields(InstanceRecord)],
+    INSTANCE_ADDED,
+    rare=next(place for place, each in enumerate(fields(InstanceRecord)) if each.name == "pending_tokens"),
+)
 _in_order = itemgetter(*INSTANCE.names)
 PLACED: Final = Record(PLACED_FIELDS, PLACED_ADDED)
 REPORTED: Final = Record(REPORTED_FIELDS, REPORTED_ADDED)

@@ -27,6 +27,7 @@ end
 for id, fields in pairs(change.instances) do
   local instance = read_instance(id)
   if instance then
+    instance.described = nil
     for name, value in pairs(fields[1]) do
       instance[name] = value
     end

@@ -64,6 +64,7 @@ _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
 _MADE_ONCE = re.compile(r"^local function .*?^end$\n?|^local [A-Z_]+ = [^\n]*$\n?", re.MULTILINE | re.DOTALL)
+_BUILT_IN = re.compile(r"\b(?:redis\.call|(?:string|math|cjson)\.\w+)")
 _KEPT = re.compile(r"^local ([A-Z_]+) = {}$", re.MULTILINE)
 _MADE_AT_CALLS = re.compile(r"^local (\w+(?:, \w+)*)( =)?", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^ *--.*\n?|^\n", re.MULTILINE)
@@ -164,9 +165,17 @@ def _library() -> str:
             "local reply = run()\nKEYS = nil\nreturn reply\nend)\nend\n"
         )
     kept = " ".join(name + " = {}" for each in shared for name in _KEPT.findall(each))
-    begin = f"local function begin(keys, args)\nif KEYS then {kept} end\nKEYS, ARGV = keys, args\nend\n"
-    text = f"local {', '.join(names)}\n{''.join(shared)}{begin}{''.join(functions)}"
-    return _COMMENT_LINE.sub("", text)
+    text = _COMMENT_LINE.sub("", f"{''.join(shared)}BEGIN\n{''.join(functions)}")
+    # Looked up once, in the first call: when a library is loaded, these are not there yet.
+    found = sorted(set(_BUILT_IN.findall(text)))
+    built_in = {each: each.replace(".", "_") for each in found}
+    looked_up = f"{', '.join(built_in.values())} = {', '.join(found)}"
+    begin = (
+        f"local function begin(keys, args)\nif not redis_call then {looked_up} end\nif KEYS then {kept} end\n"
+        "KEYS, ARGV = keys, args\nend"
+    )
+    code = _BUILT_IN.sub(lambda each: built_in[each[0]], text).replace("BEGIN", begin, 1)
+    return f"local {', '.join(names)}\nlocal {', '.join(built_in.values())}\n{code}"
 
 
 def _made_once(text: str) -> list[str]:

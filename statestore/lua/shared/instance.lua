@@ -78,8 +78,10 @@ local function overtaken_tokens(instance, precedes)
   return instance.deferred_tokens + math.min(math.max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 end
 
+-- The part of its text that transitions do not change is made once; who changes it takes that out.
 local function write_record(instance)
-  instance.text = string.format(INSTANCE.format, INSTANCE.values)
+  instance.described = instance.described or string.format(INSTANCE.rare_format, INSTANCE.rare_values)
+  instance.text = instance.described .. string.format(INSTANCE.rest_format, INSTANCE.rest_values)
   redis.call('HSET', keys.instance_records, instance.id, instance.text)
 end
 

@@ -33,7 +33,10 @@ local function hit_blocks(id, chain, guess)
   local hit, stamp = last_that(blocks, math.max(1, guess or math.ceil(blocks / 2)), function(block)
     return stamp_of(kv_key, chain, block)
   end)
-  if hit > 1 and tonumber(stamp) < terms.confirmed then
+  local first = hit > 1 and tonumber(stamp) < terms.confirmed and (stamp_of(kv_key, chain, 1) or 'missing')
+  if first == 'missing' then
+    return 0
+  elseif first and tonumber(first) >= terms.confirmed then -- else nothing is confirmed, and there is no gap
     local confirmed, last = last_that(hit - 1, 1, function(block)
       local found = stamp_of(kv_key, chain, block)
       return found and tonumber(found) >= terms.confirmed and found

@@ -5,13 +5,18 @@ local function lease_runs(expires_ms, lease_ms, now_ms)
   return left_ms > 0 and left_ms <= 2 * (tonumber(lease_ms or 0) or 0)
 end
 
+-- The last lease that was parsed, and its text.
+local LEASE = {}
+
 -- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has
 -- not beaten for.
 local function lease_first(replica_id, now_ms)
   local text = redis.call('HGET', keys.replicas, replica_id) or ''
-  -- Parsed without cjson: every placement does this, and decoding all of it would take longer than the rest.
-  local expires_ms, lease_ms = string.match(text, '"expires_ms":(%d+),"lease_ms":(%d+)')
-  if not lease_runs(expires_ms, lease_ms, now_ms) then
+  if LEASE.text ~= text then
+    -- Parsed without cjson: every placement does this, and decoding all of it would take longer than the rest.
+    LEASE.text, LEASE.expires_ms, LEASE.lease_ms = text, string.match(text, '"expires_ms":(%d+),"lease_ms":(%d+)')
+  end
+  if not lease_runs(LEASE.expires_ms, LEASE.lease_ms, now_ms) then
     redis.call('HSET', keys.replicas, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":false,"info":{}}',
       now_ms + terms.first_lease_ms, terms.first_lease_ms))
   end
