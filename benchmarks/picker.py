@@ -2,8 +2,8 @@
 
 cost  CPU of a picker for a streamed answer of 200 chunks, and the latency that it adds to a plain Envoy: where it sees
       no first token (``unseen``), where the gateway reports it (``reported``), and where the picker sees the body of
-      every stream (``observed``); beside a gRPC picker that decides nothing (``plain``). The ways take turns. CPU is
-      that of the process, read from the kernel.
+      every stream (``observed``); beside pickers that decide nothing, by grpc.aio (``plain``) and by the picker's own
+      server (``bare``). The ways take turns. CPU is that of the process, read from the kernel.
 knee  a trace at a rate near saturation through one router, then through Envoy with 1, 2 and 4 pickers and two routers
       at once, half of the connections each: hit rate and share on time.
 
@@ -19,7 +19,6 @@ import contextlib
 import itertools
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
@@ -41,13 +40,12 @@ CHUNKS = 200
 CONNECTIONS = 4
 IDLE_S = 10.0
 PROMPT = "word " * 400
-_TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int) -> float:
     """CPU time of a process and all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_S
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
 
 
 # what is compared ------------------------------------------------------------------------------------------------
@@ -59,8 +57,39 @@ def mock_instance(port: int) -> None:
     asyncio.run(serve())
 
 
+def bare_picker(port: int, destination: str) -> None:
+    """A picker that reads the same messages, and always gives the same reply, by the server of ``dualmap picker``."""
+    import uvloop
+
+    from dualmap.router.picker import messages
+    from dualmap.router.picker.ext_proc import SERVING, HealthCheckResponse, ProcessingRequest
+    from dualmap.router.picker.grpc_server import GrpcServer, GrpcStream, Method
+
+    reply = messages.destination_reply("request_body", destination, [], [])
+
+    async def process(stream: GrpcStream) -> None:
+        while (message := await stream.read()) is not None:
+            kind = messages.kind_of(message)
+            await stream.write(reply if kind == "request_body" else messages.GO_ON[kind])
+
+    async def check(stream: GrpcStream) -> None:
+        await stream.write(HealthCheckResponse(status=SERVING).SerializeToString())
+
+    async def serve() -> None:
+        methods = {
+            f"/{messages.SERVICE}/{messages.METHOD}": Method(process, ProcessingRequest.FromString),
+            "/grpc.health.v1.Health/Check": Method(check, bytes),
+        }
+        server = GrpcServer(methods, max_message_bytes=1 << 25)
+        await server.listen("127.0.0.1", port)
+        await server.start()
+        await asyncio.Event().wait()
+
+    uvloop.run(serve())
+
+
 def plain_picker(port: int, destination: str) -> None:
-    """A picker that reads the same messages, and always gives the same reply."""
+    """The same by grpc.aio."""
     import grpc
     import grpc.aio
     import uvloop
@@ -134,11 +163,12 @@ async def streams(url: str, count: int, pace_ms: int) -> tuple[list[float], list
 
 
 def cost(requests: int, rounds: int, pace_ms: int) -> None:
-    instance, plain = free_port(25_000), free_port(25_000)
+    instance, plain, bare = (free_port(25_000) for _ in range(3))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(process_of(mock_instance, instance))
         plain_pid = stack.enter_context(process_of(plain_picker, plain, f"127.0.0.1:{instance}"))
+        bare_pid = stack.enter_context(process_of(bare_picker, bare, f"127.0.0.1:{instance}"))
         config = folder / "fleet.yaml"
         pool = {"model": "mock", "instances": [{"id": "a", "url": f"http://127.0.0.1:{instance}"}]}
         store = stack.enter_context(EmbeddedValkey(unix_socket=folder / "store.sock"))
@@ -154,11 +184,12 @@ def cost(requests: int, rounds: int, pace_ms: int) -> None:
         for name, port, pid in (
             ("none", plain, 0),
             ("plain", plain, plain_pid),
+            ("bare", bare, bare_pid),
             ("unseen", picker.port, picker.process.pid),
             ("reported", picker.port, picker.process.pid),
             ("observed", seeing.port, seeing.process.pid),
         ):
-            dropped = {"none": ("lua", "ext_proc"), "reported": ()}.get(name, ("lua",))
+            dropped: tuple[str, ...] = {"none": ("lua", "ext_proc"), "reported": ()}.get(name, ("lua",))
             made = without(example(), *dropped)
             (folder / name).mkdir()
             envoy = stack.enter_context(running_envoy(folder / name, made, pickers=[port], instances=[instance]))
