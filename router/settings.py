@@ -287,7 +287,7 @@ class RouterSettings(BaseModel):
         " stream that finds none left is not continued",
     )
     native_relay: bool = Field(
-        False,
+        True,
         description="streams pass the native relay from their first token on, where it is built: a thread without the"
         " interpreter; the bytes are the same",
     )
