@@ -55,8 +55,9 @@ class Cleared(Simulation):
         return super().run()
 
     def _clear(self, _: float) -> None:
-        for held in self._pool.held():
-            self._requests.report(self._requests.live[held.request_id], TurnedAway(Refusal.HELD_TOO_LONG))
+        requests = self.replicas[0].requests
+        for held in self.replicas[0].pool.held():
+            requests.report(requests.live[held.request_id], TurnedAway(Refusal.HELD_TOO_LONG))
 
 
 def run(change: str, trace: str, preset: str, rate: float, seed: int, kind: str) -> tuple[list[float], int]:

@@ -18,6 +18,7 @@ from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, SchedulingSettings
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.load_view import LoadView
 from dualmap.simulation.roles import roles_of
 from dualmap.simulation.router_queue import RouterQueueRule
 from dualmap.simulation.scenario import Dispatch, Scenario, SpeedChange
@@ -42,6 +43,10 @@ class ScenarioOptions(BaseModel):
     late_requests: Literal["serve", "refuse"] | None = None
     router_queue: RouterQueueRule | None = None
     endless_cache: bool | None = None
+    kv_events: bool | None = None
+    replicas: int | None = Field(None, ge=1)
+    load_view: LoadView | None = None
+    reading_interval_s: float | None = Field(None, gt=0)
     roles: str | None = None
     slow: Literal["half", "one"] | None = None
     """Instances that are half as fast as their engine's model says, from the start: every second one, or the first."""

@@ -61,6 +61,8 @@ class Card:
     """Rate to the other cards of its node, each way: what tensor parallelism exchanges its sums over."""
     network_bytes_per_s: float = 25e9
     """Rate of its network port."""
+    host_bytes_per_s: float = 25e9
+    """Rate to host memory that loads reach, over PCIe 4.0 with 16 lanes."""
     efficiency: Efficiency = ASCEND
 
 

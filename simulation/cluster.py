@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dualmap.simulation.endless_kv_pool import EndlessKvPool
-from dualmap.simulation.engine import Engine
+from dualmap.simulation.engine import Engine, pool_of
 from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind
 from dualmap.simulation.event_queue import EventQueue, Priority
 from dualmap.simulation.kv_pool import Journal, KvPool
@@ -53,10 +53,10 @@ class Cluster:
         transfer: KvTransfer,
         *,
         endless_cache: bool = False,
-        reported: ReportedCaches | None = None,
+        reported: Sequence[ReportedCaches] = (),
     ) -> None:
-        """Make a cluster. ``reported`` is called with the changes of each engine's prefix cache, before what happened
-        to requests meanwhile."""
+        """Make a cluster. Each of ``reported`` is called with the changes of each engine's prefix cache, before what
+        happened to requests meanwhile."""
         self._events = events
         self._on_event = on_event
         self._reported = reported
@@ -72,6 +72,8 @@ class Cluster:
         self._transfer = transfer
         self._links = KvLinks(transfer)
         self.engines: dict[str, Engine] = {}
+        self._costs: dict[str, StepCosts] = {}
+        """Step costs that engines started with."""
         self.former_preemptions = 0
         """Preemptions of engines that were replaced."""
 
@@ -80,18 +82,21 @@ class Cluster:
         if instance_id in self.engines:
             self.former_preemptions += self.engines[instance_id].statistics().preemptions
         pool: KvPool | None = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)
-        if self._reported is not None and pool is None:
+        if self._reported and pool is None:
             self._journals[instance_id] = []
-            pool = KvPool(config.kv_blocks, self._journals[instance_id])
+            pool = pool_of(config, self._journals[instance_id])
         self.engines[instance_id] = Engine(config, pool)
+        self._costs[instance_id] = config.costs
         self._wake_s[instance_id] = None
 
-    def schedule_speeds(self, changes: Iterable[SpeedChange], costs: StepCosts) -> None:
-        """Engines' steps take so many times as long as ``costs`` say from then on; steps under way end as planned."""
+    def schedule_speeds(self, changes: Iterable[SpeedChange]) -> None:
+        """Engines' steps take so many times as long from then on as they took at first; steps under way end as
+        planned."""
 
         def slow_down(change: SpeedChange, _: float) -> None:
             engine = self.engines[change.instance_id]
-            engine.config = replace(engine.config, costs=costs.slowed(change.slowdown))
+            costs = self._costs[change.instance_id].slowed(change.slowdown)
+            engine.config = replace(engine.config, costs=costs)
 
         for change in changes:
             self._events.push(change.at_s, Priority.MEMBERSHIP, partial(slow_down, change))
@@ -181,8 +186,9 @@ class Cluster:
             return  # the plan changed after this was scheduled
         self._wake_s[instance_id] = None
         events = self.engines[instance_id].advance(now_s)
-        if self._reported is not None and (journal := self._journals.get(instance_id)):
-            self._reported.apply(instance_id, journal, now_s)
+        if journal := self._journals.get(instance_id):
+            for reported in self._reported:
+                reported.apply(instance_id, journal, now_s)
             journal.clear()
         for event in events:
             if event.kind is EventKind.PULLING:

@@ -47,6 +47,11 @@ def derive_transfer(model: Model, card: Card, cards: int = 1) -> KvTransfer:
     return KvTransfer(model.kv_bytes_per_token, bytes_per_s, card.efficiency.transfer_s)
 
 
+def host_token_s(model: Model, card: Card, cards: int = 1) -> float:
+    """Time to load a token's KV from host memory, over each card's own PCIe link."""
+    return model.kv_bytes_per_token_on(cards) / (cards * card.host_bytes_per_s)
+
+
 def kv_capacity_tokens(model: Model, card: Card, cards: int = 1) -> int:
     """Tokens whose KV fits beside the weights; 0 or less: the weights do not fit."""
     free_bytes = cards * (MEMORY_SHARE * card.memory_bytes - WORKSPACE_BYTES) - model.weight_bytes

@@ -30,10 +30,18 @@ from dualmap.simulation.engine_types import (
     Event,
     RequestRefusedError,
 )
-from dualmap.simulation.kv_pool import KvPool
+from dualmap.simulation.host_kv_pool import HostKvPool
+from dualmap.simulation.kv_pool import Journal, KvPool
 from dualmap.simulation.run import Run
 
 _UNLIMITED_STEPS = 1 << 40
+
+
+def pool_of(config: EngineConfig, journal: Journal | None = None) -> KvPool:
+    """The KV memory of an engine, every change of whose prefix cache is appended to the journal, if any."""
+    if not config.host_kv_tokens:
+        return KvPool(config.kv_blocks, journal)
+    return HostKvPool(config.kv_blocks, config.host_kv_tokens // config.block_tokens, journal)
 
 
 class Engine:
@@ -51,7 +59,7 @@ class Engine:
         self.config = config
         self._max_run_steps = max_run_steps
         self._events: list[Event] = []
-        self._scheduler = EngineScheduler(config, self._events, KvPool(config.kv_blocks) if pool is None else pool)
+        self._scheduler = EngineScheduler(config, self._events, pool_of(config) if pool is None else pool)
         self._run: Run | None = None
         self._boundary_s = 0.0
         """End of the last step, or when work came to an idle engine: the next step starts here."""
@@ -223,15 +231,15 @@ class Engine:
         if not step.prefill_tokens and not batch.size:
             self._blocked = True
             return None
+        loading_s = self._scheduler.pool.take_loaded() * self.config.block_tokens * self.config.host_token_s
         sequences = batch.size if step.decodes else 0
         # Every decoding sequence attends to its newest token too.
         context_tokens = batch.context_tokens + sequences if step.decodes else 0
         run = Run(
             start_s=start_s,
             steps=1 if step.prefill_tokens else self._repeatable_steps(),
-            first_s=costs.step_s(
-                step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)
-            ),
+            first_s=loading_s
+            + costs.step_s(step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)),
             growth_s=costs.context_token_s * sequences,
             first_step=batch.steps,
             prefilled=step.prefilled,

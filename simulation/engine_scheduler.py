@@ -177,7 +177,7 @@ class EngineScheduler:
         if needed > self.pool.available_blocks - idle_hits:
             return False
         del self.waiting[request.request_id]
-        self.pool.hold(request.block_hashes[:hits])
+        self.pool.hold_hits(request.block_hashes[:hits])
         sequence.held_blocks = hits
         sequence.computed_tokens = hits * block_tokens
         self._queried_tokens += sequence.prefill_tokens

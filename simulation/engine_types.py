@@ -18,6 +18,10 @@ class EngineConfig:
     costs: StepCosts
     kv_capacity_tokens: int = 1_000_000
     """KV memory in tokens, shared by running requests and the prefix cache."""
+    host_kv_tokens: int = 0
+    """Host memory behind it, in tokens: what the prefix cache evicts is kept there, see ``simulation.host_kv_pool``."""
+    host_token_s: float = 0.0
+    """Time to load a token's KV from host memory."""
     block_tokens: int = 128
     max_num_batched_tokens: int = 2048
     """Token budget of one step, prefill and decode together."""
@@ -38,12 +42,19 @@ class EngineConfig:
             raise ValueError("the KV pool must hold at least one block of at least one token")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
+        if self.host_kv_tokens < 0 or self.host_token_s < 0:
+            raise ValueError("host_kv_tokens and host_token_s must be at least 0")
         if not self.staged_timeout_s > 0:
             raise ValueError("staged_timeout_s must be above 0")
 
     @property
     def kv_blocks(self) -> int:
         return self.kv_capacity_tokens // self.block_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of KV that it keeps, on the device and in host memory."""
+        return self.kv_capacity_tokens + self.host_kv_tokens
 
     @property
     def max_request_tokens(self) -> int:
@@ -60,7 +71,7 @@ class EngineConfig:
             instance_id,
             f"http://{instance_id}",
             prefill_tokens_per_s=self.prefill_tokens_per_s(),
-            kv_capacity_tokens=self.kv_capacity_tokens,
+            kv_capacity_tokens=self.cached_tokens,
             max_running_requests=self.max_num_seqs,
         )
 

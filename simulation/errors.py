@@ -21,3 +21,7 @@ class TraceError(SimulationError):
         self.reason = reason
         place = self.source if line is None else f"{self.source}:{line}"
         super().__init__(f"{place}: {reason}")
+
+
+class ScenarioError(SimulationError):
+    """A run cannot be simulated as it is described; the message says why."""

@@ -39,7 +39,16 @@ _FOR_EVER_MS = 1 << 50
 class Leader:
     """One round at a time; grants are left in the pool."""
 
-    def __init__(self, scenario: Scenario, fleet: SimulatedFleet, order: QueueOrder, events: EventQueue) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        fleet: SimulatedFleet,
+        order: QueueOrder,
+        events: EventQueue,
+        *,
+        learns_rates: bool = True,
+    ) -> None:
+        """``learns_rates``: prefill rates are learned and published; else they stay as instances are described."""
         settings = scenario.scheduling
         self._scenario = scenario
         self._fleet = fleet
@@ -47,7 +56,7 @@ class Leader:
         lease = at_once(pool.store.leader_lease.acquire("simulator", _FOR_EVER_MS))
         assert lease is not None  # nobody else leads a simulated pool
         self._fence = lease.fence
-        self.led = SimulatedLed(pool, lease.fence)
+        self.led = SimulatedLed(pool, lease.fence, learns_rates=learns_rates)
         self._order = order
         self._floors = Floors(order)
         self._events = events

@@ -2,13 +2,14 @@
 
 Models: ``dualmap.simulation.models``; cards: ``dualmap.simulation.cards``; what follows from both:
 ``dualmap.simulation.derived_costs``. As few cards as it fits on means that a prompt of 131,072 tokens fits beside the
-weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. Prefix caches in
-host memory are left out.
+weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. A prefix cache in
+host memory is there where a change says so.
 
 Two presets are those of the DualMap paper's evaluation: ``qwen2.5-7b-910b4`` and ``qwen2.5-14b-910b3`` have the 1M and
 0.5M tokens of context cache per instance that it states. At 57 kB and 197 kB a token that is more than the memory of
 one card holds beside the weights, so it means card and host memory together; moving blocks between the two is
-assumed to be hidden behind compute. ``-tp1`` names the same with the KV memory of the card alone. With steps of 2,048
+assumed to be hidden behind compute. ``-tp1`` names the same with the KV memory of the card alone, and
+``-tp1:host_kv_tokens=800000`` with host memory behind it, from which hits are loaded over PCIe. With steps of 2,048
 tokens the two give
 
 | preset | prefill rate, prompts of 1k / 8k / 20k tokens | decode step, 1 × 1k / 16 × 4k / 64 × 12k context |
@@ -35,6 +36,7 @@ from dualmap.simulation.derived_costs import (
     derive_costs,
     derive_transfer,
     fewest_cards,
+    host_token_s,
     kv_capacity_tokens,
 )
 from dualmap.simulation.engine_types import EngineConfig
@@ -90,7 +92,12 @@ _PAPER_KV_TOKENS = {"qwen2.5-7b-910b4": 1_000_000, "qwen2.5-14b-910b3": 500_000}
 
 def _derived(name: str, model: str, card: str, cards: int, kv_tokens: int) -> Preset:
     of = MODELS[model], CARDS[card], cards
-    engine = EngineConfig(costs=derive_costs(*of), kv_capacity_tokens=kv_tokens, transfer=derive_transfer(*of))
+    engine = EngineConfig(
+        costs=derive_costs(*of),
+        kv_capacity_tokens=kv_tokens,
+        host_token_s=host_token_s(*of),
+        transfer=derive_transfer(*of),
+    )
     return Preset(name, model, engine, card, cards)
 
 
@@ -115,7 +122,10 @@ _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
-CHANGES = ("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed")
+CHANGES = (
+    *("prefill_first", "kv_capacity_tokens", "host_kv_tokens", "max_num_batched_tokens", "max_num_seqs"),
+    "prefill_speed",
+)
 """Names that may follow a preset's name: limits of the engine, and a factor on the speed of prefill."""
 
 

@@ -15,6 +15,8 @@ from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.arrivals import TRACE_TIMES, Loop
 from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.errors import ScenarioError
+from dualmap.simulation.load_view import LoadView
 from dualmap.simulation.roles import roles_for
 from dualmap.simulation.router_queue import RouterQueueRule
 
@@ -121,6 +123,26 @@ class Scenario:
     The scheduling code knows nothing of it."""
     kv_events: bool = False
     """Instances report what their prefix caches do, and the store follows it; otherwise it estimates."""
+    engines: tuple[EngineConfig, ...] = ()
+    """Engines of a fleet of several kinds, which the instances have in turn. Empty: all are as ``engine`` is."""
+    replicas: int = 1
+    """Router replicas, which requests come to in turn. In the shared view their number changes nothing."""
+    load_view: LoadView = LoadView.SHARED
+    reading_interval_s: float = 1.0
+    """Time between two readings of all instances' gauges, in the views that read them."""
+
+    def __post_init__(self) -> None:
+        """Raises ScenarioError."""
+        alone = {
+            "roles": bool(self.roles) or any(spec.role is not Role.MIXED for spec in self.fleet),
+            "autoscale": self.autoscale is not None,
+            "tenants": bool(self.tenants),
+            "router_queue": self.router_queue is not None,
+        }
+        if self.load_view is not LoadView.SHARED and (found := [name for name, is_there in alone.items() if is_there]):
+            raise ScenarioError(
+                f"{' and '.join(found)}: only with the load view 'shared', not {self.load_view.value!r}"
+            )
 
     @property
     def dispatch_of(self) -> Dispatch:
@@ -141,10 +163,14 @@ class Scenario:
             return replace(spec, max_running_requests=UNLIMITED)
         return spec
 
+    def engine_of(self, index: int) -> EngineConfig:
+        """The engine of an instance, by number from 0."""
+        return self.engines[index % len(self.engines)] if self.engines else self.engine
+
     def _made_up_spec(self, index: int) -> InstanceSpec:
         roles = roles_for(self.roles, self.instances) if self.roles else (Role.MIXED,)
         return replace(
-            self.engine.instance_spec(self.instance_name.format(index + 1)),
+            self.engine_of(index).instance_spec(self.instance_name.format(index + 1)),
             role=roles[index % len(roles)],
             dispatch_window_tokens=self.dispatch_window_tokens,
             max_queued_requests=self.max_queued_requests,
@@ -152,6 +178,6 @@ class Scenario:
 
     def in_blocks_of(self, block_tokens: int) -> Scenario:
         """The scenario with a trace's block size everywhere: the trace has its prefixes in these blocks."""
-        engine = replace(self.engine, block_tokens=block_tokens)
+        engine, *engines = [replace(each, block_tokens=block_tokens) for each in (self.engine, *self.engines)]
         scheduling = self.scheduling.model_copy(update={"block_tokens": block_tokens})
-        return replace(self, engine=engine, scheduling=scheduling)
+        return replace(self, engine=engine, engines=tuple(engines), scheduling=scheduling)

@@ -17,9 +17,6 @@ from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.request.breaker import BreakerRule
-from dualmap.scheduling.request.breakers import CircuitBreakers
-from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import (
     ON_AN_INSTANCE,
     Arrived,
@@ -29,16 +26,13 @@ from dualmap.scheduling.request.machine import (
     Phase,
     PrefillEnded,
     RequestMachine,
-    RequestRules,
     RequestSpec,
     Sent,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
-from dualmap.scheduling.request.quarantine import Quarantine
-from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
@@ -47,18 +41,16 @@ from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.autoscaler import INTERVAL_S as SCALING_INTERVAL_S
 from dualmap.simulation.autoscaler import SimulatedAutoscaler
 from dualmap.simulation.cluster import Cluster, KvSource
-from dualmap.simulation.engine_types import EngineRequest, Event, EventKind, RequestRefusedError
+from dualmap.simulation.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
 from dualmap.simulation.event_queue import EventQueue, Priority
 from dualmap.simulation.generators.calibration import cached_tokens_if_infinite
-from dualmap.simulation.leader import Leader
-from dualmap.simulation.reported_caches import ReportedCaches
-from dualmap.simulation.request_driver import RequestDriver
+from dualmap.simulation.load_view import READ_VIEWS, LoadReadings, LoadView
 from dualmap.simulation.results import RequestOutcome, RunRecord, RunResult, arrival_rate_per_s, summarize
 from dualmap.simulation.router_queue import Pressure, RouterQueue
-from dualmap.simulation.scenario import Dispatch, EngineFault, FleetChange, Scenario
-from dualmap.simulation.simulated_fleet import SimulatedFleet
-from dualmap.simulation.simulated_pool import REPLICA, SimulatedPool
+from dualmap.simulation.scenario import EngineFault, FleetChange, Scenario
+from dualmap.simulation.simulated_replica import SimulatedReplica
 from dualmap.simulation.traces import Trace, TraceRequest
+from dualmap.simulation.unshared_fleet import UnsharedFleet
 from dualmap.simulation.watch import Watch
 
 OnProgress = Callable[[int], None]
@@ -97,7 +89,6 @@ class Simulation:
         self._chains = None if chains is None else list(chains)
         settings = scenario.in_blocks_of(trace.block_tokens)
         self._scheduling = settings.scheduling
-        self._direct = scenario.dispatch_of is Dispatch.DIRECT
         self._weights = {tenant.name: tenant.weight for tenant in scenario.tenants}
         self._policy = build_policy(settings.scheduling)
         self._order = queue_order_of(settings.scheduling)
@@ -112,34 +103,26 @@ class Simulation:
         """The number of requests that stay out of the results; None: all so far."""
         self._dead: set[str] = set()
         """Engines that died and are not back."""
-        self._pool = SimulatedPool(settings.scheduling, lambda: int(self._now_s * 1000))
-        self._waiting: dict[str, int] = {}
-        """Requests in each engine's own queue."""
-        breakers = CircuitBreakers(BreakerRule(), view=lambda: self._fleet.view)
-        retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0, lambda: len(self._places))
-        self._fleet = SimulatedFleet(
-            self._pool,
-            self._waiting if self._direct else None,
-            self._kv_used_tokens,
-            breakers=breakers,
-            now_s=lambda: self._now_s,
-        )
         autoscale = scenario.autoscale
         self._waiting_room = WaitingRoom.of(None if autoscale is None else autoscale.settings)
-        self._rules = RequestRules(
-            replica_id=REPLICA,
-            fleet=self._fleet,
-            policy=self._policy,
-            order=self._order,
-            scheduling=settings.scheduling,
-            at_once=self._direct,
-            refuses_late=scenario.refuses_late,
-            decode_first=scenario.decode_first,
-            evidence=Evidence(breakers, Quarantine(), retries),
-            waiting_room=self._waiting_room,
-        )
         self._events = EventQueue()
-        self._reported = ReportedCaches(self._pool) if scenario.kv_events else None
+        self.replicas = [
+            SimulatedReplica(
+                settings, self._policy, self._order, self._events,
+                now_s=lambda: self._now_s,
+                arrived=lambda: len(self._places),
+                kv_used_tokens=self._kv_used_tokens,
+                waiting_room=self._waiting_room,
+                send=self._send,
+                left=self._leave_engines,
+                ended=self._on_ended,
+                stop=self._stop,
+            )
+            for _ in range(1 if scenario.load_view is LoadView.SHARED else scenario.replicas)
+        ]  # fmt: skip
+        """Requests come to them in turn."""
+        self._readings = self._readings_of_all()
+        self._reported = [replica.reported for replica in self.replicas if replica.reported is not None]
         self._cluster = Cluster(
             self._events,
             self._on_engine_event,
@@ -147,24 +130,15 @@ class Simulation:
             endless_cache=scenario.endless_cache,
             reported=self._reported,
         )
-        self._watch = Watch(self._pool, self._cluster)
+        self._watch = Watch([replica.pool for replica in self.replicas], self._cluster)
         self._autoscaler: SimulatedAutoscaler | None = None
-        self._leader = Leader(settings, self._fleet, self._order, self._events)
-        self._engine = settings.engine
+        self._settings = settings
+        self._engines: dict[str, EngineConfig] = {}
+        """Engines by the id of their instance, once it was there."""
         rule = scenario.router_queue
         self._router_queue = None if rule is None else RouterQueue(rule, settings.engine.max_num_batched_tokens)
         self._parked: dict[int, Chain] = {}
         """Chains of the requests in the router's own queue, by number."""
-        self._requests = RequestDriver(
-            self._fleet,
-            self._rules,
-            self._events,
-            now_s=lambda: self._now_s,
-            send=self._send,
-            left=self._leave_engines,
-            ended=self._on_ended,
-            stop=self._stop,
-        )
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
         self._pairs: dict[str, tuple[str, str]] = {}
@@ -172,32 +146,37 @@ class Simulation:
         self._outcomes: list[RequestOutcome] = []
 
     def run(self) -> RunRecord:
-        scenario, leader = self._scenario, self._leader
+        scenario = self._scenario
         self._resize(scenario.instances)
         for change in scenario.changes:
             self._schedule_change(change)
-        self._cluster.schedule_speeds(scenario.speed_changes, self._engine.costs)
+        self._cluster.schedule_speeds(scenario.speed_changes)
         if scenario.autoscale is not None:
             self._autoscaler = self._made_elastic(scenario.autoscale)
             self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
         self._schedule_arrival()
         if scenario.loop.seconds < inf:
             self._events.push(self._arrivals.first_s + scenario.loop.seconds, Priority.ARRIVAL, self._note_last)
-        self._every(scenario.hotness_interval_s, Priority.LEADER, leader.grow_tree)
-        self._every(LEARNING_INTERVAL_S, Priority.LEADER, leader.learn)
+        if scenario.load_view in READ_VIEWS:
+            self._every(scenario.reading_interval_s, Priority.MEMBERSHIP, self._readings.read)
+        for replica in self.replicas:
+            self._every(scenario.hotness_interval_s, Priority.LEADER, replica.leader.grow_tree)
+            self._every(LEARNING_INTERVAL_S, Priority.LEADER, replica.leader.learn)
         self._every(scenario.sample_interval_s, Priority.SAMPLE, self._sample)
-        if self._policy.rebalances:
-            self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.rebalance_by_sweep)
-        elif scenario.idle_work and self._order.by_deadline:
-            self._every(scenario.rebalance_interval_s, Priority.LEADER, leader.give_idle_work)
+        for replica in self.replicas:
+            if self._policy.rebalances:
+                self._every(scenario.rebalance_interval_s, Priority.LEADER, replica.rebalance_by_sweep)
+            elif scenario.idle_work and self._order.by_deadline:
+                self._every(scenario.rebalance_interval_s, Priority.LEADER, replica.give_idle_work)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
         for fault in scenario.faults:
             self._schedule_fault(fault)
         while len(self._events):
             self._now_s, action = self._events.pop()
             action(self._now_s)
-            self._requests.admit_waiting()
-            self._requests.deliver_grants()
+            for replica in self.replicas:
+                replica.requests.admit_waiting()
+                replica.requests.deliver_grants()
         return self._record()
 
     # time --------------------------------------------------------------------------------------------------------
@@ -206,7 +185,7 @@ class Simulation:
 
         def repeat(_: float) -> None:
             action()
-            if self._requests.live or not self._arrivals.over:
+            if any(replica.requests.live for replica in self.replicas) or not self._arrivals.over:
                 self._every(interval_s, priority, action, turn + 1)
 
         self._events.push(turn * interval_s, priority, repeat)
@@ -227,37 +206,56 @@ class Simulation:
             fault.at_s + fault.down_for_s, Priority.MEMBERSHIP, lambda _: self._restart(fault.instance_id)
         )
 
+    def _readings_of_all(self) -> LoadReadings:
+        """Give every replica that shares nothing its view of the load."""
+        readings = LoadReadings(
+            self._scenario.load_view,
+            [replica.sent for replica in self.replicas],
+            lambda: {name: engine.kv_used_tokens for name, engine in self._cluster.engines.items()},
+        )
+        for number, replica in enumerate(self.replicas):
+            if isinstance(replica.fleet, UnsharedFleet):
+                replica.fleet.readings, replica.fleet.number = readings, number
+        return readings
+
     # members -----------------------------------------------------------------------------------------------------
     def _resize(self, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
-        wanted = {spec.instance_id: spec for spec in map(self._scenario.spec, range(instances))}
+        wanted = {spec.instance_id: spec for spec in map(self._described, range(instances))}
         for instance_id, spec in wanted.items():
-            if instance_id not in self._pool.members.instances:
+            if instance_id not in self._cluster.engines:
                 self._renew(spec)
-                self._waiting[instance_id] = 0
-                self._pool.put_instance(spec)
-            self._pool.set_instance_state(instance_id, InstanceState.READY)
-        for instance_id in sorted(self._pool.members.instances.keys() - wanted.keys()):
-            self._pool.set_instance_state(instance_id, InstanceState.DRAINING)
+        for replica in self.replicas:
+            replica.resize(wanted)
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
-        spares = list(map(self._scenario.spec, range(self._scenario.instances, autoscale.most)))
-        self._waiting |= {spec.instance_id: 0 for spec in spares}
+        spares = list(map(self._described, range(self._scenario.instances, autoscale.most)))
+        (replica,) = self.replicas
+        replica.waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
-            autoscale, self._fleet, self._leader, self._order, self._events, spares, self._renew,
+            autoscale, replica.fleet, replica.leader, self._order, self._events, spares, self._renew,
             lambda: len(self._places), lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
         )  # fmt: skip
 
+    def _described(self, index: int) -> InstanceSpec:
+        """The instance of this number, from 0, whose engine is known from now on."""
+        spec = self._scenario.spec(index)
+        self._engines[spec.instance_id] = self._settings.engine_of(index)
+        return spec
+
     def _renew(self, spec: InstanceSpec) -> None:
-        self._cluster.add(spec.instance_id, replace(self._engine, kv_capacity_tokens=spec.kv_capacity_tokens))
+        engine = self._engines[spec.instance_id]
+        kv_capacity_tokens = spec.kv_capacity_tokens - engine.host_kv_tokens
+        self._cluster.add(spec.instance_id, replace(engine, kv_capacity_tokens=kv_capacity_tokens))
 
     def _kill(self, instance_id: str) -> None:
         """The engine dies, with what it computed: every request that it holds fails, and those that come are refused
         until it is back. The members do not change: no worker checks the health of engines here."""
         self._dead.add(instance_id)
-        self._renew(self._pool.members.instances[instance_id])
-        self._waiting[instance_id] = 0
-        for machine in list(self._requests.live.values()):
+        self._renew(self.replicas[0].pool.members.instances[instance_id])
+        for replica in self.replicas:
+            replica.waiting[instance_id] = 0
+        for machine in [machine for replica in self.replicas for machine in replica.requests.live.values()]:
             died = InstanceFailure(FailureKind.CLOSED, "the engine died")
             if machine.phase in ON_AN_INSTANCE and machine.answering_id == instance_id:
                 self._fail(machine, died)
@@ -285,15 +283,15 @@ class Simulation:
         if self._on_progress is not None and (number + 1) % _PROGRESS_EVERY == 0:
             self._on_progress(number + 1)
         chain = self._own_chain(request) if self._chains is None else self._chains[place]
-        if self._reported is not None:
-            self._reported.route(request.hash_ids, chain.hashes)
+        for reported in self._reported:
+            reported.route(request.hash_ids, chain.hashes)
         outcome = self._new_outcome(request, chain)
         queue = self._router_queue
         if queue is not None and (queue or self._router_holds(queue)):
             self._parked[number] = chain
             return queue.park(number, now_s, request.input_tokens, outcome.slo_s)
         self._place(str(number), request, chain)
-        return self._leader.listen(now_s)
+        return self._replica_of(str(number)).leader.listen(now_s)
 
     def _note_last(self, _: float = 0.0) -> None:
         """Note the counters once no request will arrive any more."""
@@ -318,12 +316,15 @@ class Simulation:
         return outcome
 
     def _router_holds(self, queue: RouterQueue) -> bool:
-        loads = self._pool.loads()
-        return queue.holds(self._pressure(loads[instance_id]) for instance_id in self._fleet.view.ready)
+        (replica,) = self.replicas
+        loads = replica.pool.loads()
+        return queue.holds(
+            self._pressure(loads[instance_id], replica.waiting[instance_id]) for instance_id in replica.fleet.view.ready
+        )
 
-    def _pressure(self, load: InstanceLoad) -> Pressure:
+    def _pressure(self, load: InstanceLoad, waiting: int) -> Pressure:
         kv_use = self._kv_used_tokens(load.instance_id) / max(1, load.kv_capacity_tokens)
-        return Pressure(load.pending_tokens, self._waiting[load.instance_id], kv_use)
+        return Pressure(load.pending_tokens, waiting, kv_use)
 
     def _kv_used_tokens(self, instance_id: str) -> int:
         return self._cluster.engines[instance_id].kv_used_tokens
@@ -340,14 +341,15 @@ class Simulation:
 
     def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
-        outcome = self._outcomes[int(request_id)]
-        outcome.key_blocks = self._fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
+        outcome, replica = self._outcomes[int(request_id)], self._replica_of(request_id)
+        fleet = replica.fleet
+        outcome.key_blocks = fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
         output_limit = self._output_limit(request_id)
         spec = RequestSpec(
             prompt_hash=chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain=chain,
             slo_s=outcome.slo_s,
-            expected_output_tokens=expected_answer_tokens(self._fleet.learned.answer_tokens, output_limit),
+            expected_output_tokens=expected_answer_tokens(fleet.learned.answer_tokens, output_limit),
             output_limit=output_limit,
             may_split=True,
             hides_first_token=not self._is_seen(int(request_id)),
@@ -356,9 +358,9 @@ class Simulation:
             can_go_on=True,
             weight=self._weights.get(request.tenant, NO_TENANT_WEIGHT) if self._weights else None,
         )
-        machine = RequestMachine(request_id, spec, self._rules, self._now_s)
-        self._requests.live[request_id] = machine
-        self._requests.report(machine, Arrived())
+        machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
+        replica.requests.live[request_id] = machine
+        replica.requests.report(machine, Arrived())
         search = machine.searches[0][0]
         if search.rounds:
             decision = search.rounds[-1].decision
@@ -377,6 +379,9 @@ class Simulation:
 
     def _output_limit(self, leg_id: str) -> int:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
+
+    def _replica_of(self, leg_id: str) -> SimulatedReplica:
+        return self.replicas[int(request_id_of(leg_id)) % len(self.replicas)]
 
     def _traced(self, leg_id: str) -> TraceRequest:
         return self._trace.requests[self._places[int(request_id_of(leg_id))]]
@@ -419,13 +424,14 @@ class Simulation:
         request = EngineRequest(
             leg_id, prompt_tokens, output_tokens, full_blocks, stages_kv=prefills, awaits_kv=source is not None
         )
-        self._waiting[instance_id] += 1
+        replica = self._replica_of(machine.request_id)
+        replica.waiting[instance_id] += 1
         try:
             self._cluster.submit(instance_id, request, self._now_s, source, ask)
         except RequestRefusedError:
-            self._waiting[instance_id] -= 1
-            return self._requests.report(machine, Ended(Outcome.CLIENT_ERROR))
-        return self._requests.report(machine, Sent())
+            replica.waiting[instance_id] -= 1
+            return replica.requests.report(machine, Ended(Outcome.CLIENT_ERROR))
+        return replica.requests.report(machine, Sent())
 
     def _on_ended(self, machine: RequestMachine) -> None:
         """A request is over, however it went."""
@@ -455,32 +461,36 @@ class Simulation:
     def _abort(self, instance_id: str, leg_id: str) -> None:
         waited = self._cluster.engines[instance_id].statistics().waiting
         self._cluster.abort(instance_id, leg_id, self._now_s)
-        self._waiting[instance_id] -= waited - self._cluster.engines[instance_id].statistics().waiting
+        self._replica_of(leg_id).waiting[instance_id] -= (
+            waited - self._cluster.engines[instance_id].statistics().waiting
+        )
 
     def _fail(self, machine: RequestMachine, failure: InstanceFailure, leg: Leg | None = None) -> None:
         """Its engine failed it, or this leg of it, perhaps when its client had a part of the answer."""
+        requests = self._replica_of(machine.request_id).requests
         if machine.phase is Phase.ANSWERING:
-            self._requests.report(machine, Failed(failure, begun=True))
-            self._requests.report(machine, Ended(Outcome.UPSTREAM_FAILED))
+            requests.report(machine, Failed(failure, begun=True))
+            requests.report(machine, Ended(Outcome.UPSTREAM_FAILED))
         else:
             staged = self._staged.get(machine.request_id)
-            keeps_kv = staged is not None and staged.instance_id not in self._dead and not self._rules.decode_first
+            keeps_kv = staged is not None and staged.instance_id not in self._dead and not self._scenario.decode_first
             failed_leg = Leg.PREFILL if leg is Leg.PREFILL else None
-            self._requests.report(machine, Failed(failure, leg=failed_leg, keeps_kv=keeps_kv))
+            requests.report(machine, Failed(failure, leg=failed_leg, keeps_kv=keeps_kv))
 
     def _on_engine_event(self, instance_id: str, event: Event) -> None:
+        replica = self._replica_of(event.request_id)
         match event.kind:
             case EventKind.SCHEDULED:
-                self._waiting[instance_id] -= 1
+                replica.waiting[instance_id] -= 1
             case EventKind.PREEMPTED:
-                self._waiting[instance_id] += 1
+                replica.waiting[instance_id] += 1
             case EventKind.FIRST_TOKEN:
                 self._on_first_token(event)
             case EventKind.STAGED:
                 self._on_staged(instance_id, event.request_id)
             case EventKind.FINISHED:
                 self._on_finished(event)
-        self._requests.deliver_grants()
+        replica.requests.deliver_grants()
         if self._router_queue is not None:
             self._release_parked()
 
@@ -488,7 +498,8 @@ class Simulation:
         """The first token of a whole request, of a prefill leg, which only ends its prefill, or of a decode leg, which
         is that of the answer."""
         request_id = request_id_of(event.request_id)
-        outcome, machine = self._outcomes[int(request_id)], self._requests.live[request_id]
+        outcome, requests = self._outcomes[int(request_id)], self._replica_of(request_id).requests
+        machine = requests.live[request_id]
         if event.request_id == request_id:
             self._count_work(outcome, machine, event.tokens)
         if machine.leg is Leg.PREFILL and event.request_id == request_id:
@@ -497,7 +508,7 @@ class Simulation:
             outcome.first_token_s = event.time_s
         self._staged.pop(request_id, None)
         if not machine.spec.hides_first_token:
-            self._requests.report(machine, FirstToken())
+            requests.report(machine, FirstToken())
 
     def _count_work(self, outcome: RequestOutcome, machine: RequestMachine, cached_tokens: int) -> None:
         if not machine.sent_tokens:
@@ -511,25 +522,28 @@ class Simulation:
 
     def _on_staged(self, instance_id: str, request_id: str) -> None:
         self._staged[request_id] = KvSource(instance_id, request_id)
-        self._requests.report(self._requests.live[request_id], PrefillEnded())
+        requests = self._replica_of(request_id).requests
+        requests.report(requests.live[request_id], PrefillEnded())
 
     def _on_finished(self, event: Event) -> None:
         request_id = request_id_of(event.request_id)
-        machine = self._requests.live.get(request_id)
+        requests = self._replica_of(request_id).requests
+        machine = requests.live.get(request_id)
         if machine is None or (machine.leg is Leg.PREFILL and event.request_id == request_id):
             return
         self._outcomes[int(request_id)].finish_s = event.time_s
         if machine.spec.hides_first_token:
-            self._requests.report(machine, Ended(Outcome.ENDED))
+            requests.report(machine, Ended(Outcome.ENDED))
         else:
             usage = Usage(output_tokens=event.tokens + machine.sent_tokens)
-            self._requests.report(machine, Ended(Outcome.COMPLETED, usage))
+            requests.report(machine, Ended(Outcome.COMPLETED, usage))
 
     # watching ----------------------------------------------------------------------------------------------------
     def _sweep(self) -> None:
         """Refuse what was held too long, then the leader's rounds over the queues."""
-        self._requests.turn_away(self._pool.held())
-        self._leader.sweep()
+        for replica in self.replicas:
+            replica.requests.turn_away(replica.pool.held())
+            replica.leader.sweep()
 
     def _sample(self) -> None:
         arriving = not self._arrivals.over
@@ -551,7 +565,7 @@ class Simulation:
             skip_requests=len(self._places) if self._skipped is None else self._skipped,
             instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),
-            role_changes=tuple(self._leader.role_changes),
+            role_changes=tuple(change for replica in self.replicas for change in replica.leader.role_changes),
             moved_tokens=self._cluster.moved_tokens,
             leaks=self._watch.leaks,
             slo_tpot_s=self._scenario.slo_tpot_s,

@@ -14,12 +14,17 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
+from dualmap.simulation.shown_counts import ShownCounts
 from dualmap.statestore.answers import Membership
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.memory.calls import MemoryCalls
+from dualmap.statestore.pool.scripts import load_scripts
 
+_PREFIX, _NAME = "dualmap", "simulated"
 REPLICA = "simulator"
-"""The one replica, of all requests."""
+"""The replica of all requests of a pool."""
 
 
 class SimulatedPool:
@@ -29,8 +34,11 @@ class SimulatedPool:
     def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
         self.scheduling = scheduling
         self.now_ms = now_ms
-        self.store = MemoryStore(scheduling, now_ms=now_ms).pool("simulated")
+        memory = MemoryStore(scheduling, now_ms=now_ms, prefix=_PREFIX)
+        self.store = memory.pool(_NAME)
         """Members are changed by this class and by ``SimulatedLed`` alone, so that the copy of them is renewed."""
+        calls = MemoryCalls(memory.server, load_scripts(scheduling), now_ms)
+        self.shown = ShownCounts(PoolKeys(_PREFIX, _NAME), calls)
         self._members: Membership | None = None
         self.granted: list[Grant] = []
         """Grants that are not yet taken."""
@@ -99,9 +107,10 @@ class SimulatedPool:
 class SimulatedLed(LedPool):
     """The leader's port of a run: the replica hears of grants and of changed members at once."""
 
-    def __init__(self, pool: SimulatedPool, fence: int) -> None:
+    def __init__(self, pool: SimulatedPool, fence: int, *, learns_rates: bool = True) -> None:
         super().__init__(pool.store, fence)
         self._simulated = pool
+        self._learns_rates = learns_rates
 
     async def commit(self, plan: QueuePlan) -> CommitReply:
         return await self._simulated.commit(plan)
@@ -112,7 +121,7 @@ class SimulatedLed(LedPool):
 
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> None:
         self._simulated.renew_members()
-        await super().publish_learned(learned, tokens_per_s)
+        await super().publish_learned(learned, tokens_per_s if self._learns_rates else {})
 
     async def set_instance_state(
         self, instance_id: str, state: InstanceState, *, expected: InstanceState | None = None

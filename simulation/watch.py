@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dualmap.scheduling.state.instance import InstanceState
@@ -20,10 +21,10 @@ class Counters(NamedTuple):
 
 
 class Watch:
-    """Looks at a run's pool and engines."""
+    """Looks at a run's engines, and at the pool in the books of each replica."""
 
-    def __init__(self, pool: SimulatedPool, cluster: Cluster) -> None:
-        self._pool = pool
+    def __init__(self, pools: Sequence[SimulatedPool], cluster: Cluster) -> None:
+        self._pools = pools
         self._cluster = cluster
         self.samples: list[LoadSample] = []
         self.paid_s = 0.0
@@ -33,15 +34,16 @@ class Watch:
 
     def sample(self, now_s: float, paid_for_s: float) -> None:
         """Note the load, and that the fleet was paid for so long."""
-        loads = self._pool.loads().values()
+        booked = [pool.loads() for pool in self._pools]
+        loads = booked[0].values()
         self.paid_s += paid_for_s * paid_instances(loads)
-        ready = [load for load in loads if load.state is InstanceState.READY]
+        ready = [load.instance_id for load in loads if load.state is InstanceState.READY]
         self.samples.append(
             LoadSample(
                 now_s,
-                tuple(load.pending_tokens for load in ready),
-                held_requests=sum(load.queued_requests for load in ready),
-                running_requests=sum(load.running_requests for load in ready),
+                tuple(sum(book[name].pending_tokens for book in booked) for name in ready),
+                held_requests=sum(book[name].queued_requests for book in booked for name in ready),
+                running_requests=sum(book[name].running_requests for book in booked for name in ready),
             )
         )
 
@@ -49,7 +51,7 @@ class Watch:
         engines = self._cluster.engines.values()
         preemptions = sum(engine.statistics().preemptions for engine in engines)
         return Counters(
-            sum(at_once(self._pool.store.overview()).migrations.values()),
+            sum(sum(at_once(pool.store.overview()).migrations.values()) for pool in self._pools),
             preemptions + self._cluster.former_preemptions,
         )
 

@@ -11,6 +11,10 @@ Peers (instances of a pool with one role) share these costs. One of them differs
 which begins at 1, moves only as far as many separate prefills agree, is exactly 1 within noise, and returns to 1 where
 no prefill confirms it. A placement by the least estimate needs this: an instance that gets no work never disproves what
 was once seen of it.
+
+Instances that are described alike are of one *kind* of hardware, and share what differs from the description: a kind
+has a factor of its own over all peers, of which the same holds, and an instance differs from its kind. So an instance
+that gets no work is as fast as its like, and a kind of which none works is as fast as it is described.
 """
 
 from __future__ import annotations
@@ -183,18 +187,33 @@ class RateEvidence:
 _NO_EVIDENCE = RateEvidence()
 
 
-def _factors(evidence: Mapping[str, RateEvidence]) -> dict[str, float]:
-    """How many times as long as usual each one takes: 1 within noise, all of a difference beyond twice that (firm
-    thresholding)."""
-    common, factors = _common(evidence.values()), {}
+Kind = tuple[float, int]
+"""What instances of one kind are described with: prefill rate and KV memory."""
+
+
+def kind_of(spec: InstanceSpec) -> Kind:
+    return spec.prefill_tokens_per_s, spec.kv_capacity_tokens
+
+
+def _factors(evidence: Mapping[str, RateEvidence], kinds: Mapping[str, Kind]) -> dict[str, float]:
+    """How many times as long as usual each of ``kinds`` takes: the factor of its kind, times its own. Either is 1
+    within noise, and all of a difference beyond twice that (firm thresholding)."""
     weight = sum(own.weight for own in evidence.values())
     variance = sum(own.squares for own in evidence.values()) / weight if weight else 0.0
-    for name, own in evidence.items():
-        difference = own.believed(common) - common
-        noise = (NOISE**2 + NOISE_ERRORS**2 * variance / max(1.0, own.weight)) ** 0.5
-        size = abs(difference)
-        factors[name] = exp(copysign(min(size, 2 * max(0.0, size - noise)), difference))
+    common, of_kinds = _common(evidence.values()), _of_kinds(evidence, kinds)
+    factors: dict[str, float] = {}
+    for name, kind in kinds.items():
+        own, of_kind = evidence.get(name, _NO_EVIDENCE), of_kinds.get(kind)
+        usual = common if of_kind is None else of_kind.believed(common)
+        shared = 0.0 if of_kind is None else _beyond_noise(usual - common, variance, of_kind.weight)
+        factors[name] = exp(shared + _beyond_noise(own.believed(usual) - usual, variance, own.weight))
     return factors
+
+
+def _beyond_noise(difference: float, variance: float, runs: float) -> float:
+    """The part of a difference that is believed after so many runs."""
+    noise, size = (NOISE**2 + NOISE_ERRORS**2 * variance / max(1.0, runs)) ** 0.5, abs(difference)
+    return copysign(min(size, 2 * max(0.0, size - noise)), difference)
 
 
 @dataclass(slots=True)
@@ -246,11 +265,14 @@ class PeerRates:
         shift = fmean(log(self.costs.expected(run.features) / costs.expected(run.features)) for run, _, _ in runs)
         self.costs = costs
         evidence = {name: own.shifted(shift) for name, own in self._evidence.items()}
-        common = _common(evidence.values())
+        kinds = {name: kind_of(spec) for name, spec in instances.items() if name in evidence or name in times}
+        common, of_kinds = _common(evidence.values()), _of_kinds(evidence, kinds)
         for run, name, busy_s in runs:
+            of_kind = of_kinds.get(kinds[name])
+            usual = common if of_kind is None else of_kind.believed(common)
             own = evidence.get(name, _NO_EVIDENCE)
             excess = log(max(busy_s, LEAST_BUSY_S) / costs.expected(run.features))
-            evidence[name] = own.after_idle(run.began_ms - own.seen_ms).with_run(excess, common, run.ended_ms)
+            evidence[name] = own.after_idle(run.began_ms - own.seen_ms).with_run(excess, usual, run.ended_ms)
         self._evidence = evidence
 
     def rates(
@@ -264,7 +286,7 @@ class PeerRates:
             for name, own in self._evidence.items()
             if name in loads
         }
-        self._factors = _factors(left)
+        self._factors = _factors(left, {name: kind_of(instances[name]) for name in loads})
         return {name: self._rate(load, instances[name]) for name, load in loads.items()}
 
     def _rate(self, load: InstanceLoad, spec: InstanceSpec) -> float:
@@ -284,6 +306,19 @@ def _common(evidence: Iterable[RateEvidence]) -> float:
         shares += own.share
         total += own.share * own.mean
     return total / shares if shares else 0.0
+
+
+def _of_kinds(evidence: Mapping[str, RateEvidence], kinds: Mapping[str, Kind]) -> dict[Kind, RateEvidence]:
+    """The evidence of each kind, all of its instances together; none where all are of one kind."""
+    if len(set(kinds.values())) < 2:
+        return {}
+    together: dict[Kind, RateEvidence] = {}
+    for name, own in evidence.items():
+        kind = kinds.get(name)
+        if kind is not None and own.weight:
+            former = together.get(kind, _NO_EVIDENCE)
+            together[kind] = RateEvidence(former.total + own.total, former.weight + own.weight)
+    return together
 
 
 def _with(costs: Ridge, run: BusyTime, busy_s: float, memory_s: float) -> Ridge:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from math import inf
@@ -21,6 +21,7 @@ from dualmap.simulation.calibrated import ENDINGS, find_engine
 from dualmap.simulation.engine_types import EngineConfig
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS
+from dualmap.simulation.load_view import LoadView
 from dualmap.simulation.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError
 from dualmap.simulation.roles import roles_for, roles_of
 from dualmap.simulation.runs import default_workers
@@ -103,7 +104,10 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     fleet.add_argument("--move-roles", action="store_true", help="the leader gives instances to the side that starves")
     fleet.add_argument(
-        "--preset", help=f"engine model: {PRESETS_IN_WORDS}; or a file of dualmap calibrate (none: emulator.preset)"
+        "--preset",
+        metavar="P[,P…]",
+        help=f"engine models that the instances have in turn: {PRESETS_IN_WORDS}; or a file of dualmap calibrate (none:"
+        " emulator.preset)",
     )
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
     fleet.add_argument(
@@ -132,6 +136,17 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         "--first-tokens-seen", type=float, default=1.0, metavar="SHARE",
         help="share of the streams whose first token is seen, as endpoint pickers may see some alone",
     )  # fmt: skip
+    fleet.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="router replicas, which requests come to in turn"
+    )
+    fleet.add_argument(
+        "--load-view", choices=[view.value for view in LoadView], default=LoadView.SHARED.value,
+        help="what a replica knows of the instances' load: one store's counts (shared); or, without a store, each with "
+        "the prefixes that it routed itself: the load of all (exact); its own, and that of the others as of the last "
+        "reading (late); that of all as of the last reading (gauges); its own (own)",
+    )  # fmt: skip
+    fleet.add_argument("--reading-s", type=float, default=1.0, metavar="S", help="time between readings of the load")
+    fleet.add_argument("--kv-events", action="store_true", help="instances report their prefix caches to every replica")
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -157,7 +172,8 @@ class FleetOptions:
 
     policies: tuple[PolicyName, ...]
     scheduling: SchedulingSettings
-    engine: EngineConfig
+    engines: tuple[EngineConfig, ...]
+    """At least one; the instances are of these kinds in turn."""
     fleet: tuple[InstanceSpec, ...]
     late_requests: Literal["serve", "refuse"]
     move_roles: bool
@@ -169,11 +185,23 @@ class FleetOptions:
     first_tokens_seen: float = 1.0
     loop: Loop = TRACE_TIMES
     skip_s: float = 0.0
+    replicas: int = 1
+    load_view: LoadView = LoadView.SHARED
+    reading_interval_s: float = 1.0
+    kv_events: bool = False
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The engine of all instances. Raises OptionError where there are several."""
+        if len(self.engines) > 1:
+            raise OptionError("--preset: the bounds of a fleet are known for instances of one kind alone")
+        return self.engines[0]
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
             scheduling=self.scheduling.model_copy(update={"policy": policy}),
-            engine=self.engine,
+            engine=self.engines[0],
+            engines=self.engines if len(self.engines) > 1 else (),
             instances=self.instances,
             dispatch=self.dispatch,
             fleet=self.fleet,
@@ -185,6 +213,10 @@ class FleetOptions:
             first_tokens_seen=self.first_tokens_seen,
             loop=self.loop,
             skip_s=self.skip_s,
+            replicas=self.replicas,
+            load_view=self.load_view,
+            reading_interval_s=self.reading_interval_s,
+            kv_events=self.kv_events,
         )
 
 
@@ -204,6 +236,9 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     _at_least("instances", arguments.instances, 1)
     _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
     _at_least("skip", arguments.skip, 0)
+    _at_least("replicas", arguments.replicas, 1)
+    if not 0 < arguments.reading_s < float("inf"):
+        raise OptionError(f"--reading-s must be seconds above 0, found {arguments.reading_s}")
     if not 0 <= arguments.first_tokens_seen <= 1:
         raise OptionError(f"--first-tokens-seen must be a share from 0 to 1, found {arguments.first_tokens_seen}")
     scheduling = configured.scheduling
@@ -211,17 +246,17 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         if not 0 < arguments.slo_s < float("inf"):
             raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
-    engine = _engine(arguments.preset, configured.engine)
+    engines = _engines(arguments.preset, configured.engine)
     autoscale = _autoscale(arguments)
     pool = _pool(arguments.pool, configured.pools)
     if autoscale is not None and autoscale.settings.decode is not None:
-        fleet, instances = _with_elastic_roles(arguments, pool, engine, autoscale)
+        fleet, instances = _with_elastic_roles(arguments, pool, engines, autoscale)
     elif arguments.roles is not None and autoscale is not None:
         raise OptionError("--roles needs --autoscale-decode beside --autoscale: each role has bounds of its own")
     else:
-        fleet = _fleet(pool, engine, arguments.instances if autoscale is None else autoscale.settings.max_instances)
+        fleet = _fleet(pool, engines, arguments.instances if autoscale is None else autoscale.settings.max_instances)
         if arguments.roles is not None:
-            fleet = _with_roles(arguments.roles, pool, engine, arguments.instances)
+            fleet = _with_roles(arguments.roles, pool, engines, arguments.instances)
         instances = len(fleet)
     if autoscale is not None and autoscale.settings.decode is None:
         bounds = autoscale.settings
@@ -231,7 +266,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     return FleetOptions(
         policies=(scheduling.policy,) if arguments.policy is None else policies_of(arguments.policy),
         scheduling=scheduling,
-        engine=engine,
+        engines=engines,
         fleet=fleet,
         late_requests=configured.late_requests,
         move_roles=arguments.move_roles,
@@ -243,6 +278,10 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         first_tokens_seen=arguments.first_tokens_seen,
         loop=loop_of(arguments),
         skip_s=arguments.skip_s,
+        replicas=arguments.replicas,
+        load_view=LoadView(arguments.load_view),
+        reading_interval_s=arguments.reading_s,
+        kv_events=arguments.kv_events,
     )
 
 
@@ -284,14 +323,16 @@ def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:
     raise OptionError(f"--pool: there is no pool {name!r}; known are {', '.join(pool.name for pool in pools)}")
 
 
-def _with_roles(text: str, pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
+def _with_roles(
+    text: str, pool: PoolSettings, engines: Sequence[EngineConfig], instances: int | None
+) -> tuple[InstanceSpec, ...]:
     """Instances like the pool's with these roles. Raises RolesError."""
     roles = roles_of(text) if instances is None else roles_for(text, instances)
-    return tuple(replace(spec, role=role) for spec, role in zip(_fleet(pool, engine, len(roles)), roles, strict=True))
+    return tuple(replace(spec, role=role) for spec, role in zip(_fleet(pool, engines, len(roles)), roles, strict=True))
 
 
 def _with_elastic_roles(
-    arguments: argparse.Namespace, pool: PoolSettings, engine: EngineConfig, autoscale: Autoscale
+    arguments: argparse.Namespace, pool: PoolSettings, engines: Sequence[EngineConfig], autoscale: Autoscale
 ) -> tuple[tuple[InstanceSpec, ...], int]:
     """The instances that the roles may have, those of the start first; and how many these are. Raises OptionError,
     RolesError."""
@@ -310,12 +351,12 @@ def _with_elastic_roles(
             raise OptionError("--roles has mixed instances, which do not scale beside prefill and decode")
     spares = [role for role, each in bounds.items() if each for _ in range(each.max_instances - begin[role])]
     roles = [*(role for role, count in begin.items() for _ in range(count)), *spares]
-    fleet = _fleet(pool, engine, len(roles))
+    fleet = _fleet(pool, engines, len(roles))
     specs = tuple(replace(spec, role=role) for spec, role in zip(fleet, roles, strict=True))
     return specs, sum(begin.values())
 
 
-def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> tuple[InstanceSpec, ...]:
+def _fleet(pool: PoolSettings, engines: Sequence[EngineConfig], instances: int | None) -> tuple[InstanceSpec, ...]:
     """The pool's instances, or ``instances`` like them in turn; if it names none, as many as given with the engine's
     figures, as ``dualmap up`` would start them.
 
@@ -323,13 +364,13 @@ def _fleet(pool: PoolSettings, engine: EngineConfig, instances: int | None) -> t
     """
     specs = [
         one.spec() if "kv_capacity_tokens" in one.model_fields_set
-        else replace(one.spec(), kv_capacity_tokens=engine.kv_capacity_tokens)
-        for one in pool.instances
+        else replace(one.spec(), kv_capacity_tokens=engine.cached_tokens)
+        for one, engine in zip(pool.instances, cycle(engines), strict=False)
     ]  # fmt: skip
     count = instances or len(specs) or DEFAULT_INSTANCES
     if specs and count <= len(specs):
         return tuple(specs[:count])
-    alike = specs or [engine.instance_spec("i")]
+    alike = specs or [engine.instance_spec("i") for engine in engines]
     return tuple(
         replace(spec, instance_id=f"i{number:03d}") for number, spec in enumerate(islice(cycle(alike), count), 1)
     )
@@ -372,10 +413,15 @@ def presets_of(text: str | None) -> tuple[Preset, ...]:
         raise OptionError(str(error)) from error
 
 
-def _engine(preset: str | None, engine: EngineSettings) -> EngineConfig:
+def _engines(presets: str | None, engine: EngineSettings) -> tuple[EngineConfig, ...]:
+    """The engines of a list by commas, at least one. Raises OptionError."""
+    if presets is None:
+        return (engine.engine_config(),)
+    return tuple(_engine(name.strip(), engine) for name in presets.split(","))
+
+
+def _engine(preset: str, engine: EngineSettings) -> EngineConfig:
     """The named preset's engine with the settings' own figures, or a measured engine as it is. Raises OptionError."""
-    if preset is None:
-        return engine.engine_config()
     try:
         if preset.endswith(ENDINGS):
             return find_engine(preset).engine

@@ -129,6 +129,7 @@ def _goodput(
 ) -> int:
     if not 0 < arguments.on_time <= 1 or not 0 < arguments.tolerance < 1:
         raise OptionError("--on-time must be in (0, 1], --tolerance in (0, 1)")
+    engine = options.engine
     searches = [
         GoodputJob(RunJob(source, options.scenario(policy), start_per_s), arguments.on_time, arguments.tolerance)
         for policy in options.policies
@@ -142,7 +143,7 @@ def _goodput(
         found = list(zip(options.policies, goodputs, strict=True))
         progress.add_task("bounds", total=None)
         slo_s = options.scheduling.slo_ttft_s
-        trace, engine, share, skip = source.load(), options.engine, arguments.on_time, arguments.skip
+        trace, share, skip = source.load(), arguments.on_time, arguments.skip
         bounds = bounds_of(trace, engine, options.instances, slo_s, share=share, skip=skip)
     terminal().print(goodput_table(found, bounds))
     above = [policy for policy, goodput in found if goodput.rate_per_s > bounds.sustainable_per_s]

@@ -25,7 +25,7 @@ class Watched(Simulation):
 
     def _sample(self) -> None:
         super()._sample()
-        rates = {name: load.prefill_tokens_per_s for name, load in self._pool.loads().items()}
+        rates = {name: load.prefill_tokens_per_s for name, load in self.replicas[0].pool.loads().items()}
         self.ratios = [*getattr(self, "ratios", ()), (self._now_s, rates[SECOND] / rates["i001"])]
 
     def share(self, from_s: float) -> float:

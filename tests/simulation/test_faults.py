@@ -27,9 +27,9 @@ def run(trace: object = TRACE, **changes: object) -> Simulation:
 
 
 def nothing_is_left(simulation: Simulation) -> bool:
-    snapshot = at_once(simulation._pool.store.snapshot())
+    snapshot = at_once(simulation.replicas[0].pool.store.snapshot())
     counts = [(load.pending_tokens, load.context_tokens, load.queued_requests) for load in snapshot.loads.values()]
-    return not snapshot.requests and not simulation._requests.live and set(counts) == {(0, 0, 0)}
+    return not snapshot.requests and not simulation.replicas[0].requests.live and set(counts) == {(0, 0, 0)}
 
 
 def test_what_a_dying_engine_had_not_answered_is_answered_by_another_one() -> None:
@@ -76,7 +76,7 @@ def test_the_legs_of_split_requests_are_placed_again_when_a_prefiller_or_a_decod
     simulation = run(scheduling=scheduling, roles="2P2D", faults=(EngineFault(40.0, dies, 20.0),))
 
     outcomes = simulation._outcomes
-    assert any(one.tries > 1 or simulation._requests.retries for one in outcomes)
+    assert any(one.tries > 1 or simulation.replicas[0].requests.retries for one in outcomes)
     assert {one.outcome for one in outcomes} <= {Outcome.COMPLETED, Outcome.UPSTREAM_FAILED}
     assert sum(one.outcome is Outcome.COMPLETED for one in outcomes) > 0.9 * len(outcomes)
     assert nothing_is_left(simulation)

@@ -23,8 +23,8 @@ def test_what_first_tokens_teach_is_published() -> None:
 
     simulation.run()
 
-    assert simulation._pool.members.learned.ttft_weights != PRIOR_WEIGHTS
-    assert all(load.prefill_tokens_per_s != prior for load in simulation._pool.loads().values())
+    assert simulation.replicas[0].pool.members.learned.ttft_weights != PRIOR_WEIGHTS
+    assert all(load.prefill_tokens_per_s != prior for load in simulation.replicas[0].pool.loads().values())
 
 
 def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
@@ -34,7 +34,7 @@ def test_requests_that_were_deferred_teach_rates_but_no_ttft() -> None:
 
     simulation.run()
 
-    samples = [sample.content for sample in at_once(simulation._pool.store.publications.samples("0", 1000))]
+    samples = [sample.content for sample in at_once(simulation.replicas[0].pool.store.publications.samples("0", 1000))]
     contents = [content for content in samples if isinstance(content, FirstTokenSample)]
     taught = [content for content in contents if content.features is not None]
     assert len(contents) == 200
@@ -49,7 +49,7 @@ def test_wishes_for_a_rebalance_are_met_between_sweeps() -> None:
     for min_gap_s in (0.02, 1e9):
         simulation = Simulation(trace, replace(scenario, rebalance_min_gap_s=min_gap_s))
         simulation.run()
-        moved.append(sum(at_once(simulation._pool.store.overview()).migrations.values()))
+        moved.append(sum(at_once(simulation.replicas[0].pool.store.overview()).migrations.values()))
 
     assert moved[0] > moved[1] + 5, "with so long a gap there is one round alone"
 
@@ -75,7 +75,7 @@ def test_short_prompts_do_not_spoil_the_estimate_of_long_ones(policy: PolicyName
     outcomes = simulation.run().outcomes
 
     prior = ENGINE.instance_spec("x").prefill_tokens_per_s
-    rates = [load.prefill_tokens_per_s for load in simulation._pool.loads().values()]
+    rates = [load.prefill_tokens_per_s for load in simulation.replicas[0].pool.loads().values()]
     assert rates == [pytest.approx(prior, rel=0.2)] * 2
     for one in outcomes[-3:]:
         assert one.expected_ttft_s == pytest.approx(one.ttft_s, rel=0.25)
@@ -88,9 +88,9 @@ def test_idle_instances_refuse_nothing_because_of_a_wrong_rate_and_learn_the_rig
     trace = replace(trace, requests=trace.requests[-3:])
     simulation = Simulation(trace, Scenario(SchedulingSettings(policy=policy), ENGINE, 1, late_requests="refuse"))
     simulation._resize(1)
-    pool = simulation._pool
+    pool = simulation.replicas[0].pool
     slower = {name: load.prefill_tokens_per_s / 10 for name, load in pool.loads().items()}
-    at_once(simulation._leader.led.publish_learned(pool.members.learned, slower))
+    at_once(simulation.replicas[0].leader.led.publish_learned(pool.members.learned, slower))
 
     outcomes = simulation.run().outcomes
 

@@ -66,7 +66,7 @@ def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert 0 <= outcome.cached_tokens < outcome.input_tokens
-    left = at_once(simulation._pool.store.snapshot())
+    left = at_once(simulation.replicas[0].pool.store.snapshot())
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
@@ -82,7 +82,7 @@ def test_first_tokens_that_are_not_seen_are_presumed_and_nothing_is_left_behind(
     outcomes = [outcome.outcome for outcome in record.outcomes]
     assert outcomes.count(Outcome.COMPLETED) == share * 400
     assert outcomes.count(Outcome.ENDED) == (1 - share) * 400
-    left = at_once(simulation._pool.store.snapshot())
+    left = at_once(simulation.replicas[0].pool.store.snapshot())
     assert left.requests == ()
     assert {load.pending_tokens for load in left.loads.values()} == {0}
 
@@ -441,6 +441,6 @@ def test_long_prompts_of_a_class_that_is_evictable_leave_for_late_ones_and_are_a
         sum(each.first_token_s - each.arrival_s > 1.0 for each in made._outcomes if each.input_tokens == 1000)
         for made in (stays, leaves)
     ]
-    assert (stays._requests.evictions, late[1] < late[0]) == (0, True)
-    assert 0 < leaves._requests.evictions <= 3 * MOST_EVICTIONS
+    assert (stays.replicas[0].requests.evictions, late[1] < late[0]) == (0, True)
+    assert 0 < leaves.replicas[0].requests.evictions <= 3 * MOST_EVICTIONS
     assert {each.outcome for each in leaves._outcomes} == {Outcome.COMPLETED}

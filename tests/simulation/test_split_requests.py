@@ -40,7 +40,7 @@ def test_every_split_request_is_answered_once_and_leaves_nothing_behind(policy: 
         assert outcome.finish_s is not None
         assert outcome.arrival_s < outcome.first_token_s <= outcome.finish_s
         assert (outcome.instance_id in ("i001", "i002"), outcome.decode_id in ("i003", "i004")) == (True, True)
-    left = at_once(simulation._pool.store.snapshot())
+    left = at_once(simulation.replicas[0].pool.store.snapshot())
     assert left.requests == ()
     for load in left.loads.values():
         assert (load.pending_tokens, load.dispatched_tokens, load.context_tokens) == (0, 0, 0)
@@ -81,7 +81,7 @@ def test_where_decode_legs_go_first_the_transfer_overlaps_the_prefill_and_each_r
         assert (outcome.instance_id in ("i001", "i002"), outcome.decode_id in ("i003", "i004")) == (True, True)
     ttft_s = [statistics.fmean(each.ttft_s or math.inf for each in run.outcomes) for run in (after, during)]
     assert ttft_s[1] < ttft_s[0]
-    assert at_once(decode_first._pool.store.snapshot()).requests == ()
+    assert at_once(decode_first.replicas[0].pool.store.snapshot()).requests == ()
     assert_engines_are_empty(decode_first)
 
 
@@ -94,9 +94,9 @@ def test_where_decode_legs_go_first_the_other_leg_of_one_whose_engine_dies_is_ab
 
     assert any(outcome.tries > 1 for outcome in record.outcomes)
     assert {outcome.outcome for outcome in record.outcomes} <= {Outcome.COMPLETED, Outcome.UPSTREAM_FAILED}
-    assert at_once(simulation._pool.store.snapshot()).requests == ()
+    assert at_once(simulation.replicas[0].pool.store.snapshot()).requests == ()
     assert_engines_are_empty(simulation)
-    assert set(simulation._waiting.values()) == {0}
+    assert set(simulation.replicas[0].waiting.values()) == {0}
 
 
 def assert_engines_are_empty(simulation: Simulation) -> None:
@@ -134,7 +134,7 @@ def test_a_request_too_long_for_the_decode_instance_is_refused_and_its_kv_releas
 
     assert [outcome.answered for outcome in record.outcomes] == [False]
     assert record.leaks == 0
-    assert at_once(simulation._pool.store.snapshot()).requests == ()
+    assert at_once(simulation.replicas[0].pool.store.snapshot()).requests == ()
     assert all(engine.statistics().used_blocks == 0 for engine in simulation._cluster.engines.values())
 
 

@@ -372,3 +372,56 @@ def test_whatever_it_is_told_the_rate_can_be_divided_by(seen: list[BusyTime], to
     rate = prior(tokens_per_s)
 
     assert 1.0 <= rate.after(sorted(seen, key=lambda time: time.ended_ms)).tokens_per_s <= 60 * rate.tokens_per_s
+
+
+def two_kinds() -> Peers:
+    """Two instances described as twice as fast as two others."""
+    peers = Peers("a1", "a2", "b1", "b2")
+    peers.instances = {
+        name: replace(spec, prefill_tokens_per_s=RATE * (2 if name.startswith("b") else 1))
+        for name, spec in peers.instances.items()
+    }
+    peers.rates = PeerRates.prior(peers.loads, peers.instances)
+    return peers
+
+
+def test_an_instance_without_work_is_as_fast_as_others_of_its_kind() -> None:
+    # given a kind that is described as twice as fast, and takes as long as the other one
+    peers = two_kinds()
+    peers.serve(30, {"a1": 1.0, "b1": 1.0}, noise=0.05)
+
+    rates = peers.now()
+
+    assert rates["b2"] == pytest.approx(rates["b1"], rel=0.05)
+    assert rates["a2"] == pytest.approx(rates["a1"], rel=0.05)
+    assert rates["b1"] == pytest.approx(rates["a1"], rel=0.25)
+
+
+def test_a_kind_that_was_described_rightly_differs_by_its_description_alone() -> None:
+    peers = two_kinds()
+    peers.serve(30, {"a1": 1.0, "a2": 1.0, "b1": 0.5, "b2": 0.5}, noise=0.1)
+
+    rates = peers.now()
+
+    assert rates["b1"] == rates["b2"] == pytest.approx(2 * rates["a1"], rel=1e-9)
+    assert rates["a1"] == rates["a2"]
+
+
+def test_a_kind_that_nothing_renews_returns_to_its_description() -> None:
+    peers = two_kinds()
+    peers.serve(30, {"a1": 1.0, "a2": 1.0, "b1": 1.0, "b2": 1.0})
+    peers.serve(round(FORGOTTEN_S) + 5, {"a1": 1.0, "a2": 1.0})
+
+    rates = peers.now()
+
+    assert rates["b1"] == rates["b2"] == pytest.approx(2 * rates["a1"], rel=1e-9)
+
+
+def test_one_that_is_slower_than_its_kind_differs_alone() -> None:
+    peers = two_kinds()
+    peers.serve(40, {"a1": 1.0, "a2": 1.0, "b1": 0.5, "b2": 1.5}, noise=0.05)
+
+    rates = peers.now()
+
+    assert rates["b2"] < 0.6 * rates["b1"]
+    assert rates["b1"] > 1.4 * rates["a1"]
