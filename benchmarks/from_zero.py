@@ -6,6 +6,7 @@ A router and a worker are processes with a private Valkey. The worker scales a D
 (``tests/support/kubernetes_cluster.py``) from none to one; its pod is an emulated engine, a process of its own, that
 becomes Ready so long after it was made. Each client sends one streamed request, all of them in the first seconds. Times
 are from the moment at which the cluster says Ready. Then no request comes, until the last instance is gone again.
+With ``--decode`` the instance prefills, and a StatefulSet for decode instances is scaled from none to one beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from dualmap.runtime.clock import RealClock
 from tests.support.kubernetes_cluster import Cluster
@@ -52,11 +54,15 @@ async def client(fleet: KubernetesFleet, number: int, answers: Answers, *, after
     writer.close()
 
 
-async def run(clients: int, start_s: float, idle_s: float) -> tuple[Answers, EngineWorkload, float]:
-    """Returns the answers, the workload, and the time from the last answer until no replica was wanted any more."""
+async def run(
+    clients: int, start_s: float, idle_s: float, *, decode: bool
+) -> tuple[Answers, list[EngineWorkload], float]:
+    """Returns the answers, the workloads, and the time from the last answer until no replica was wanted any more."""
     cluster = Cluster(RealClock())
-    workload = EngineWorkload(cluster, "deployment/vllm", start_s=start_s)
-    autoscale = {
+    workloads = [EngineWorkload(cluster, "deployment/vllm", start_s=start_s, role="prefill" if decode else "")]
+    if decode:
+        workloads.append(EngineWorkload(cluster, "statefulset/decode", start_s=start_s, role="decode"))
+    autoscale: dict[str, Any] = {
         "min_instances": 0,
         "max_instances": 1,
         "start_s": max(30.0, start_s),
@@ -64,6 +70,8 @@ async def run(clients: int, start_s: float, idle_s: float) -> tuple[Answers, Eng
         "actuator": "kubernetes",
         "workload": "deployment/vllm",
     }
+    if decode:
+        autoscale["decode"] = {"min_instances": 0, "max_instances": 1, "workload": "statefulset/decode"}
     answers = Answers()
     try:
         async with kubernetes_fleet(cluster, autoscale=autoscale) as fleet, asyncio.timeout(LONGEST_S):
@@ -73,12 +81,13 @@ async def run(clients: int, start_s: float, idle_s: float) -> tuple[Answers, Eng
             answered_s = time.monotonic()
 
             async def is_asleep() -> bool:
-                return workload.replicas == 0
+                return all(workload.replicas == 0 for workload in workloads)
 
             await until(is_asleep, "the pool returns to none", idle_s + 60)
-            return answers, workload, time.monotonic() - answered_s
+            return answers, workloads, time.monotonic() - answered_s
     finally:
-        workload.close()
+        for workload in workloads:
+            workload.close()
 
 
 def main() -> None:
@@ -86,15 +95,20 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--start-s", type=float, default=20.0)
     parser.add_argument("--idle-s", type=float, default=10.0)
+    parser.add_argument("--decode", action="store_true", help="prefill and decode apart, both from zero")
     options = parser.parse_args()
-    answers, workload, asleep_s = asyncio.run(run(options.clients, options.start_s, options.idle_s))
-    after_s = sorted(each - workload.ready_s[0] for each in answers.first_bytes_s)
+    ran = run(options.clients, options.start_s, options.idle_s, decode=options.decode)
+    answers, workloads, asleep_s = asyncio.run(ran)
+    ready_s = min(workload.ready_s[0] for workload in workloads)
+    after_s = sorted(each - ready_s for each in answers.first_bytes_s)
     print(f"{options.clients} clients: answers by status {dict(answers.statuses)}, {answers.whole} of them whole")
     print(
         f"first bytes after Ready: first {after_s[0] * 1000:.0f} ms, median {after_s[len(after_s) // 2] * 1000:.0f} ms,"
         f" last {after_s[-1] * 1000:.0f} ms; {sum(each <= 1.0 for each in after_s)} of them within 1 s"
     )
-    print(f"replicas as they were set: {workload.sets}; none {asleep_s:.0f} s after the last answer")
+    for workload in workloads:
+        print(f"replicas of {workload.name} as they were set: {workload.sets}")
+    print(f"none {asleep_s:.0f} s after the last answer")
 
 
 if __name__ == "__main__":
