@@ -2,11 +2,11 @@
 
     python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--tenants 0 1 10000]
 
-Starts a private Valkey, sends requests through ``PoolStore`` from 64 concurrent callers as routers do (the search for
-an instance, the first token and the end through an outbox, and the plans of the queues that these made room in), and
-divides the CPU time of this process and of the server by the number of requests. Half of a prompt's blocks are shared
-by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of them
-go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them. What it does not
+Starts a private Valkey, sends requests through ``PoolStore`` from 64 callers at once (``--callers``) as routers do (the
+search for an instance, the first token and the end through an outbox, and the plans of the queues that these made room
+in), and divides the CPU time of this process and of the server by the number of requests. Half of a prompt's blocks are
+shared by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of
+them go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them. What it does not
 change are the instructions of the server, which ``--instructions`` counts by callgrind (of Valgrind), in which the
 server takes some fifty times as long.
 """
@@ -67,7 +67,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 
-CONCURRENT = 64
+CALLERS = 64
 ROOTS = 200
 BLOCK_TOKENS = 128
 LIMITS = (
@@ -89,10 +89,13 @@ class Scenario:
     """In the queue of each instance."""
     tenants: int = 0
     """Tenants whose requests they are in turn, each with four limits, metered, and with a share; 0: none."""
+    callers: int = CALLERS
+    """That call at once."""
 
     def __str__(self) -> str:
         whose = f", {self.tenants} tenants" if self.tenants else ""
-        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each{whose}"
+        called = f", {self.callers} callers" if self.callers != CALLERS else ""
+        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each{whose}{called}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,9 @@ class Cost:
 class ServerCpu:
     """CPU seconds and instructions that the server has used."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, callers: int = CALLERS) -> None:
+        self.callers = callers
+        """Callers that use it at once."""
         self._client = redis.Redis.from_url(url)
 
     def instructions(self) -> int:
@@ -240,7 +245,7 @@ class Bench:
 
 
 async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]], count: int) -> Cost:
-    """The cost of one of ``count`` calls, sent by ``CONCURRENT`` callers that each wait for their answer."""
+    """The cost of one of ``count`` calls, sent by the scenario's callers that each wait for their answer."""
     waiting = iter(calls)
 
     async def caller() -> None:
@@ -250,7 +255,7 @@ async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]]
     server_s, client_s, wall_s = cpu.used_s(), time.process_time(), time.perf_counter()
     instructions = cpu.instructions()
     async with asyncio.TaskGroup() as callers:
-        for _ in range(CONCURRENT):
+        for _ in range(cpu.callers):
             callers.create_task(caller())
     client_s, wall_s = time.process_time() - client_s, time.perf_counter() - wall_s
     instructions = cpu.instructions() - instructions
@@ -278,7 +283,7 @@ async def measure(
 ) -> tuple[dict[str, Cost], float]:
     """The cost of each step and of all; and round trips to place a request."""
     random_source = random.Random(seed)
-    cpu = ServerCpu(url)
+    cpu = ServerCpu(url, scenario.callers)
     store = RedisStore(StoreSettings(url=url, command_timeout_s=120.0), scheduling=scheduling)
     await store.open()
     pool: PoolStore = store.pool("default")
@@ -394,6 +399,7 @@ def main() -> None:
         default=[0],
         help="whose requests they are, with four limits each (0: none)",
     )
+    parser.add_argument("--callers", type=int, default=CALLERS, help="that call at once")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--policy", default=SchedulingSettings().policy)
     parser.add_argument("--repeat", type=int, default=3)
@@ -402,7 +408,7 @@ def main() -> None:
     options = parser.parse_args()
     scheduling = SchedulingSettings(policy=options.policy)
     scenarios = [
-        Scenario(instances, blocks, held, tenants)
+        Scenario(instances, blocks, held, tenants, options.callers)
         for held in options.held
         for instances in (options.instances if not held else [8])
         for blocks in options.blocks

@@ -53,7 +53,10 @@ class Period(StrEnum):
 
 
 OF_MODEL: Final = "model:"
-_QUOTAS: Final = (Period.DAY, Period.MONTH)
+_QUOTAS: Final = {Period.DAY: Period.DAY.value, Period.MONTH: Period.MONTH.value}
+# Members under names of their own: to look one up in its class costs more than all else that a request does with it.
+_IN_FLIGHT: Final = Period.IN_FLIGHT
+_PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKENS = Measure.PROMPT_TOKENS, Measure.OUTPUT_TOKENS, Measure.TOKENS
 
 
 @value
@@ -90,8 +93,7 @@ class Draw:
     def leaks(self) -> float | str | list[float | str]:
         """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight.
         Where it is divided, the part that this pool has where none is entered, and the pools follow."""
-        period = self.limit.period
-        kind = period.value if period in _QUOTAS else self.leak_per_s
+        kind = _QUOTAS.get(self.limit.period, self.leak_per_s)
         if self.division is None:
             return kind
         return [kind, self.division.first_part(self.capacity), ",".join(self.division.pools)]
@@ -179,9 +181,14 @@ def returned_text(
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
+    tokens = None if prompt_tokens is None or output_tokens is None else prompt_tokens + output_tokens
+    kept = {_PROMPT_TOKENS: prompt_tokens, _OUTPUT_TOKENS: output_tokens, _TOKENS: tokens}
     words: list[str] = []
     for draw in draws:
-        amount = draw.cost - (_kept(draw, prompt_tokens, output_tokens) if answered else 0)
+        amount, limit = draw.cost, draw.limit
+        if answered and limit.period is not _IN_FLIGHT:
+            used = kept.get(limit.measure)
+            amount = 0 if used is None else amount - used
         if amount:
             words += (draw.budget, str(amount) if amount > 0 else f"{amount}:{_leak_text(draw)}")
     return " ".join(words) or NOTHING_RETURNED
@@ -189,20 +196,6 @@ def returned_text(
 
 def _leak_text(draw: Draw) -> str:
     return f"{draw.leak_per_s}" if draw.division is None else f"{draw.leak_per_s}/{draw.capacity}"
-
-
-def _kept(draw: Draw, prompt: int | None, output: int | None) -> int:
-    if draw.limit.period is Period.IN_FLIGHT:
-        return 0
-    match draw.limit.measure:
-        case Measure.REQUESTS:
-            return draw.cost
-        case Measure.PROMPT_TOKENS:
-            return draw.cost if prompt is None else prompt
-        case Measure.OUTPUT_TOKENS:
-            return draw.cost if output is None else output
-        case Measure.TOKENS:
-            return draw.cost if prompt is None or output is None else prompt + output
 
 
 def drawn_text(draws: Sequence[Draw]) -> str:

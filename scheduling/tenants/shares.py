@@ -23,11 +23,14 @@ minute would pass over a steady one until it has caught up.
 
 A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without a tenant are one tenant of their own.
 
-The script that places a request computes the level (``statestore/lua/shared/shares.lua``, ``level_of``), with the
-constants that are defined here. It must: the level sets the place in the queue at which the same script enters the
-request, and it follows from books that every placement of every replica changes. A replica would judge by books of an
-earlier moment, in which all requests of a burst that are on their way are still missing. No other code computes levels;
-the simulator runs the same script.
+The script that places a request evaluates the level (``statestore/lua/shared/shares.lua``, ``level_of``), as it does
+the weights of a placement: the rule is the figures that are defined here and sent with the request (window, levels,
+step, weight, instances), and the script puts its books into them. It decides nothing else by it: who is passed over, a
+plan in Python says (``scheduling.queues.queue_order``). A replica cannot evaluate it: the level sets the place in the
+queue at which the same script enters the request, and it follows from books that every placement of every replica
+changes. A replica would judge by books of an earlier moment, in which all requests of a burst that are on their way
+are still missing; and to place first and rank afterwards would be a second round trip for every request. No other code
+computes levels; the simulator runs the same script.
 """
 
 from __future__ import annotations
