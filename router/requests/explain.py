@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -194,7 +194,10 @@ def explanation(
     decode_id, decode_placed_s, decode_rounds, transferred_tokens = (
         _NOT_DECODED if decode is None else _decoded(decode, chain)
     )
-    # Arguments go by place: every request pays for this once, and by name it costs six times as much.
+    failures, failed_after_s = _failures(machine) if machine.failures else _NO_FAILURES
+    class_name, class_rank = _class_of(pool, spec.class_rank) if pool.scheduling.classes else _NO_CLASS
+    # Arguments go by place, and none is unpacked: every request pays for this once, and by name it costs six times as
+    # much.
     return Explanation(
         machine.request_id,
         request.model,
@@ -209,7 +212,8 @@ def explanation(
         epoch,
         received_unix_s,
         tuple([PlacementRound.of(placed, attempt) for search, attempt in machine.searches for placed in search.rounds]),
-        *_failures(machine),
+        failures,
+        failed_after_s,
         machine.instance_id or None,
         machine.placed_s,
         machine.held_so_far_s(now_s) if is_placed else None,
@@ -233,17 +237,19 @@ def explanation(
         transferred_tokens,
         spec.tenant,
         "" if request.caller is None else request.caller.key,
-        limits_told(spec.draws, machine.drawn),
-        *_class_of(pool, spec.class_rank),
+        limits_told(spec.draws, machine.drawn) if spec.draws else (),
+        class_name,
+        class_rank,
         _standing(machine) if spec.tenant else None,
     )
 
 
+_NO_CLASS: Final = ("", 0)
+
+
 def _class_of(pool: ServedPool, rank: int) -> tuple[str, int]:
-    """The name and the place of a class; there can be fewer of them by now."""
+    """The name and the place of a class of a pool that has some; there can be fewer of them by now."""
     classes = pool.scheduling.classes
-    if not classes:
-        return "", 0
     rank = min(rank, len(classes) - 1)
     return classes[rank].name, rank
 
@@ -279,7 +285,7 @@ def _share_told(explained: Explanation, standing: Standing) -> str:
 
 
 _Decoded = tuple[str | None, float | None, tuple[PlacementRound, ...], int | None]
-_NOT_DECODED: _Decoded = (None, None, (), None)
+_NOT_DECODED: Final[_Decoded] = (None, None, (), None)
 
 
 def _decoded(decode: DecodeLeg, chain: Chain) -> _Decoded:
@@ -288,11 +294,13 @@ def _decoded(decode: DecodeLeg, chain: Chain) -> _Decoded:
     return decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens
 
 
-def _failures(machine: RequestMachine) -> tuple[tuple[str, ...], tuple[float, ...]]:
+_Failures = tuple[tuple[str, ...], tuple[float, ...]]
+_NO_FAILURES: Final[_Failures] = ((), ())
+
+
+def _failures(machine: RequestMachine) -> _Failures:
     """Every failure in words, and when it came."""
     failures = machine.failures
-    if not failures:
-        return (), ()
     words = tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures])
     return words, tuple([failed_s for _, _, failed_s in failures])
 

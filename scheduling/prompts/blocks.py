@@ -11,6 +11,7 @@ block is believed to hold.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -249,14 +250,14 @@ def _text_chain(hashed: Hashed, text_bytes: int, block_bytes: int, bytes_per_tok
 def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> Hashed:
     """A prompt shorter than one block is its one block."""
     digest, parent = xxhash.xxh3_64_intdigest, seed
-    hashes = []
-    for end in range(block_bytes, len(data) + 1, block_bytes):
-        parent = digest(data[end - block_bytes : end], parent)
-        hashes.append(parent)
-    if not hashes:
+    full_bytes = len(data) - len(data) % block_bytes
+    if not full_bytes:
         return (digest(data, parent),), None
-    rest = len(data) % block_bytes
-    return tuple(hashes), digest(data[-rest:], parent) if rest else None
+    hashes = []
+    for (block,) in struct.iter_unpack(f"{block_bytes}s", memoryview(data)[:full_bytes]):
+        parent = digest(block, parent)
+        hashes.append(parent)
+    return tuple(hashes), digest(data[full_bytes:], parent) if full_bytes < len(data) else None
 
 
 def _hash_in_steps(data: bytes, seed: int, block_bytes: int) -> Generator[None, None, Hashed]:
