@@ -342,13 +342,12 @@ def _explanation_of_passed_on(
 class DecisionLog:
     """The explanations of the ``limit`` requests that ended last, by request id. Live ones explain themselves.
 
-    Each is kept as one piece of bytes: its many objects would be out of the processor's caches when they are freed. It
-    is written over the one that falls out, as memory that was used last long ago costs most to free and to find.
+    Each is kept as one piece of bytes: its many objects would be out of the processor's caches when they are freed.
     """
 
     def __init__(self, limit: int = KEPT_EXPLANATIONS) -> None:
         self._limit = limit
-        self._entries: OrderedDict[str, bytearray] = OrderedDict()
+        self._entries: OrderedDict[str, bytes] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -356,12 +355,10 @@ class DecisionLog:
     def add(self, explanation: Explanation) -> None:
         if self._limit == 0:
             return
-        entries, request_id = self._entries, explanation.request_id
-        packed = entries.pop(request_id, None)
-        if packed is None:
-            packed = entries.popitem(last=False)[1] if len(entries) >= self._limit else bytearray()
-        _encoder.encode_into(explanation, packed)
-        entries[request_id] = packed
+        self._entries[explanation.request_id] = _encoder.encode(explanation)
+        self._entries.move_to_end(explanation.request_id)
+        if len(self._entries) > self._limit:
+            self._entries.popitem(last=False)
 
     def get(self, request_id: str) -> Explanation | None:
         packed = self._entries.get(request_id)
@@ -380,7 +377,7 @@ def _plain(loads: Mapping[str, InstanceLoad]) -> Any:
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 
 
-def _unpacked(packed: bytearray) -> Explanation:
+def _unpacked(packed: bytes) -> Explanation:
     told = dict(zip(_FIELDS, msgspec.msgpack.decode(packed), strict=True))
     for name in ("rounds", "decode_rounds"):
         told[name] = tuple([_round(*each) for each in told[name]])
