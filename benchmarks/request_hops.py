@@ -9,7 +9,11 @@ Of several requests the one with the fewest calls counts, as background work may
 coroutine that goes on counts as a call, and so do comprehensions; functions written in C, and constructors that
 dataclasses generate, do not.
 
+With ``--bytecodes`` it counts, of the whole request, the bytecodes that each module executes, those of the standard
+library included. Unlike times they are the same on a busy machine.
+
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
+    python benchmarks/request_hops.py --bytecodes [--chunks 0]      # 0: the answer does not stream
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -40,6 +45,7 @@ from dualmap.statestore.settings import StoreSettings
 PROJECT = "dualmap."
 FIRST = "ClientConnection.data_received"
 WRITTEN = "UpstreamConnection.start"
+LOAD = frozenset({"__main__", "asyncio.streams", "router_overhead"})
 INSTANCES = 8
 REQUESTS = 20
 SETTLE_S = 0.05
@@ -68,6 +74,25 @@ class Trace:
             self.written = len(self.calls)
 
 
+class Bytecodes:
+    """Bytecodes by module, from the first call for a request; those of the load and the mock instance are left out."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        module = frame.f_globals.get("__name__", "")
+        if module in LOAD or not (self.counts or frame.f_code.co_qualname == FIRST):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        self.counts[module] += 0
+        return partial(self._executed, module)
+
+    def _executed(self, module: str, _: FrameType, event: str, __: Any) -> Any:
+        self.counts[module] += event == "opcode"
+        return partial(self._executed, module)
+
+
 def modules_of(calls: Sequence[Call]) -> set[str]:
     return {module for module, _ in calls}
 
@@ -83,8 +108,10 @@ def entries_of(calls: Sequence[Call]) -> Counter[str]:
     return Counter(modules[:1] + [other for one, other in pairwise(modules) if one != other])
 
 
-async def trace_requests(prompt_bytes: int, chunks: int, *, split: bool) -> Trace:
-    """The trace of the request with the fewest calls."""
+async def trace_requests(
+    prompt_bytes: int, chunks: int, *, split: bool, bytecodes: bool = False
+) -> tuple[list[Trace], list[Bytecodes]]:
+    """The traces of some requests, of one kind or the other."""
     mock = await asyncio.get_running_loop().create_server(router_overhead.MockInstance, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{mock.sockets[0].getsockname()[1]}"
     settings = StoreSettings(url=f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}")
@@ -106,22 +133,27 @@ async def trace_requests(prompt_bytes: int, chunks: int, *, split: bool) -> Trac
             )
         )
         (client,) = await router_overhead.connect(await ready, 1)
-        traces = []
+        traces, counted = [], []
         for number in range(REQUESTS):
-            trace = Trace()
-            wire = router_overhead.request(prompt_bytes, number, f"{chunks},0")
-            if number:  # the first one opens connections
+            trace, counting = Trace(), Bytecodes()
+            wire = router_overhead.request(prompt_bytes, number, f"{chunks},0" if chunks else None)
+            if number and bytecodes:  # the first one opens connections
+                sys.settrace(counting)
+            elif number:
                 sys.setprofile(trace)
             await client.ask(wire)
             await asyncio.sleep(SETTLE_S)
+            sys.settrace(None)
             sys.setprofile(None)
             if trace.written is not None:
                 traces.append(trace)
+            if counting.counts:
+                counted.append(counting)
         client.close()
         router.cancel()
         with suppress(asyncio.CancelledError):
             await router
-        return min(traces, key=lambda trace: len(trace.calls))
+        return traces, counted
     finally:
         await store.close()
         mock.close()
@@ -143,10 +175,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-bytes", type=int, default=2048)
     parser.add_argument("--chunks", type=int, default=1, help="of the answer, before its end")
+    parser.add_argument("--bytecodes", action="store_true", help="count these, by module")
     parser.add_argument("--split", action="store_true", help="prefill and decode on two instances")
     parser.add_argument("--functions", action="store_true", help="also every function, and how often it was called")
     options = parser.parse_args()
-    trace = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, split=options.split))
+    how = {"split": options.split, "bytecodes": options.bytecodes}
+    traces, counted = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, **how))
+    if options.bytecodes:
+        fewest = min((each.counts for each in counted), key=Counter.total)
+        for module, count in fewest.most_common():
+            print(f"{count:6}  {module.removeprefix(PROJECT)}")
+        print(f"{fewest.total()} bytecodes in {len(fewest)} modules")
+        return
+    trace = min(traces, key=lambda trace: len(trace.calls))
     for until, calls in (("written to its instance", trace.calls[: trace.written]), ("settled", trace.calls)):
         print(f"until {until}:")
         print_table(calls, functions=options.functions)
