@@ -144,6 +144,7 @@ class Replica:
     async def _beat(self) -> bool:
         context = self._context
         lease_ms = round(context.settings.replica_lease_s * 1000)
+        context.metrics.instruments.fold()
         traffic = TrafficCounts.of(self._pool.metrics)
         pool, now_s = self._pool, context.clock.monotonic_s()
         lost = pool.evidence.quarantine.lost(now_s) | pool.evidence.breakers.failing()

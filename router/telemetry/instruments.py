@@ -48,18 +48,44 @@ class Gauge:
 
 
 class Histogram:
-    """How often a quantity fell into each bucket, and its sum. A value on a bound belongs to the bucket below it."""
+    """How often a quantity fell into each bucket, and its sum. A value on a bound belongs to the bucket below it.
 
-    __slots__ = ("bounds", "counts", "sum")
+    What is observed is kept until it is folded into the counts: a request pays for an entry in a list alone. Who reads
+    the counts folds it, and so does every heartbeat, so that it stays little.
+    """
+
+    __slots__ = ("_counts", "_observed", "_sum", "bounds", "observe")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._observed: list[float] = []
+        self.observe: Callable[[float], None] = self._observed.append
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
+    def fold(self) -> None:
+        """Sort what was observed into its buckets."""
+        observed, counts, bounds = self._observed, self._counts, self.bounds
+        for value in observed:
+            counts[bisect_left(bounds, value)] += 1
+        self._sum = sum(observed, self._sum)
+        observed.clear()
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add the counts and the sum of another one with the same bounds."""
+        self._counts = [mine + more for mine, more in zip(self._counts, counts, strict=True)]
+        self._sum += total
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How often a value fell into each bucket, the last one without a bound."""
+        self.fold()
+        return self._counts
+
+    @property
+    def sum(self) -> float:
+        self.fold()
+        return self._sum
 
     def buckets(self) -> list[tuple[str, float]]:
         """Upper bound and how many values are not above it, as Prometheus counts: each bucket holds those before."""
@@ -125,6 +151,12 @@ class Instruments(Collector):
         self._histograms.append(family)
         return family
 
+    def fold(self) -> None:
+        """Fold what all histograms have observed."""
+        for histograms in self._histograms:
+            for each in histograms.instruments.values():
+                each.fold()
+
     def counts(self) -> dict[str, list[Any]]:
         """All values by family, as JSON can hold them, for ``add`` of another one."""
         counts: dict[str, list[Any]] = {}
@@ -177,5 +209,5 @@ def _take_larger(gauge: Gauge, numbers: list[float]) -> None:
 
 def _add_counts(histogram: Histogram, numbers: list[float]) -> None:
     if len(numbers) == len(histogram.counts) + 1:
-        histogram.counts = [mine + int(more) for mine, more in zip(histogram.counts, numbers, strict=False)]
-        histogram.sum += numbers[-1]
+        *counts, total = numbers
+        histogram.add([int(count) for count in counts], total)

@@ -59,3 +59,16 @@ def test_a_histogram_is_exported_like_one_of_prometheus_client() -> None:
         return [line for line in lines if "_created" not in line]
 
     assert samples(exported(make)) == samples(theirs)
+
+
+def test_what_was_observed_is_counted_once_however_often_it_is_folded() -> None:
+    make = Instruments()
+    histogram = make.histogram("wait", "Wait", bounds=(0.5,)).labels()
+
+    histogram.observe(0.25)
+    make.fold()
+    histogram.observe(1.0)
+    make.fold()
+
+    assert (list(histogram.counts), histogram.sum) == ([1, 1], 1.25)
+    assert (list(histogram.counts), histogram.sum) == ([1, 1], 1.25)
