@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -10,13 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from dualmap.router.relay.relay import NATIVE
+
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {path.name for path in (ROOT / "dualmap").iterdir() if path.is_symlink()} - {"research"}
 
 
-def built(target: str, folder: Path) -> Path:
+def built(target: str, folder: Path, **environment: str) -> Path:
     command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    environment = {**os.environ, **environment}
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=60)
     (made,) = folder.iterdir()
     return made
 
@@ -64,10 +68,35 @@ sys.exit(main(["simulate", "--trace", "uniform", "--requests", "20", "--instance
     assert "laboratory" not in done.stdout, "experiments run from a checkout"
 
 
+@pytest.mark.parametrize("environment", [{"DUALMAP_NATIVE": "no"}, {"CC": "false"}], ids=["unwanted", "no compiler"])
+def test_a_wheel_without_the_native_relay_is_for_every_machine(tmp_path: Path, environment: dict[str, str]) -> None:
+    wheel = built("wheel", tmp_path, **environment)
+
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]
+
+
+@pytest.mark.skipif(NATIVE is None, reason="the native relay cannot be built here")
+def test_a_wheel_with_the_native_relay_is_for_its_machine_and_every_python(tmp_path: Path) -> None:
+    wheel = built("wheel", tmp_path, DUALMAP_NATIVE="yes")
+
+    assert "-cp311-abi3-linux_" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        assert "dualmap/router/relay/_relay.abi3.so" in archive.namelist()
+
+
+def test_a_build_that_must_have_the_native_relay_fails_without_a_compiler(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        built("wheel", tmp_path, DUALMAP_NATIVE="yes", CC="false")
+
+    assert b"the native relay cannot be built" in failed.value.stderr + failed.value.stdout
+
+
 def test_a_source_distribution_holds_each_room_once(tmp_path: Path) -> None:
     """A wheel is made from it where there are no links."""
     with tarfile.open(built("sdist", tmp_path)) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     assert {name for name in names if name.endswith("cli/main.py")} == {"dualmap/cli/main.py"}
-    assert "dualmap/statestore/pool/codec.py" in names
+    assert {"dualmap/statestore/pool/codec.py", "dualmap/router/relay/relay.c", "hatch_build.py"} <= names

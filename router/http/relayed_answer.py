@@ -1,7 +1,7 @@
 """One answer that may pass the native relay: offered to it chunk by chunk, and given back by it.
 
 While the relay has it, the transports of instance and client are as they were, but nothing is read from the one or
-written to the other; whoever does either, or closes one of them, takes the answer back first.
+written to the other. Code that does either, or closes one of them, takes the answer back first.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class RelayLoop(uvloop.Loop):
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Both event loops: they differ where it matters here (end of file, aborts, write buffers). And the native relay,
-    where it is built: whatever passes it must go as without it."""
+    """Both event loops: they differ where it matters here (end of file, aborts, write buffers). A third one has
+    the native relay, where it is built: answers must be the same with it."""
     loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
         "asyncio": asyncio.new_event_loop,
         "uvloop": uvloop.new_event_loop,
