@@ -1,6 +1,6 @@
 """The simulated figures of the README and of the core comparison: their runs, their tables and the picture.
 
-python benchmarks/published_figures.py             # run all of it: about five minutes on two cores
+python benchmarks/published_figures.py             # run all of it: about eight minutes on two cores
 python benchmarks/published_figures.py --from      # write tables and picture again from docs/research/results
 """
 
@@ -40,6 +40,11 @@ CORE_RATES = {"toolagent": (10.5, 13.7), "conversation": (6.2, 8.1), "agents": (
 CORE_ORDERS = {"deadline": "by deadline", "fifo": "first come, first served"}
 CORE_SEEDS = (1, 2)
 
+CLOSED_POLICIES = ("dualmap-least-cost", "dualmap", "llm-d", "llm-d-latency", "preble", "dynamo", "sglang")
+CLOSED_CLIENTS = (260, 340)
+"""Agents at work on eight instances: some are late with the first number, and most policies with the second."""
+CLOSED_SEEDS = (1,)
+
 WIDTH, ROW, NAMES, GAP = 800, 27, 170, 36
 
 
@@ -53,6 +58,14 @@ def core_run(trace: str, order: str, seed: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def closed_run(clients: int, order: str, seed: int) -> tuple[str, ...]:
+    return (
+        "simulate", "--trace", "tasks:requests=12000", "--concurrency", str(clients), "--seconds", "150", "--skip-s",
+        "30", "--instances", "8", "--preset", "qwen2.5-7b-910b4:kv_capacity_tokens=200000", "--policy",
+        ",".join(CLOSED_POLICIES), "--seed", str(seed), "--scheduling.queue_order", order,
+    )  # fmt: skip
+
+
 def simulated(words: Sequence[str]) -> list[dict[str, Any]]:
     """Run the simulator; its results, with what is shown of each."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +76,7 @@ def simulated(words: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
             "policy": run["policy"], "rate_per_s": run["rate_per_s"], "on_time": run["effective_capacity"],
-            "hit_rate": run["hit_rate"], "ttft_p50_s": run["ttft_s"]["p50"], "ttft_p99_s": run["ttft_s"]["p99"],
+            "both_slos": run["on_time"]["both_slos"], "answers_per_s": run["answers_per_s"], "hit_rate": run["hit_rate"], "ttft_p50_s": run["ttft_s"]["p50"], "ttft_p99_s": run["ttft_s"]["p99"],
         }
         for run in runs
     ]  # fmt: skip
@@ -87,6 +100,18 @@ def core_results() -> dict[str, Any]:
     return {"commit": made.commit, "date": made.date, "command": made.command, "runs": runs}
 
 
+def closed_results() -> dict[str, Any]:
+    made = Provenance.here(closed_run(CLOSED_CLIENTS[0], "deadline", 1))
+    runs = [
+        {"clients": clients, "order": order, "seed": seed, **run}
+        for clients in CLOSED_CLIENTS
+        for order in CORE_ORDERS
+        for seed in CLOSED_SEEDS
+        for run in simulated(closed_run(clients, order, seed))
+    ]
+    return {"commit": made.commit, "date": made.date, "command": made.command, "runs": runs}
+
+
 def by_rate(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The runs of the lower rate first: a trace that is cut short has nearly the rate that was asked for."""
     return sorted(runs, key=lambda run: run["rate_per_s"])
@@ -94,11 +119,14 @@ def by_rate(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def table(results: dict[str, Any]) -> str:
     rows = in_order(results)
-    lines = ["| policy | on time | first token P50, P99 | found in cache |", "| --- | ---: | ---: | ---: |"]
+    lines = [
+        "| policy | on time | both | first token P50, P99 | found in cache |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for policy, row in rows:
         name = {"dualmap-least-cost": "**`dualmap-least-cost`**, the default", "dualmap": "`dualmap`, the paper's"}
         lines.append(
-            f"| {name.get(policy, f'`{policy}`')} | {row['on_time']:.1%} |"
+            f"| {name.get(policy, f'`{policy}`')} | {row['on_time']:.1%} | {row['both_slos']:.1%} |"
             f" {row['ttft_p50_s']:.2f} s, {row['ttft_p99_s']:.1f} s | {row['hit_rate']:.1%} |"
         )
     return "\n".join([*lines, "", f"Commit {results['commit']}, {results['date']}:\n`{results['command']}`"])
@@ -150,6 +178,11 @@ def core_tables(results: dict[str, Any]) -> str:
             for policy in CORE_POLICIES for case in cases
         }  # fmt: skip
         on_time = {key: round(100 * fmean(run["on_time"] for run in runs), 1) for key, runs in found.items()}
+        # Results of former versions have no share within both.
+        both = {
+            key: f"{100 * fmean(run['both_slos'] for run in runs):.1f}%, " if "both_slos" in runs[0] else ""
+            for key, runs in found.items()
+        }
         late_s = {key: fmean(run["ttft_p99_s"] for run in runs) for key, runs in found.items()}
         parts += [f"**Queues {words}**", ""]
         parts.append(f"| policy | {' | '.join(f'{trace} at {rate:g}/s' for trace, rate in cases)} |")
@@ -159,9 +192,8 @@ def core_tables(results: dict[str, Any]) -> str:
             for case in cases:
                 best = max(on_time[other, case] for other in CORE_POLICIES)
                 share = f"{on_time[policy, case]:.1f}%"
-                cells.append(
-                    f"{f'**{share}**' if on_time[policy, case] == best else share}, {late_s[policy, case]:.1f} s"
-                )
+                shown = f"**{share}**" if on_time[policy, case] == best else share
+                cells.append(f"{shown}, {both[policy, case]}{late_s[policy, case]:.1f} s")
             parts.append(f"| `{policy}` | {' | '.join(cells)} |")
         parts.append("")
     seeds = " and ".join(map(str, CORE_SEEDS))
@@ -169,6 +201,41 @@ def core_tables(results: dict[str, Any]) -> str:
         f"Commit {results['commit']}, {results['date']}, seeds {seeds}, and with the other traces (agents without a longest input) and `fifo` for `deadline`:\n`{results['command']}`"
     )
     return "\n".join(parts)
+
+
+def closed_table(results: dict[str, Any]) -> str:
+    """A row for each policy and order, the mean over the seeds; the best of each column in bold."""
+    rows: dict[tuple[str, str], dict[int, dict[str, float]]] = {
+        (policy, order): {} for policy in CLOSED_POLICIES for order in CORE_ORDERS
+    }
+    for (policy, order), cells in rows.items():
+        for clients in CLOSED_CLIENTS:
+            own = [
+                run
+                for run in results["runs"]
+                if (run["policy"], run["order"], run["clients"]) == (policy, order, clients)
+            ]
+            cells[clients] = {
+                name: fmean(run[name] for run in own) for name in ("answers_per_s", "on_time", "ttft_p99_s", "hit_rate")
+            }
+    heads = [
+        head for clients in CLOSED_CLIENTS for head in (f"{clients} agents: turns/s", "on time", "P99", "in cache")
+    ]
+    parts = [f"| policy | order | {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * len(heads)}"]
+    for (policy, order), cells in rows.items():
+        texts = []
+        for clients, cell in cells.items():
+            for name, shown in (("answers_per_s", "{:.1f}"), ("on_time", "{:.1%}")):
+                best = max(other[clients][name] for other in rows.values())
+                text = shown.format(cell[name])
+                texts.append(f"**{text}**" if shown.format(best) == text else text)
+            texts += [f"{cell['ttft_p99_s']:.1f} s", f"{cell['hit_rate']:.1%}"]
+        parts.append(f"| `{policy}` | {order} | {' | '.join(texts)} |")
+    seeds = " and ".join(map(str, CLOSED_SEEDS))
+    return "\n".join([*parts, "", (
+        f"Commit {results['commit']}, {results['date']}, seeds {seeds}, and with the other number of clients and `fifo`:\n"
+        f"`{results['command']}`"
+    )])  # fmt: skip
 
 
 def write(page: Path, name: str, content: str) -> None:
@@ -180,9 +247,9 @@ def write(page: Path, name: str, content: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="again", action="store_true", help="run nothing: write from the kept results")
-    parser.add_argument("--only", choices=("readme", "core"), help="one of the two")
+    parser.add_argument("--only", choices=("readme", "core", "closed"), help="one of the three")
     options = parser.parse_args()
-    for name, measured in (("readme", readme_results), ("core", core_results)):
+    for name, measured in (("readme", readme_results), ("core", core_results), ("closed", closed_results)):
         if options.only in (None, name):
             path = RESULTS / f"{name}.json"
             if not options.again:
@@ -192,7 +259,8 @@ def main() -> None:
                 PICTURE.write_text(picture(results), "utf-8")
                 write(README, "simulated", table(results))
             else:
-                write(EVALUATION, "core", core_tables(results))
+                tables = core_tables(results) if name == "core" else closed_table(results)
+                write(EVALUATION, name, tables)
 
 
 if __name__ == "__main__":
