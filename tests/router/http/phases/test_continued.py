@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -495,3 +497,38 @@ async def test_an_answer_in_its_reasoning_stays_where_it_is_to_leave(
     answer = await client.answer()
 
     assert (answer.whole, text_of(answer.body), placed.failures) == (True, "so", [])
+
+
+async def test_the_request_of_a_stream_that_became_too_long_to_be_kept_leaves_the_memory(fleet: StartFleet) -> None:
+    prompt_bytes, going_on, ending = 3 << 20, asyncio.Event(), asyncio.Event()
+
+    async def script(talk: Talk) -> None:
+        talk.body = b""
+        await talk.begin_stream()
+        await talk.token("a")
+        await going_on.wait()
+        for number in range(4):  # what does not compress
+            await talk.token(random.Random(number).randbytes(100_000).hex())
+        await talk.token("b")
+        await ending.wait()
+        await talk.end_stream()
+
+    _, _, client = await fleet(
+        script, settings={**ON, "max_body_bytes": 2 * prompt_bytes, "max_kept_bytes": prompt_bytes + (200 << 10)}
+    )
+    tracemalloc.start()
+    try:
+        messages = [{"role": "user", "content": "x" * prompt_bytes}]
+        client.request(CHAT, {"model": "m", "stream": True, "messages": messages})
+        del messages
+        await client.head()
+        await client.chunk()
+        assert tracemalloc.get_traced_memory()[0] > prompt_bytes, "it could go on"
+        going_on.set()
+        while b'"b"' not in await client.chunk():
+            pass
+        assert tracemalloc.get_traced_memory()[0] < prompt_bytes / 2
+    finally:
+        tracemalloc.stop()
+    ending.set()
+    assert (await client.chunk()) == b"data: [DONE]\n\n"
