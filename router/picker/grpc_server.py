@@ -139,6 +139,7 @@ class GrpcStream:
         """The begin of a message that has not come whole, with its prefix."""
         self._length = 0
         """Length of that message with its prefix, once it is known."""
+        self._receive_window = connection.window_bytes
         self._consumed = 0
         """Bytes that were read and not yet given back to the peer's window."""
         self._ended = False
@@ -161,6 +162,7 @@ class GrpcStream:
         self._consumed += len(message) + _PREFIX.size
         if not self._ended and self._consumed >= self._connection.window_bytes // 4:
             self._connection.give_back(self.stream_id, self._consumed)
+            self._receive_window += self._consumed
             self._consumed = 0
         return self._parse(message)
 
@@ -201,6 +203,13 @@ class GrpcStream:
                 raise LeftError
 
     # what the connection reports ---------------------------------------------------------------------------------
+    def spend(self, size: int, padding: int) -> None:
+        """Take a frame of so many bytes, padding included, from the peer's window."""
+        self._receive_window -= size
+        self._consumed += padding
+        if self._receive_window < 0:
+            raise _ConnectionError(_Error.FLOW_CONTROL_ERROR, "more comes on a stream than its window allows")
+
     def feed(self, data: bytes) -> None:
         """Take in bytes of messages. Raises StatusError."""
         if self._assembled is None:
@@ -452,8 +461,10 @@ class GrpcConnection(asyncio.Protocol):
             if stream_id > self._last_id or not stream_id:
                 raise _ConnectionError(_Error.PROTOCOL_ERROR, "data of a stream that has not begun")
             return  # it is over here: the rest was under way
+        size = len(payload)
         if flags & _PADDED:
             payload = _unpadded(payload)
+        stream.spend(size, size - len(payload))
         try:
             if payload:
                 stream.feed(payload)

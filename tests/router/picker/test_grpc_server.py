@@ -341,6 +341,13 @@ async def test_the_peer_gets_its_windows_back_as_messages_are_read(peer: Peer) -
     assert LONGEST // 2 <= given <= sent
 
 
+async def test_a_peer_that_sends_more_than_its_window_allows_is_left(peer: Peer) -> None:
+    peer.send(frame(HEADERS, END_HEADERS, 1, peer.block("Wait")))  # which reads one message alone
+    piece = frame(DATA, 0, 1, message(b"x" * (MAX_FRAME_BYTES - 5)))
+    peer.send(*[piece] * (2 * (LONGEST // MAX_FRAME_BYTES + 1) + 1))
+    assert await peer.ended_with() == 3
+
+
 GONE_WRONG = {
     "no HTTP/2": (b"GET / HTTP/1.1\r\nhost: a\r\n\r\n", 1),
     "a frame that is too long": (struct.pack(">IBI", (MAX_FRAME_BYTES + 1) << 8, 0, 1), 6),
