@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -48,6 +49,8 @@ class Allotter:
         """The number of the pool's changes at the last round; -1: not known."""
         self._cursor: int | None = 0
         """Where the comparison of pool and ledger goes on; None: it is over."""
+        self._last = ""
+        """The last budget of the last round."""
 
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError where its own pool's store, or the ledger's, is away."""
@@ -56,12 +59,20 @@ class Allotter:
             log.warning("the store lost allotments pool=%s: comparing them with the ledger", self._pool.name)
             self._cursor = 0
         self._seen = changes
-        wanted = dict([*(await self._pool.allotments.wanted()).items()][:MOST_IN_A_ROUND])
+        wanted = self._next_of(await self._pool.allotments.wanted())
         if self._cursor is not None:
             wanted = {**await self._beyond_ledger(), **wanted}
         for budget, each in wanted.items():
             if await self._divide(budget, each):
                 self._metrics.allotted.labels(self._pool.name).inc()
+
+    def _next_of(self, wanted: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
+        """Those that this round divides: the ones after the last round's first, so that all have their turn."""
+        names = sorted(wanted)
+        first = bisect_right(names, self._last) if len(names) > MOST_IN_A_ROUND else 0
+        some = (names[first:] + names[:first])[:MOST_IN_A_ROUND]
+        self._last = some[-1] if some else ""
+        return {name: wanted[name] for name in some}
 
     async def _beyond_ledger(self) -> Mapping[str, Wanted]:
         """Some budgets of which the pool has more than the ledger says, as its store is of an older time."""

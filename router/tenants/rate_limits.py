@@ -77,9 +77,10 @@ def duration(seconds: float) -> str:
     """As OpenAI writes it: ``12ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
-    whole = round(seconds, 3)
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"
+    minutes, rest_ms = divmod(round(seconds * 1000), 60_000)
+    whole, part_ms = divmod(rest_ms, 1000)
+    rest = f"{whole}.{part_ms:03}".rstrip("0") if part_ms else str(whole)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
 def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.budgets import Draw, Drawn
-from dualmap.scheduling.tenants.shares import Standing
+from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
@@ -70,12 +70,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     if placement.draws:
         known += b'"draws":%b,' % orjson.dumps(draw_words(placement.draws))
         known += b'"must_draw":true,' if placement.must_draw else b""
-    if (share := placement.share) is not None:
-        known += b'"share":{"name":"%b","weight":%.17g,"instances":%d},' % (
-            share.name.encode(),
-            share.weight,
-            share.instances,
-        )
+    if placement.share is not None:
+        known += _share_json(placement.share)
     if placement.band is not None:
         known += b'"band":%d,' % placement.band
         known += b'"fills":true,' if placement.fills else b""
@@ -99,6 +95,13 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
             placement.rebalances,
         ),
     )
+
+
+@lru_cache(maxsize=1024)
+def _share_json(share: Share) -> bytes:
+    """The figures of a tenant's share, which are the same for most of its requests."""
+    name = share.name.encode()
+    return b'"share":{"name":"%b","weight":%.17g,"instances":%d},' % (name, share.weight, share.instances)
 
 
 def draw_words(draws: Sequence[Draw]) -> list[str | float | list[float | str]]:

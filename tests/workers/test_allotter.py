@@ -26,6 +26,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger
+from dualmap.workers import allotter
 from dualmap.workers.allotter import Allotter
 from dualmap.workers.metrics import WorkerMetrics
 from tests.support.placements import placement
@@ -142,6 +143,18 @@ async def test_a_request_that_its_part_is_too_small_for_is_admitted_after_a_roun
 
     assert await admitted(shards, "b", cost=80) == 1
     assert await admitted(shards, "a") == 0
+
+
+async def test_of_many_budgets_each_has_its_turn(shards: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allotter, "MOST_IN_A_ROUND", 2)
+    limits = [Limit(Measure.REQUESTS, Period.DAY, 8, f"key:{number}") for number in range(5)]
+    keeper = shards.allotter("a")
+    for _ in range(3):
+        for limit in limits:
+            await admitted(shards, "a", limit, most=8)
+        await keeper.tick()
+
+    assert all([(await shards.parts(limit))["a"] > 4 for limit in limits])
 
 
 async def test_budgets_that_leak_move_with_their_rate(shards: Shards, clock: Any) -> None:
