@@ -231,9 +231,9 @@ def closed_table(results: dict[str, Any]) -> str:
                 texts.append(f"**{text}**" if shown.format(best) == text else text)
             texts += [f"{cell['ttft_p99_s']:.1f} s", f"{cell['hit_rate']:.1%}"]
         parts.append(f"| `{policy}` | {order} | {' | '.join(texts)} |")
-    seeds = " and ".join(map(str, CLOSED_SEEDS))
+    seeds = "seeds " + " and ".join(map(str, CLOSED_SEEDS)) if len(CLOSED_SEEDS) > 1 else f"seed {CLOSED_SEEDS[0]}"
     return "\n".join([*parts, "", (
-        f"Commit {results['commit']}, {results['date']}, seeds {seeds}, and with the other number of clients and `fifo`:\n"
+        f"Commit {results['commit']}, {results['date']}, {seeds}, and with the other number of clients and `fifo`:\n"
         f"`{results['command']}`"
     )])  # fmt: skip
 
