@@ -28,12 +28,14 @@ class Engine:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.goes_on_wrong = False
         self.counts = True
+        self.counts_after_s = 0.0
 
     async def __call__(self, talk: Talk) -> None:
         path, asked = talk.head.split(b" ")[1].decode(), orjson.loads(talk.body)
         if path == "/tokenize" and not self.counts:
             return await talk.answer({})
         if path == "/tokenize":
+            await asyncio.sleep(self.counts_after_s)
             return await talk.answer({"count": len(asked["prompt"].split()), "max_model_len": 4096})
         self.asked.append((path, asked))
         said, is_first = self.said(path, asked), len(self.asked) == 1
@@ -196,6 +198,23 @@ async def test_an_engine_without_ids_goes_on_by_text(fleet: StartFleet) -> None:
     way, rest = engine.asked[1]
     assert (way, rest["messages"][-1]) == (CHAT, {"role": "assistant", "content": "one two three"})
     assert (rest["max_tokens"], rest["continue_final_message"], rest["add_generation_prompt"]) == (17, True, False)
+
+
+async def test_a_busy_instance_has_time_to_count_the_tokens_so_that_the_limit_holds(fleet: StartFleet) -> None:
+    async def several_tokens_an_event(talk: Talk) -> None:
+        await talk.begin_stream()
+        await talk.event({"id": "id-1", "created": 1, "choices": [{"index": 0, "delta": {"content": "one two three"}}]})
+        await asyncio.sleep(0.02)
+        talk.reset()
+
+    engine = Engine(breaks, after=99, tells_ids=False)
+    engine.counts_after_s = 1.2
+    _, _, client = await fleet(several_tokens_an_event, engine, settings=ON)
+
+    ask(client, CHAT, max_tokens=5)
+    answer = await client.answer()
+
+    assert (text_of(answer.body), engine.asked[0][1]["max_tokens"]) == ("one two three four five", 2)
 
 
 async def test_what_an_engine_holds_back_for_a_stop_string_comes_once(fleet: StartFleet) -> None:
