@@ -202,12 +202,12 @@ def _evalscope_words(target: Target, folder: Path) -> list[str]:
 
 def _evalscope_told(folder: Path) -> Told:
     report = _only(folder, "benchmark_summary.json")
-    answered = int(report["Succeed requests"])
+    answered = int(report["Success Requests"])
     return Told(
         answered,
-        int(report["Failed requests"]),
-        report["Average output tokens per request"] * answered,
-        report["Average time to first token (s)"],
+        int(report["Failed Requests"]),
+        report["Avg Output Tokens"] * answered,
+        report["Avg TTFT (ms)"] / 1000,
     )
 
 
@@ -220,18 +220,22 @@ TOOLS: Mapping[str, Tool] = {
 }
 
 
-def install(folder: Path) -> None:
-    """An environment of its own for each tool but vLLM's, whose is that of an installed vLLM. Raises LackingError."""
+def install(folder: Path, python: str) -> None:
+    """An environment of its own for each tool but vLLM's, whose is that of an installed vLLM.
+
+    Raises:
+        LackingError: some could not be installed; the others are.
+    """
+    failed = []
     for name, tool in TOOLS.items():
-        if not tool.package:
-            continue
         home = folder / name
-        for command in (
-            [sys.executable, "-m", "venv", str(home)],
-            [str(home / "bin" / "pip"), "install", "--quiet", tool.package],
-        ):
-            if subprocess.run(command, check=False).returncode != 0:
-                raise LackingError(f"{tool.package} could not be installed into {home}")
+        steps = ([python, "-m", "venv", str(home)], [str(home / "bin" / "pip"), "install", "--quiet", tool.package])
+        if tool.package and any(subprocess.run(step, check=False).returncode != 0 for step in steps):
+            failed.append(tool.package)
+    if failed:
+        raise LackingError(
+            f"{', '.join(failed)} could not be installed into {folder}; is {python} new enough for them?"
+        )
 
 
 def program_of(name: str, tools: Path | None, vllm: str) -> str:
@@ -343,6 +347,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", type=Path, metavar="DIR", help="install the tools there, run nothing")
+    parser.add_argument("--python", default=sys.executable, metavar="PROGRAM", help="the Python of their environments")
     parser.add_argument("--tools", type=Path, metavar="DIR", help="folder of the tools (none: this environment's)")
     parser.add_argument("--vllm", default="vllm", metavar="PROGRAM", help="the program of an installed vLLM")
     parser.add_argument("--only", metavar="T,U", help=f"of {', '.join(TOOLS)}")
@@ -358,7 +363,7 @@ def main() -> int:
     options = _options()
     try:
         if options.install is not None:
-            install(options.install)
+            install(options.install, options.python)
             return 0
         names = [name.strip() for name in options.only.split(",")] if options.only else list(TOOLS)
         if unknown := [name for name in names if name not in TOOLS]:
