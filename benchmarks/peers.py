@@ -41,6 +41,7 @@ from wheels import WHEELS, WheelError, environment_with, envoy_words, install, i
 
 from dualmap.cli.fleet_plan import free_ports
 from dualmap.research.provenance import Provenance
+from dualmap.runtime.open_files import raise_open_files_limit
 
 OURS, RELAY = "ours", "relay"
 MODES = {OURS: "full", RELAY: "relay"}
@@ -370,6 +371,7 @@ def main() -> int:
         core = max(cores)
         os.sched_setaffinity(0, cores - {core} or cores)
         made = Provenance.here(())
+        raise_open_files_limit()  # clients and mock have a connection a stream, and the routers inherit it
         found, direct = uvloop.run(measure(options, names, core))
     except WheelError as error:
         _say(f"peers: {error}")
