@@ -444,3 +444,18 @@ def test_long_prompts_of_a_class_that_is_evictable_leave_for_late_ones_and_are_a
     assert (stays.replicas[0].requests.evictions, late[1] < late[0]) == (0, True)
     assert 0 < leaves.replicas[0].requests.evictions <= 3 * MOST_EVICTIONS
     assert {each.outcome for each in leaves._outcomes} == {Outcome.COMPLETED}
+
+
+def test_in_a_fleet_of_two_kinds_each_has_its_own_speed_and_the_faster_one_serves_more() -> None:
+    slower = replace(ENGINE, costs=ENGINE.costs.slowed(3.0))
+    simulation = Simulation(CONVERSATION.at_rate(2.5), scenario("dualmap-least-cost", engines=(ENGINE, slower)))
+
+    outcomes = simulation.run().outcomes
+
+    kinds = ("i001", "i003"), ("i002", "i004")
+    served = [sum(outcome.instance_id in names for outcome in outcomes) for names in kinds]
+    assert served[0] > 1.2 * served[1] > 0
+    loads = simulation.replicas[0].pool.loads()
+    rates = [[loads[name].prefill_tokens_per_s for name in names] for names in kinds]
+    assert rates[0][0] == rates[0][1] == pytest.approx(3 * rates[1][0], rel=0.15)
+    assert rates[1][0] == rates[1][1]
