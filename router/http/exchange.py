@@ -200,7 +200,7 @@ class Exchange:
 
     def probe(self) -> None:
         self._take_back()
-        if self._between_events():
+        if not self.done.done() and self._between_events():
             self._downstream.write(self._framed(b":\n\n"))
 
     def cut_off(self, error: RouterError) -> None:

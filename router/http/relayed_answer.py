@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.upstream import UpstreamConnection
-from dualmap.router.relay.relay import FULL, Relay, Returned
+from dualmap.router.relay.relay import FULL, MAX_BYTES, TAKEN, Relay, Returned
 
 if TYPE_CHECKING:
     from dualmap.router.http.exchange import Exchange
@@ -37,7 +37,8 @@ class RelayedAnswer:
     def take(self, data: bytes) -> bool:
         """Whether the relay takes the answer, from these bytes on, which begin a chunk."""
         connection, downstream = self._connection, self._downstream
-        terms = self._exchange.terms_of_relay(len(data)) if downstream.may_lend() else None
+        may_lend = len(data) <= MAX_BYTES and downstream.may_lend()
+        terms = self._exchange.terms_of_relay(len(data)) if may_lend else None
         if terms is None:
             return False
         flags, log_limit = terms
@@ -58,7 +59,16 @@ class RelayedAnswer:
         """Go on without the relay, from where it is."""
         stream = self._relay.take(self._key)
         if stream is not None:
-            self.given_back(stream)
+            self.given_back(stream._replace(reason=TAKEN))  # whatever ended its stay: it is not offered again at once
+
+    def end(self) -> None:
+        """The answer ends with what has passed; what has not is dropped."""
+        stream = self._relay.take(self._key)
+        if stream is not None:
+            self._end_loan()
+            self._exchange.relayed(stream.tail, stream.log)
+            if stream.unsent:
+                self._downstream.write(stream.unsent)
 
     def drop(self) -> None:
         """The answer is over, whatever has come of it."""

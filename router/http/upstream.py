@@ -180,7 +180,7 @@ class UpstreamConnection(asyncio.Protocol):
     def give_up(self, error: RouterError) -> None:
         """Close, and let the sink end its answer with ``error``."""
         if self.lent_to is not None:
-            self.lent_to.take_back()
+            self.lent_to.end()
         sink = self._sink
         self.abort()
         if sink is not None:
@@ -229,7 +229,11 @@ class UpstreamConnection(asyncio.Protocol):
         offered again."""
         self._ends_line = offers
         if unread and self._sink is not None:
-            self.data_received(unread)
+            try:
+                self.data_received(unread)
+            except Exception:  # as a transport does: what was not handled would be missing in the answer
+                self._fail(_CLOSED, "bytes of the answer could not be handled")
+                raise
         if error is not None:
             self._fail(_CLOSED, f"the connection broke: {error}")
 

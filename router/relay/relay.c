@@ -14,7 +14,8 @@
  * and it takes the stream back before it closes one of them.
  *
  * A lock guards everything that is reached from a Relay. The thread holds it for one stream at a time, and never while
- * it waits; Python holds it while it has the interpreter, and waits for it for some microseconds at most.
+ * it waits; Python holds it while it has the interpreter. With a second lock they have it in turns: else a
+ * thread that is busy takes it again and again before Python wakes up.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -84,7 +85,7 @@ typedef struct {
     pid_t process;           /* whose thread it is; 0: it has none */
     int noticed;             /* the notice was sent, and not yet read */
     pthread_t thread;
-    pthread_mutex_t lock;
+    pthread_mutex_t lock, next;
     Place *places;
     uint32_t places_count, first_free;
     uint64_t *returned; /* keys; there is room for all places */
@@ -489,6 +490,16 @@ static Stream *find(Relay *relay, uint64_t key) {
     return stream != NULL && stream->key == key ? stream : NULL;
 }
 
+static void lock(Relay *relay) {
+    pthread_mutex_lock(&relay->next);
+    pthread_mutex_lock(&relay->lock);
+    pthread_mutex_unlock(&relay->next);
+}
+
+static void unlock(Relay *relay) {
+    pthread_mutex_unlock(&relay->lock);
+}
+
 static void *run(void *argument) {
     Relay *relay = argument;
     struct epoll_event ready[BATCH];
@@ -500,11 +511,11 @@ static void *run(void *argument) {
             uint64_t key = ready[n].data.u64;
             if (key == STOP)
                 return NULL;
-            pthread_mutex_lock(&relay->lock);
+            lock(relay);
             Stream *stream = find(relay, key); /* Python may have taken it back since */
             if (stream != NULL && !stream->returned)
                 receive(relay, stream);
-            pthread_mutex_unlock(&relay->lock);
+            unlock(relay);
         }
     }
 }
@@ -606,6 +617,7 @@ static PyObject *relay_new(PyTypeObject *type, PyObject *Py_UNUSED(args), PyObje
     relay->stop = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     relay->first_free = NOWHERE;
     pthread_mutex_init(&relay->lock, NULL);
+    pthread_mutex_init(&relay->next, NULL);
     relay->in = malloc(REST_BYTES + READ_BYTES);
     relay->out = malloc(HEADER_BYTES + 2 * (REST_BYTES + READ_BYTES));
     if (relay->in == NULL || relay->out == NULL) {
@@ -648,6 +660,7 @@ static void relay_dealloc(Relay *relay) {
     PyTypeObject *type = Py_TYPE((PyObject *)relay);
     Py_XDECREF(relay_close(relay, NULL));
     pthread_mutex_destroy(&relay->lock);
+    pthread_mutex_destroy(&relay->next);
     free(relay->places);
     free(relay->returned);
     free(relay->in);
@@ -678,7 +691,7 @@ static PyObject *relay_attach(Relay *relay, PyObject *args) {
         stream->log_limit = (size_t)log_limit;
         stream->progressed = 1;
         size_t taken, made;
-        pthread_mutex_lock(&relay->lock);
+        lock(relay);
         Verdict verdict = take_chunks(relay, stream, data.buf, (size_t)data.len, &taken, &made);
         int usable = stream->chunks && (verdict == WHOLE || verdict == WAITS) &&
                      (relay->first_free != NOWHERE || make_places(relay)) &&
@@ -701,7 +714,7 @@ static PyObject *relay_attach(Relay *relay, PyObject *args) {
             relay->chunks -= stream->chunks;
             key = 0;
         }
-        pthread_mutex_unlock(&relay->lock);
+        unlock(relay);
         if (!usable)
             destroy(stream);
     }
@@ -713,7 +726,7 @@ static PyObject *relay_take(Relay *relay, PyObject *argument) {
     uint64_t key = PyLong_AsUnsignedLongLong(argument);
     if (key == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    pthread_mutex_lock(&relay->lock);
+    lock(relay);
     Stream *stream = find(relay, key);
     if (stream != NULL) {
         take_out(relay, stream);
@@ -721,7 +734,7 @@ static PyObject *relay_take(Relay *relay, PyObject *argument) {
             if (relay->returned[n] == key)
                 relay->returned[n] = relay->returned[--relay->returned_count];
     }
-    pthread_mutex_unlock(&relay->lock);
+    unlock(relay);
     if (stream == NULL)
         Py_RETURN_NONE;
     return result_of(stream);
@@ -733,7 +746,7 @@ static PyObject *relay_returned(Relay *relay, PyObject *Py_UNUSED(none)) {
         return NULL;
     for (;;) {
         Stream *stream = NULL;
-        pthread_mutex_lock(&relay->lock);
+        lock(relay);
         if (relay->returned_count) {
             uint64_t key = relay->returned[relay->returned_count - 1];
             stream = find(relay, key);
@@ -744,7 +757,7 @@ static PyObject *relay_returned(Relay *relay, PyObject *Py_UNUSED(none)) {
             eventfd_read(relay->notice, &count);
             relay->noticed = 0;
         }
-        pthread_mutex_unlock(&relay->lock);
+        unlock(relay);
         if (stream == NULL)
             return list;
         unsigned long long key = stream->key;
@@ -762,20 +775,20 @@ static PyObject *relay_progressed(Relay *relay, PyObject *argument) {
     uint64_t key = PyLong_AsUnsignedLongLong(argument);
     if (key == (uint64_t)-1 && PyErr_Occurred())
         return NULL;
-    pthread_mutex_lock(&relay->lock);
+    lock(relay);
     Stream *stream = find(relay, key);
     int progressed = stream != NULL && stream->progressed;
     if (stream != NULL)
         stream->progressed = 0;
-    pthread_mutex_unlock(&relay->lock);
+    unlock(relay);
     return PyBool_FromLong(progressed);
 }
 
 static PyObject *relay_counts(Relay *relay, PyObject *Py_UNUSED(none)) {
-    pthread_mutex_lock(&relay->lock);
+    lock(relay);
     unsigned long streams = relay->streams_count;
     unsigned long long chunks = relay->chunks;
-    pthread_mutex_unlock(&relay->lock);
+    unlock(relay);
     return Py_BuildValue("(kK)", streams, chunks);
 }
 

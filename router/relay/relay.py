@@ -36,8 +36,13 @@ RESPONSES: Final = 32
 """The events are those of a response, of OpenAI's ``/v1/responses``."""
 
 
+TAKEN: Final = 0
+"""Reason: Python has taken the stream back."""
 FULL: Final = 5
 """Reason: there is no room for what is kept of the stream."""
+
+MAX_BYTES: Final = 96 << 10
+"""Most bytes that the relay takes together with a stream."""
 
 
 class Returned(NamedTuple):
@@ -101,7 +106,7 @@ class Relay:
 
     def progressed(self, key: int) -> bool:
         """Whether bytes of the stream have come since the last call."""
-        return bool(self._native.progressed(key))
+        return self._native is not None and bool(self._native.progressed(key))
 
     @property
     def streams(self) -> int:
@@ -126,14 +131,17 @@ class Relay:
         if self._unusable:
             return False
         loop = asyncio.get_running_loop()
+        native: Any = None
         try:
-            self._native = NATIVE.Relay()
-            loop.add_reader(self._native.fileno(), self._collect)
+            native = NATIVE.Relay()
+            loop.add_reader(native.fileno(), self._collect)
         except (OSError, MemoryError, NotImplementedError) as error:
+            if native is not None:
+                native.close()
             _log.warning("the native relay cannot start, streams pass without it: %s", error)
             self._unusable = True
             return False
-        self._loop = loop
+        self._native, self._loop = native, loop
         return True
 
     def _counted(self, stream: tuple[Any, ...]) -> Returned:

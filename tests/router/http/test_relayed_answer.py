@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import select
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 import pytest
 
 from dualmap.router.errors import ShuttingDownError
+from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.relay.relay import NATIVE
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
@@ -379,11 +381,18 @@ async def test_a_client_that_reads_slowly_gets_all_and_holds_its_instance_back(
     await kit.eventually(lambda: intake.placed_request.outcome is Outcome.COMPLETED)
 
 
+Started = list[tuple[kit.Intake, Router]]
 Begun = Callable[..., Awaitable[tuple[kit.Intake, Router, list[Instance], Client]]]
 
 
 @pytest.fixture
-def flowing(start_instance: StartInstance, start_router: StartRouter) -> Begun:
+def started() -> Started:
+    """What ``flowing`` has started."""
+    return []
+
+
+@pytest.fixture
+def flowing(start_instance: StartInstance, start_router: StartRouter, started: Started) -> Begun:
     """A stream that the relay has, of an instance that then does ``then``."""
 
     async def start(then: Any = hangs, **settings: Any) -> Any:
@@ -391,6 +400,7 @@ def flowing(start_instance: StartInstance, start_router: StartRouter) -> Begun:
         instances = [await start_instance(script) for _ in range(2)]
         intake = kit.Intake([instance.url for instance in instances])
         router = await start_router(intake, native_relay=True, **({"continue_streams": "tokens"} | settings))
+        started.append((intake, router))
         client = await router.connect()
         ask(client, CHAT)
         await kit.eventually(lambda: router.plane.relay is not None and router.plane.relay.chunks > 15)
@@ -470,6 +480,110 @@ async def test_without_memory_a_relayed_stream_passes_and_is_not_kept(flowing: B
 
     assert answer.whole and answer.body.count(b"word") == len(WORDS) and b'token_ids":[' not in answer.body
     assert router.plane.kept.lost == 1
+
+
+def has_returned(router: Router, *, within_s: float = 10) -> bool:
+    """Whether the thread returns a stream. The event loop waits meanwhile, and so has not collected it."""
+    return bool(select.select([router.plane.relay._native.fileno()], [], [], within_s)[0])
+
+
+async def lent(router: Router) -> None:
+    """Wait until the relay has the stream, and nearly all of what the instance has sent has passed."""
+    await kit.eventually(lambda: router.plane.relay.streams == 1 and router.plane.relay.chunks > 15)
+
+
+async def test_a_stream_that_fails_as_its_log_is_full_goes_on_without_a_word_twice(
+    flowing: Begun, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = random.Random(1)
+    words = [f" word{n}-" + "".join(some.choices("abcdefghijklmnop", k=60)) for n in range(400)]
+    monkeypatch.setattr(f"{__name__}.WORDS", words)
+    returned = []
+
+    async def fills(talk: Talk) -> None:
+        ((intake, router),) = started
+        await lent(router)
+        for each in events(CHAT, orjson.loads(talk.body), range(20, 390), ends=False):
+            talk.writer.write(as_chunk(each))
+            if has_returned(router, within_s=0.005):
+                returned.append(talk)
+                break
+        (exchange,) = intake.loss_notifier._listeners["i0"]
+        assert isinstance(exchange, KeepingExchange)
+        exchange._lose("it does not answer")
+
+    _, _, _, client = await flowing(fills)
+    answer = await client.answer()
+
+    assert returned and answer.whole
+    assert [answer.body.count(b" word%d-" % n) for n in range(400)] == [1] * 400
+
+
+async def test_an_answer_that_is_cut_off_does_not_go_on_whatever_its_instance_has_done(
+    flowing: Begun, started: Started
+) -> None:
+    cut = []
+
+    async def fails(talk: Talk) -> None:
+        ((_, router),) = started
+        await lent(router)
+        talk.writer.write(as_chunk(event({"error": {"message": "EngineCore encountered an issue", "code": 500}})))
+        assert has_returned(router)
+        (connection,) = router.state.connections
+        cut.append(connection.cut_off(ShuttingDownError("the replica stops")))
+
+    intake, _, instances, client = await flowing(fails)
+    answer = await client.answer()
+
+    assert cut == [True] and not answer.whole and b"the replica stops" in answer.body
+    await kit.eventually(lambda: intake.placed_request.outcome is Outcome.CUT_OFF)
+    assert instances[1].connections == 0
+
+
+async def test_nothing_follows_an_answer_that_ends_as_its_client_is_probed(flowing: Begun, started: Started) -> None:
+    async def ends(talk: Talk) -> None:
+        ((intake, router),) = started
+        await lent(router)
+        left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
+        talk.writer.write(b"".join(map(as_chunk, left)) + b"0\r\n\r\n")
+        assert has_returned(router)
+        (exchange,) = intake.loss_notifier._listeners["i0"]
+        assert isinstance(exchange, KeepingExchange)
+        exchange.probe()
+
+    _, _, _, client = await flowing(ends)
+    answer = await client.answer()
+    ask(client, CHAT, stream=False)
+
+    assert answer.whole and answer.body.count(b"word") == len(WORDS)
+    assert (await client.answer()).status == 200, "no byte is between the answers"
+
+
+async def test_a_stream_of_which_returned_bytes_cannot_be_handled_goes_on_elsewhere(
+    flowing: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_it_is = KeepingExchange.body_received
+    failed: list[KeepingExchange] = []
+
+    def fail_once(exchange: KeepingExchange, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+        if not failed and b" word25" in b"".join(pieces):
+            failed.append(exchange)
+            raise MemoryError
+        as_it_is(exchange, wire, pieces, complete)
+
+    monkeypatch.setattr(KeepingExchange, "body_received", fail_once)
+
+    async def goes_on(talk: Talk) -> None:
+        for each in events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=False):
+            odd = b" word25" in each  # a chunk that the relay gives back
+            await talk.send(b"%x;a\r\n%b\r\n" % (len(each), each) if odd else as_chunk(each))
+        await talk.until_closed()
+
+    _, _, instances, client = await flowing(goes_on)
+    answer = await client.answer()
+
+    assert failed and answer.whole and answer.body.count(b"word") == len(WORDS)
+    assert instances[1].connections == 1
 
 
 async def test_nothing_passes_a_relay_that_is_turned_off(

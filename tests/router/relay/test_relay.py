@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import asyncio
 import fcntl
 import re
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import httptools
 import orjson
@@ -23,7 +25,7 @@ from dualmap.router.http.kept_stream import KeptBudget, KeptStream
 from dualmap.router.http.sse import event_object
 from dualmap.router.http.stream_usage import UsageRemover
 from dualmap.router.relay.event_log import unpack
-from dualmap.router.relay.relay import EVENTS, HIDE_IDS, HIDE_USAGE, KEEP, MESSAGES, NATIVE, RESPONSES, Returned
+from dualmap.router.relay.relay import EVENTS, HIDE_IDS, HIDE_USAGE, KEEP, MESSAGES, NATIVE, RESPONSES, Relay, Returned
 
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native relay is not built")
 
@@ -506,3 +508,15 @@ def test_a_relay_that_is_closed_takes_nothing(sockets: Sockets) -> None:
 
     assert sockets.attach(EVENTS, 0, wire) == 0
     assert sockets.relay.counts()[0] == 0 and sockets.relay.returned() == []
+
+
+async def test_a_relay_that_the_event_loop_cannot_watch_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "add_reader", fail)
+    relay = Relay(lambda chunks: None)
+
+    assert [relay.attach(Mock(), -1, -1, 0, 0, b"") for _ in range(2)] == [0, 0]
+    assert relay.streams == 0 and not relay.progressed(1)
+    relay.close()
