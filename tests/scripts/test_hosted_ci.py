@@ -44,10 +44,15 @@ def test_the_lowest_dependencies_are_tried_on_the_lowest_python() -> None:
 
 def test_a_release_publishes_what_was_tried_under_its_tag_and_nothing_before() -> None:
     jobs = workflow("release.yml")
-    published = [name for name, job in jobs.items() if name != "build"]
+    published = ["package", "image"]
 
     assert 'scripts/check-release --image --tag "$GITHUB_REF_NAME"' in commands(jobs)
-    assert {name: jobs[name]["needs"] for name in published} == dict.fromkeys(published, "build")
+    assert {name: job.get("needs") for name, job in jobs.items()} == {
+        "build": None, "wheels": "build", "package": ["build", "wheels"], "image": "build",
+    }  # fmt: skip
+    (wheels,) = (step for step in jobs["wheels"]["steps"] if "cibuildwheel" in step.get("run", ""))
+    assert wheels["run"].endswith("dist/*.tar.gz"), "of what was tried"
+    assert "import NATIVE" in wheels["env"]["CIBW_TEST_COMMAND"]
     assert not any("build" in command for name in published for command in commands({name: jobs[name]}))
     assert jobs["package"]["permissions"] == {"id-token": "write"}, "trusted publishing keeps no secret"
 
