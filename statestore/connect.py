@@ -33,7 +33,7 @@ class Store(Protocol):
 
     @property
     def allotments(self) -> AllotmentLedger:
-        """How budgets are divided among pools."""
+        """The ledger of budgets that are divided among pools."""
 
     async def open(self) -> None: ...
 

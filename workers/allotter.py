@@ -31,8 +31,8 @@ class Pools(Protocol):
 
 
 class Allotter:
-    """Divides the budgets that its pool wants more of anew. ``scheduling.tenants.allotments`` has the rule, and the
-    order of changes that keeps the sum of all parts at the limit.
+    """Divides again the budgets that its pool wants more of. ``scheduling.tenants.allotments`` has the rule, and the
+    order of changes that keeps the sum of all parts within the limit.
 
     The leader of each pool has one, and two of them may divide one budget at once: the ledger takes what the first one
     enters. A pool that cannot be reached keeps what the ledger says that it has.
@@ -48,7 +48,7 @@ class Allotter:
         self._seen = -1
         """The number of the pool's changes at the last round; -1: not known."""
         self._cursor: int | None = 0
-        """Where the comparison of pool and ledger goes on; None: it is over."""
+        """The cursor at which the comparison of pool and ledger goes on; None: it is over."""
         self._last = ""
         """The last budget of the last round."""
 
@@ -67,7 +67,7 @@ class Allotter:
                 self._metrics.allotted.labels(self._pool.name).inc()
 
     def _next_of(self, wanted: Mapping[str, Wanted]) -> Mapping[str, Wanted]:
-        """Those that this round divides: the ones after the last round's first, so that all have their turn."""
+        """The budgets that this round divides, first those after the last round's, so that all have their turn."""
         names = sorted(wanted)
         first = bisect_right(names, self._last) if len(names) > MOST_IN_A_ROUND else 0
         some = (names[first:] + names[:first])[:MOST_IN_A_ROUND]
@@ -88,7 +88,7 @@ class Allotter:
         return found
 
     async def _divide(self, budget: str, wanted: Wanted) -> bool:
-        """Whether the budget is divided anew; if not, the next round tries again."""
+        """Whether the budget was divided; if not, the next round tries again."""
         entry = await self._pools.allotments.entry(budget)
         names = sorted({*wanted.pools, *entry.parts})
         found = await self._found(names, budget, wanted)
@@ -104,7 +104,7 @@ class Allotter:
         used = {name: each.used for name, each in found.items()}
         parts = divided(amount, used, needs, wanted.pools)
         stamp = max([entry.stamp, *[each.stamp for each in found.values()]]) + 1
-        # What pools lose is taken first, so that nothing is counted twice at any time.
+        # The parts that fall are changed first, so that no part of the budget is in two pools at any time.
         has = {name: each.part for name, each in found.items()}
         for name, part in has.items():
             if parts[name] < max(part, entry.parts.get(name, 0)) or not is_known:
@@ -123,7 +123,7 @@ class Allotter:
         return True
 
     async def _found(self, names: Sequence[str], budget: str, wanted: Wanted) -> dict[str, Allotted]:
-        """What the pools have that can be reached."""
+        """The parts and the use of the pools that can be reached."""
 
         async def of(name: str) -> Allotted | StoreError:
             try:

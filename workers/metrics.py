@@ -109,7 +109,7 @@ class WorkerMetrics:
         )
         self.allotted = Counter(
             "dualmap_worker_allotted",
-            "Budgets of tenants that were divided among pools anew, as this pool wanted more",
+            "Budgets of tenants that were divided again among pools, as this pool wanted more",
             ["pool"],
             registry=self.registry,
         )

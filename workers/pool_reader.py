@@ -57,7 +57,7 @@ class CachedPoolReader:
         self._overview = _Cached(pool.overview, clock, max_age_s)
 
     def forget_membership(self) -> None:
-        """The members were changed, and whoever reads them next is to see that."""
+        """The members were changed, and the next reader is to see that."""
         self._membership.forget()
 
     async def membership(self) -> Membership:

@@ -188,7 +188,7 @@ _NO_EVIDENCE = RateEvidence()
 
 
 Kind = tuple[float, int]
-"""What instances of one kind are described with: prefill rate and KV memory."""
+"""The description that instances of one kind share: prefill rate and KV memory."""
 
 
 def kind_of(spec: InstanceSpec) -> Kind:
@@ -196,7 +196,7 @@ def kind_of(spec: InstanceSpec) -> Kind:
 
 
 def _factors(evidence: Mapping[str, RateEvidence], kinds: Mapping[str, Kind]) -> dict[str, float]:
-    """How many times as long as usual each of ``kinds`` takes: the factor of its kind, times its own. Either is 1
+    """The factor of time that each of ``kinds`` takes beside the usual: that of its kind, times its own. Either is 1
     within noise, and all of a difference beyond twice that (firm thresholding)."""
     weight = sum(own.weight for own in evidence.values())
     variance = sum(own.squares for own in evidence.values()) / weight if weight else 0.0

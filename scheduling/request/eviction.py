@@ -73,8 +73,8 @@ class EvictionRule:
         uncached_tokens: int,
         context_tokens: int,
     ) -> Shortage | None:
-        """What a request lacks that was placed on an instance with this load before; None where it lacks nothing, or no
-        class is below its own that may be evicted.
+        """The shortage of a request that was placed on an instance with this load before; None where it lacks nothing,
+        or no class below its own may be evicted.
 
         Args:
             ttft_s: the TTFT that is expected of it there.
@@ -85,7 +85,7 @@ class EvictionRule:
             return None
         used = load.context_tokens if load.kv_used_tokens is None else load.kv_used_tokens
         lacking = max(0, min(used + context_tokens - load.kv_capacity_tokens, context_tokens))
-        # What was dispatched is not overtaken, also where nothing on time is expected to wait for it.
+        # Dispatched work is not overtaken, also where nothing on time is expected to wait for it.
         ahead_s = max(ttft_s, (load.dispatched_tokens + uncached_tokens) / load.prefill_tokens_per_s)
         late_tokens = max(0.0, ahead_s - slo_s) * load.prefill_tokens_per_s
         return Shortage(late_tokens, lacking) if late_tokens or lacking else None

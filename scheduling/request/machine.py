@@ -682,7 +682,7 @@ class RequestSpec:
     only: frozenset[str] | None = None
     """The instances that may be sent it; None: any."""
     hides_first_token: bool = False
-    """Nobody sees when the first token of its answer comes, though it streams."""
+    """The time of its first token is not seen, though its answer streams."""
     tenant: str = ""
     """The tenant that it is for; empty: none."""
     draws: tuple[Draw, ...] = ()
@@ -1085,7 +1085,7 @@ class RequestMachine:
         return _NOTHING if shortage is None else (Evict(load.instance_id, shortage),)
 
     def under_way(self) -> AnswerUnderWay | None:
-        """What it has on its instance, where it may be evicted from there; None: it may not."""
+        """The answer that it has under way on its instance; None: it may not be evicted from there."""
         rule, chain = self.rules.eviction, self.chain()
         if rule is None or chain is None or not rule.is_evictable(self.spec.class_rank):
             return None

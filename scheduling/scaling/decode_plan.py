@@ -107,7 +107,7 @@ class DecodePlanner:
         return Plan(min(ceil(room / ROOM_TARGET), ceil(GROWTH * now.size)), reason, room)
 
     def _by_pace(self, now: FleetFigures) -> Plan:
-        """What was before the last newcomer was ready is no reason for the next one."""
+        """Looks from before the last newcomer was ready are no reason for the next one."""
         if now.starting or now.at_s - max(self._begun_s, self._changed_s) < PEAK_S:
             return Plan(0, "")
         pace, batch = self._mean(lambda each: each.answer_pace), self._mean(lambda each: each.running_requests)

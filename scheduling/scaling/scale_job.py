@@ -48,7 +48,7 @@ class FleetNow:
     live: int = 0
     """Requests that replicas serve now, those that are not scheduled among them."""
     ended: int = 0
-    """Requests that replicas have served since they began. It falls where one begins anew."""
+    """Requests that replicas have served since they began. It falls where one restarts."""
     answer_pace: float = 0.0
     """Mean time per output token of recent answers, in its SLO; 0 where none was seen."""
 
@@ -393,8 +393,8 @@ class ScaleKeeper:
         record = replace(record, asked=record.asked + 1, accepted=int(reply.accepted))
         event = "accepted" if reply.accepted else "refused"
         yield from self._write(now, record, event, reply.text)
-        # What drained and cannot be removed yet costs money, and serves nobody: it is never given up. Load that returns
-        # withdraws the decision.
+        # An instance that drained and cannot be removed yet costs money, and serves no request: it is never given up.
+        # Load that returns withdraws the decision.
         gives_up = not (self.settings.removes_leaving and record.leaving)
         if not reply.accepted and record.asked >= MAX_CALLS and gives_up:
             outcome = f"the actuator failed {record.asked} times: {reply.text}"

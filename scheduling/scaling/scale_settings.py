@@ -13,7 +13,7 @@ WORKLOAD = r"^(deployment|statefulset|leaderworkerset)/[a-z0-9]([a-z0-9.-]{0,251
 
 
 class DecodeAutoscaleSettings(BaseModel):
-    """How many instances of role ``decode`` a pool may have; what is not here is as for its other instances."""
+    """Bounds on a pool's instances of role ``decode``; all other settings are those of its other instances."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -7,7 +7,7 @@ what is used in all pools is at most the limit at any time, and what leaks in al
 leaks: the limit holds over the pools as it does in one.
 
 Unused budget moves to where it is wanted. A pool *wants* more of a budget once a request did not fit, or more than
-``WANTED_FROM`` of its part is used. The leader then divides what is unused in all pools anew: first what refused
+``WANTED_FROM`` of its part is used. The leader then divides again what is unused in all pools: first what refused
 requests need, the smallest first; of the rest, pools that want it get all but ``1 / KEPT``, and the others that. So a
 pool that wants all can get all but that part of what others leave unused, after one round of the leader, and what a
 part lacks for a request is there after one round if it is unused anywhere. What is used in a pool is never taken from
@@ -31,14 +31,14 @@ from dualmap.scheduling.values import value
 WANTED_FROM: Final = 0.75
 """The part of its part from which on a pool wants more."""
 KEPT: Final = 8
-"""Of what is unused, one in so many is left to pools that do not want it."""
+"""The share of unused budget, one in so many, that is left to pools that do not want it."""
 ROUND_S: Final = 1.0
 """Pause between two rounds of a leader."""
 
 
 @value
 class Division:
-    """How the budgets of a tenant are divided until the leader did, at one of its pools."""
+    """The division of a tenant's budgets that one of its pools assumes until the leader has divided them."""
 
     pools: tuple[str, ...]
     """Their names, in order."""

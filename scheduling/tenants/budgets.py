@@ -87,7 +87,7 @@ class Draw:
     leak_per_s: float
     limit: Limit
     division: Division | None = None
-    """How the budget is divided among pools; None: all of it is this pool's."""
+    """Its division among pools; None: all of it is this pool's."""
 
     @property
     def leaks(self) -> float | str | list[float | str]:
@@ -109,8 +109,8 @@ class Drawn:
     """What the store replied to the draws of one placement."""
 
     left: tuple[int, ...] = ()
-    """What is left of each budget, in the order of the draws; below 0 it is overdrawn. Of one that is divided, what is
-    left of this pool's part."""
+    """The amount that is left of each budget, in the order of the draws; below 0 it is overdrawn. For one that is
+    divided it is the rest of this pool's part."""
     unmet: int | None = None
     """The place of the draw that kept the request out, the one that takes longest to fit; None: all were drawn."""
     wait_s: float = 0.0
@@ -129,7 +129,7 @@ class Budget:
     leak_per_s: float
     limit: Limit
     division: Division | None = None
-    """How it is divided among pools; None: all of it is this pool's."""
+    """Its division among pools; None: all of it is this pool's."""
 
 
 def budgets_of(tenant: str, limits: Iterable[Limit], division: Division | None = None) -> tuple[Budget, ...]:

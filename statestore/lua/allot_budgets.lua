@@ -1,8 +1,8 @@
--- Changes what this pool is allotted of budgets that are divided among pools (scheduling/tenants/allotments.py). What is used here
--- is not taken from it: it keeps as much, where it has that. Nobody wants more of such a budget afterwards, until the next draw.
+-- Changes the parts of this pool in budgets that are divided among pools (scheduling/tenants/allotments.py). A part does not fall
+-- below the amount that is used of it. The pool no longer wants more of such a budget, until the next draw.
 -- ARGV  1 clock; then 7 for each budget: its name, the amount that is divided, how much of that leaks a second or 'day' or 'month',
---       the part that this pool has where none is entered, the stamp of this change, the part that it is to have, what is unused
---       in other pools
+--       the part that this pool has where none is entered, the stamp of this change, the part that it is to have, the amount that
+--       is unused in other pools
 -- Reply for each the part that it has, or -1 where the stamp is not above that of the last change
 local replies, changed = {}, 0
 for first = 2, #ARGV, 7 do

@@ -1,4 +1,4 @@
-"""What a pool is allotted of budgets that are divided among pools, see ``scheduling.tenants.allotments``."""
+"""The parts of a pool in budgets that are divided among pools, see ``scheduling.tenants.allotments``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """What is entered in a pool of a divided budget."""
+    """The entry of a divided budget in a pool."""
 
     part: int
     of: int
@@ -50,7 +50,7 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Allotted:
-    """What a pool has of a budget."""
+    """A pool's part of a budget, and its use."""
 
     part: int
     stamp: int
@@ -61,20 +61,20 @@ class Allotted:
 
 @dataclass(frozen=True, slots=True)
 class Allotment:
-    """A change of what a pool has of a budget."""
+    """A change of a pool's part of a budget."""
 
     budget: str
     amount: int
     begins_with: int
-    """What the pool has where nothing is entered."""
+    """The part of the pool where none is entered."""
     stamp: int
     part: int
     rest: int = 0
-    """What is unused in other pools."""
+    """The amount that is unused in other pools."""
 
 
 def leak_of(budget: str, amount: int) -> float | str:
-    """How much leaks a second of a budget of this amount, or the period of a quota; 0: it is of what is in flight."""
+    """The leak per second of a budget of this amount, or the period of a quota; 0: it bounds what is in flight."""
     period = Period(budget.rpartition("/")[2])
     if period is Period.MINUTE:
         return amount / MINUTE_S
@@ -82,7 +82,7 @@ def leak_of(budget: str, amount: int) -> float | str:
 
 
 def entered_from(text: bytes | None) -> Entered | None:
-    """What the scripts wrote (``statestore/lua/shared/budgets.lua``); None where there is nothing that can be read."""
+    """The entry that the scripts wrote (``statestore/lua/shared/budgets.lua``); None where none can be read."""
     words = (text or b"").split()
     if len(words) != _WORDS or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None
@@ -90,7 +90,7 @@ def entered_from(text: bytes | None) -> Entered | None:
 
 
 def leak_per_s_of(limit: Limit, text: bytes | None) -> float:
-    """How much of the limit leaks a second in a pool of which this is entered."""
+    """The amount of the limit that leaks each second in a pool with this entry."""
     entered = entered_from(text)
     return limit.leak_per_s if entered is None else limit.leak_per_s * entered.part / entered.of
 
@@ -131,7 +131,7 @@ class Allotments(Changes):
 
     @reads
     async def entered(self, budgets: Sequence[str]) -> dict[str, Entered]:
-        """What is entered of budgets, by name."""
+        """The entries of budgets, by name."""
         if not budgets:
             return {}
         texts = await self._calls.command("HMGET", self._keys.budgets_allotted, *budgets)

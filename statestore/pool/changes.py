@@ -102,8 +102,8 @@ class Changes:
 
 
 def _conditions(change: Change) -> Iterator[tuple[bytes, str, bytes | bool]]:
-    """The values that must still stand. Bytes that are no text were written by nobody of the fleet, whose writers
-    replace them."""
+    """The values that must still stand. Bytes that are no text were not written by the fleet, whose writers replace
+    them."""
     for key, name, text in change.read:
         if text is None or is_readable(text.decode):
             yield key, name, False if text is None else text

@@ -96,7 +96,7 @@ class Scripts:
 
 
 NO_SCRIPTS: Final = Scripts({}, "", "")
-"""For connections over which commands alone are sent."""
+"""No scripts, for connections over which only commands are sent."""
 
 
 def own_clock_word(now_ms: int) -> bytes:

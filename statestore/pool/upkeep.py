@@ -1,9 +1,9 @@
 """Upkeep of the store: requests of dead replicas, counts that drifted, and entries that cannot be read, as somebody
 changed them by hand.
 
-An entry that cannot be read is taken out, so that whoever knows it enters it again: a worker or a replica a member, the
-leader what it learned and its tree. What would not come again is written: counters of the pool, the record of an
-instance that is described, and a lease, until it is known whether its replica lives.
+An entry that cannot be read is taken out, so that the process that knows it enters it again: a worker or a replica a
+member, the leader what it learned and its tree. What would not come again is written: counters of the pool, the record
+of an instance that is described, and a lease, until it is known whether its replica lives.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class WireCalls(Calls):
                 tried_again = True
 
     async def _load_library(self) -> bool:
-        """Load the library, unless somebody else was faster; False where this server or user may not."""
+        """Load the library, unless another process was faster; False where this server or user may not."""
         try:
             await self.command("FUNCTION", "LOAD", self._scripts.library)
         except StoreUnavailableError:
@@ -270,8 +270,8 @@ class WireCalls(Calls):
         return True
 
     async def _drop_libraries(self) -> None:
-        """Drop the libraries of other versions and settings where many have gathered. Who still uses one loads it
-        again."""
+        """Drop the libraries of other versions and settings where many have gathered. A process that still uses one
+        loads it again."""
         with contextlib.suppress(StoreError):
             listed = await self.command("FUNCTION", "LIST", "LIBRARYNAME", f"{LIBRARY_PREFIX}*")
             names = [dict(zip(each[::2], each[1::2], strict=True))[b"library_name"].decode() for each in listed]

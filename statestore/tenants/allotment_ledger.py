@@ -1,6 +1,6 @@
-"""The ledger of allotments: what each pool may have at most of the budgets that are divided among pools.
+"""The ledger of allotments: the most that each pool may have of the budgets that are divided among pools.
 
-It lies where the tenants of all pools do. In which order ledger and pools change is said in
+It lies where the tenants of all pools do. The order in which ledger and pools change is in
 ``scheduling.tenants.allotments``.
 """
 
@@ -24,7 +24,7 @@ SCANNED: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """How one budget is divided."""
+    """The division of one budget among pools."""
 
     stamp: int = 0
     """Above that of every change before; 0: it was never divided."""
@@ -58,7 +58,7 @@ class AllotmentLedger(Changes):
 
     @reads
     async def entry(self, budget: str) -> LedgerEntry:
-        """How a budget is divided."""
+        """The entry of a budget; that of a budget that was never divided has stamp 0."""
         return LedgerEntry.parse(await self._calls.command("HGET", self._key, budget))
 
     @reads

@@ -105,7 +105,7 @@ async def test_a_limit_that_is_changed_is_in_force_at_once_in_the_same_parts(poo
 
     assert (await place(pool, "r1", draw(751, lowered))).status is PlaceStatus.LIMITED
     assert (await place(pool, "r2", draw(750, lowered))).status is PlaceStatus.DISPATCHED
-    assert (await pool.allotments.wanted())["acme/tokens/minute"].amount == 3001, "it is to be divided anew"
+    assert (await pool.allotments.wanted())["acme/tokens/minute"].amount == 3001, "it is to be divided again"
 
 
 async def test_more_is_wanted_of_a_budget_that_is_near_its_end_or_too_small(pool: PoolStore) -> None:

@@ -67,7 +67,7 @@ class Shards:
         return Allotter(self.stores[name].pool(name), self, metrics=WorkerMetrics())
 
     async def parts(self, limit: Limit = DAY) -> dict[str, int]:
-        """What each pool admits by now."""
+        """The part that each pool admits by."""
         begins_with = {name: limit.amount // len(self.stores) for name in self.stores}
         return {
             name: (await store.pool(name).allotments.of(budget_of("acme", limit), limit.amount, begins_with[name])).part
@@ -279,7 +279,7 @@ async def test_a_ledger_that_was_lost_is_made_of_what_the_pools_have(shards: Sha
     await admitted(shards, "a", most=80)
     with contextlib.suppress(StoreError):
         await shards.allotter("a").tick()
-    assert sum((await shards.parts()).values()) == DAY.amount, "without all pools nobody knows what they have"
+    assert sum((await shards.parts()).values()) == DAY.amount, "the parts are not known without all pools"
 
     shards.away.clear()
     await shards.allotter("a").tick()

@@ -4,7 +4,7 @@
 -- (scheduling/tenants/allotments.py) another hash has what this pool is allotted, 'PART OF STAMP REST': its part of an amount, the
 -- stamp of that change, and what was unused in other pools then.
 
--- What is used now of a budget, by its text, and what that is in its text: how much leaks a second, or the period of a quota.
+-- The amount that is used now of a budget, by its text; and the period that a quota counts in now, nil for others.
 local function used_of(text, leak, at_ms)
   if leak == 'day' or leak == 'month' then
     local period = leak == 'day' and utc_day(at_ms) or string.sub(utc_day(at_ms), 1, 7)
@@ -35,7 +35,7 @@ local function part_of(text, amount, begins_with)
   return of == amount and part or math.floor(part * amount / of), of == amount, tonumber(stamp), tonumber(rest)
 end
 
--- How much leaks of a part; also of one that is 0 it is not 0, which would be the kind of what is in flight.
+-- The leak of a part. It is above 0 for a part that is 0, too: a leak of 0 means that the budget bounds what is in flight.
 local function part_of_leak(leak, part, amount)
   return type(leak) == 'number' and leak * math.max(part, 0.000001) / amount or leak
 end

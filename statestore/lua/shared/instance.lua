@@ -1,13 +1,13 @@
 -- One instance: what is described of it and its counts, one text in a hash of all (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 
--- Those that this call has read.
+-- Instances that this call has read.
 local instances = {}
 
--- Those that calls have read or written, by what the keys of their pool begin with: most texts are still as one of them has it.
+-- Instances that earlier calls have read or written, by the prefix of their pool's keys: most texts have not changed since.
 local READ = {}
 
--- From its text; nil where there is no such instance that can be read: the leader mends it (statestore/pool/upkeep.py).
+-- The instance of a text; nil where there is no such instance that can be read: the leader mends it (statestore/pool/upkeep.py).
 local function instance_from(id, text)
   local read = READ[KEYS[1]]
   if not read or read.number > terms.kept_instances then
@@ -78,7 +78,7 @@ local function overtaken_tokens(instance, precedes)
   return instance.deferred_tokens + math.min(math.max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 end
 
--- The part of its text that transitions do not change is made once; who changes it takes that out.
+-- The part of its text that transitions do not change is made once; a script that changes it clears 'described'.
 local function write_record(instance)
   instance.described = instance.described or string.format(INSTANCE.rare_format, INSTANCE.rare_values)
   instance.text = instance.described .. string.format(INSTANCE.rest_format, INSTANCE.rest_values)

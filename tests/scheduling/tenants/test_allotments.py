@@ -1,4 +1,4 @@
-"""How a limit is divided among pools."""
+"""The division of a limit among pools."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ spec:
 {{- end -}}
 
 {{/*
-Where other replicas reach a router or a picker: by its pod's address, since a pod's name is known to nobody else. Dict
+The address at which other replicas reach a router or a picker: that of its pod, whose name no other pod resolves. Dict
 "root" "port".
 */}}
 {{- define "dualmap.advertised" -}}
