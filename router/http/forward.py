@@ -33,6 +33,7 @@ from dualmap.router.http.rest_of_answer import (
     CannotContinueError,
     Over,
     Rest,
+    begin_rest,
     can_go_on,
     needs_context,
     needs_count,
@@ -365,6 +366,7 @@ class _Forwarding:
         inference_request.leaves_usage_open = self._asks_ids = False
         shows_ids = asked.get("return_token_ids") is True
         self._hides_ids = rest.by_tokens and not shows_ids
+        overlap = begin_rest(so_far, rest)
         answer: ContinuedAnswer | ContinuedResponse
         if rest.path == RESPONSES_PATH:
             answer = ContinuedResponse(so_far, rest)
@@ -373,12 +375,10 @@ class _Forwarding:
                 inference_request.path,
                 so_far,
                 rest,
-                overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
+                overlap=overlap,
                 shows_usage=wants_usage(asked),
                 shows_ids=shows_ids,
             )
-        if not rest.by_tokens:
-            so_far.by_text(rest.tokens)
         self._so_far = so_far
         self.downstream = Continuation(self.downstream, answer)
         if self.plane.settings.tell_continuations:

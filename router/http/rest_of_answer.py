@@ -98,18 +98,21 @@ def answers_of(path: str, request: Mapping[str, Any]) -> int:
 
 def prompts_of(path: str, request: Mapping[str, Any]) -> int:
     """The number of prompts of a request; 1 where that cannot be read."""
-    prompt = request.get("prompt") if path == COMPLETIONS_PATH else None
-    return len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
+    return len(_prompts(request)) if path == COMPLETIONS_PATH else 1
+
+
+def _prompts(request: Mapping[str, Any]) -> list[Any]:
+    prompt = request.get("prompt")
+    return prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
 
 
 def requests_of(request: Mapping[str, Any], answers: int) -> list[dict[str, Any]]:
     """A request for each of several answers, as an engine computes them: to its own prompt, with its own seed."""
-    prompt, seed = request.get("prompt"), lax_int(request.get("seed"))
-    prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+    prompts, seed = _prompts(request), lax_int(request.get("seed"))
     each, made = answers // len(prompts), []
     for index in range(answers):
         one = {name: given for name, given in request.items() if name not in ("n", "best_of")}
-        if prompt is not None:
+        if one.get("prompt") is not None:
             one["prompt"] = prompts[index // each]
         if seed is not None and index % each:
             one["seed"] = seed + index % each
@@ -216,6 +219,15 @@ def rest_of(
     if limit is not None and tokens >= limit:
         return Over("length")
     return _by_text(path, request, so_far.text, tokens, limit)
+
+
+def begin_rest(so_far: AnswerSoFar, rest: Rest) -> str:
+    """Make of the answer so far what its rest goes on from. Returns the text that the client has and the rest begins
+    with."""
+    if rest.by_tokens:
+        return so_far.cut(rest.tokens, rest.chars)
+    so_far.by_text(rest.tokens)
+    return ""
 
 
 def can_go_on(path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]) -> bool:

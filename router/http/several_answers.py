@@ -27,6 +27,7 @@ from dualmap.router.http.rest_of_answer import (
     CannotContinueError,
     Over,
     Rest,
+    begin_rest,
     can_go_on,
     needs_context,
     needs_count,
@@ -208,13 +209,11 @@ class SeveralAnswers:
             self._path,
             so_far,
             rest,
-            overlap=so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else "",
+            overlap=begin_rest(so_far, rest),
             shows_usage=False,
             shows_ids=self._shows_ids,
             index=index,
         )
-        if not rest.by_tokens:
-            so_far.by_text(rest.tokens)
         stream = AnswerInStream(shared, answer)
         keep = partial(self._keep, index, rest)
         sending = Sending(

@@ -13,7 +13,7 @@ import pytest
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.kept_stream import KeptBudget, KeptStream
-from dualmap.router.http.rest_of_answer import Rest, rest_of
+from dualmap.router.http.rest_of_answer import Rest, begin_rest, rest_of
 from dualmap.router.http.sse import event_object
 from tests.conformance.server import Server
 
@@ -79,7 +79,7 @@ async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server,
 
     assert isinstance(rest, Rest)
     assert rest.by_tokens is (path in (CHAT, COMPLETION))
-    overlap = so_far.cut(rest.tokens, rest.chars) if rest.by_tokens else ""
+    overlap = begin_rest(so_far, rest)
     answer = await server.http.post(rest.path, content=rest.body, headers={"content-type": "application/json"})
     assert answer.status_code == 200, answer.text
     events = [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
@@ -96,7 +96,6 @@ async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server,
 def assert_one_response(so_far: AnswerSoFar, rest: Rest, uncut: list[bytes], events: list[bytes]) -> None:
     """The events of the rest make one response of the first part: as it would have been, but for what was cached."""
     continued = ContinuedResponse(so_far, rest)
-    so_far.by_text(rest.tokens)
     made = [each for event in events for each in continued.event(event).split(b"\n\n") if each]
 
     ends = [event_object(each) or {} for each in (made[-1], uncut[-1])]
