@@ -21,6 +21,7 @@ from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.response_so_far import named_event
 from dualmap.router.http.rest_of_answer import Rest
 from dualmap.router.http.sse import EventEditor, error_event, event_object, is_error
+from dualmap.router.http.whole_usage import usage_of, whole_usage
 from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from dualmap.scheduling.request.outcome import Usage
 
@@ -163,16 +164,7 @@ class ContinuedAnswer:
         """A usage of the whole answer."""
         if not isinstance(usage, dict):
             return {}
-        counted = {**usage}
-        for name, tokens in (("prompt_tokens", -self.tokens), ("completion_tokens", self.tokens)):
-            if isinstance(counted.get(name), int):
-                counted[name] += tokens
-        details, prompt_tokens = counted.get("prompt_tokens_details"), counted.get("prompt_tokens")
-        if isinstance(details, dict) and isinstance(prompt_tokens, int):
-            cached_tokens = details.get("cached_tokens")
-            if isinstance(cached_tokens, int) and cached_tokens > prompt_tokens:
-                counted["prompt_tokens_details"] = {**details, "cached_tokens": prompt_tokens}
-        return counted
+        return whole_usage(usage, self.tokens, "prompt_tokens", "completion_tokens")
 
     @property
     def counted(self) -> tuple[int | None, int | None]:
@@ -271,13 +263,8 @@ def ending_events(
             made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, told)
         return made + named_event({"type": "message_stop"})
     made = b"" if finish_reason is None else ending_choice(path, so_far, 0, finish_reason)
-    prompt_tokens, tokens = so_far.prompt_tokens, so_far.tokens
-    if usage is None and prompt_tokens is not None and not so_far.others:
-        usage = {
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + tokens,
-            "completion_tokens": tokens,
-        }
+    if usage is None and so_far.prompt_tokens is not None and not so_far.others:
+        usage = usage_of(so_far.prompt_tokens, so_far.tokens)
     if shows_usage and not so_far.has_usage and usage is not None:
         made += b"data: %b\n\n" % orjson.dumps({**_envelope_of(so_far), "choices": [], "usage": usage})
     return made + _DONE

@@ -15,6 +15,7 @@ from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.response_so_far import BEGINNINGS, ENDS, ResponseSoFar, named_event, text_part
 from dualmap.router.http.rest_of_answer import Rest
 from dualmap.router.http.sse import event_object, is_error
+from dualmap.router.http.whole_usage import whole_usage
 
 _ENVELOPE: Final = ("id", "created_at", "model", "max_output_tokens")
 _ADDED: Final = "response.output_item.added"
@@ -127,22 +128,11 @@ class ContinuedResponse:
         """A usage of the whole response."""
         if not isinstance(usage, dict):
             return usage
-        counted = {**usage}
-        for name, more in (("input_tokens", -self.tokens), ("output_tokens", self.tokens)):
-            count = counted.get(name)
-            if not isinstance(count, int):
-                continue
-            counted[name] = count + more
-            if isinstance(details := counted.get(f"{name}_details"), dict):
-                turn = f"{name}_per_turn"
-                counted[f"{name}_details"] = (
-                    {**details, turn: [count + more]} if details.get(turn) == [count] else details
-                )
-        details, input_tokens = counted.get("input_tokens_details"), counted.get("input_tokens")
-        if isinstance(details, dict) and isinstance(input_tokens, int):
-            cached = details.get("cached_tokens")
-            if isinstance(cached, int) and cached > input_tokens:
-                counted["input_tokens_details"] = {**details, "cached_tokens": input_tokens}
+        counted = whole_usage(usage, self.tokens, "input_tokens", "output_tokens")
+        for name in ("input_tokens", "output_tokens"):
+            count, details, turn = usage.get(name), counted.get(f"{name}_details"), f"{name}_per_turn"
+            if isinstance(count, int) and isinstance(details, dict) and details.get(turn) == [count]:
+                counted[f"{name}_details"] = {**details, turn: [counted[name]]}
         return counted
 
 

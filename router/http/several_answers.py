@@ -38,6 +38,7 @@ from dualmap.router.http.rest_of_answer import (
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.shared_stream import AnswerInStream, SharedStream
 from dualmap.router.http.sse import Ending
+from dualmap.router.http.whole_usage import usage_of
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -264,12 +265,7 @@ class SeveralAnswers:
         prompt_tokens = self._so_far.tokens_of_prompts()
         if prompt_tokens is None:
             return None
-        tokens = sum(answer.tokens for answer in self._answers)
-        return {
-            "prompt_tokens": prompt_tokens,
-            "total_tokens": prompt_tokens + tokens,
-            "completion_tokens": tokens,
-        }
+        return usage_of(prompt_tokens, sum(answer.tokens for answer in self._answers))
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:
