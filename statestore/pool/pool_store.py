@@ -258,7 +258,7 @@ class PoolStore(Changes):
                 commands.append(("HSET", keys.request(request.request_id), *texts))
                 nowhere = ("ZADD", keys.passed_on, now_ms, request.request_id)
                 commands.append(listed(keys, request, order) if instance_id else nowhere)
-            metered = await self.usage.taken_back(lost)
+            metered = await self.usage.taken_back(lost, now_ms)
             commands += metered.commands
             read = [*metered.read, *((keys.request(request.request_id), "placed", None) for request in lost)]
             read += zip([replicas] * len(owners), owners, leases, strict=True)

@@ -84,9 +84,9 @@ class UsageBooks(Changes):
         return found
 
     @reads
-    async def taken_back(self, requests: Sequence[StoredRequest]) -> Change:
+    async def taken_back(self, requests: Sequence[StoredRequest], now_ms: int) -> Change:
         """The change that undoes that requests were metered as those of a dead replica, where they were: that replica
-        lives, and enters them again."""
+        lives, and enters them again. ``now_ms`` is the store's time."""
         if not any(request.account for request in requests):
             return Change()
         key = self._keys.usage_lost
@@ -106,11 +106,11 @@ class UsageBooks(Changes):
                 if replica_id == request.replica_id:
                     of_day = self._keys.usage(day), account
                     sums[of_day] = sums.get(of_day, Counts()) + counts
-                    record = (await self._calls.now_ms(), counts, TAKEN_BACK, EXPECTED, request.request_id, account)
+                    record = (now_ms, counts, TAKEN_BACK, EXPECTED, request.request_id, account)
                     logged = ("XADD", self._keys.usage_log, "MAXLEN", "~", USAGE_LOG, "*", "record")
                     commands.append((*logged, " ".join(map(str, record))))
-        for (day_key, account), counts in sums.items():
-            former = await self._calls.command("HGET", day_key, account)
+        formers = await self._calls.together([("HGET", *of_day) for of_day in sums]) if sums else ()
+        for ((day_key, account), counts), former in zip(sums.items(), formers, strict=True):
             if former is not None:
                 read.append((day_key, account, former))
                 commands.append(("HSET", day_key, account, str(Counts.parse(former.decode()) + counts)))

@@ -236,9 +236,8 @@ class WireCalls(Calls):
             except (NoFunctionsError, StoreConfigurationError):
                 if verb != "FCALL":
                     raise
-                self._has_functions = (
-                    False  # or this user may not call any: then it may run scripts, or is told why not
-                )
+                # Or this user may not call any: then it may run scripts, or is told why not.
+                self._has_functions = False
                 verb, body = "EVALSHA", scripts.by_name[name].sha
             except ScriptMissingError:
                 if verb == "FCALL" and not loaded and await self._load_library():
