@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from dualmap.scheduling.tenants.allotments import ROUND_S, divided, equal_part, in_force
+from dualmap.scheduling.tenants.allotments import ROUND_S, divided, equal_part, in_force, within
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment, Allotted, Wanted
@@ -112,7 +112,7 @@ class Allotter:
                 if left is None:
                     return False  # another leader divides it
                 has[name] = left
-        parts = _within(amount, parts, has)
+        parts = within(amount, parts, has)
         entered = LedgerEntry(stamp + 1, wanted.amount, parts | away)
         if not await self._pools.allotments.enter(budget, entry, entered):
             return False
@@ -145,15 +145,3 @@ def _begins_with(name: str, wanted: Wanted) -> int:
     if name not in wanted.pools:
         return 0
     return equal_part(wanted.amount, wanted.pools.index(name), len(wanted.pools))
-
-
-def _within(amount: int, parts: Mapping[str, int], has: Mapping[str, int]) -> dict[str, int]:
-    """The parts, which are more than the amount together where a pool used more meanwhile than it was to keep: those
-    that were to grow the most grow less. None is less than what its pool has."""
-    found = {name: max(part, has[name]) for name, part in parts.items()}
-    beyond = sum(found.values()) - amount
-    for name in sorted(found, key=lambda each: has[each] - found[each]):
-        less = max(0, min(beyond, found[name] - has[name]))
-        found[name] -= less
-        beyond -= less
-    return found

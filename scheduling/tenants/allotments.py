@@ -87,6 +87,22 @@ def divided(amount: int, used: Mapping[str, int], wanted: Mapping[str, int], poo
     return parts
 
 
+def within(amount: int, parts: Mapping[str, int], has: Mapping[str, int]) -> dict[str, int]:
+    """The parts, each at least what its pool ``has``, and together at most ``amount`` if that leaves room for what the
+    pools have.
+
+    They are more than the amount together where a pool used more meanwhile than it was to keep. Then the parts that
+    were to grow the most grow less.
+    """
+    found = {pool: max(part, has[pool]) for pool, part in parts.items()}
+    beyond = sum(found.values()) - amount
+    for pool in sorted(found, key=lambda each: has[each] - found[each]):
+        less = max(0, min(beyond, found[pool] - has[pool]))
+        found[pool] -= less
+        beyond -= less
+    return found
+
+
 def _spread(parts: dict[str, int], pools: Sequence[str], amount: int) -> None:
     for place, pool in enumerate(pools):
         parts[pool] += equal_part(amount, place, len(pools))

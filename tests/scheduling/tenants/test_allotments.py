@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.scheduling.tenants.allotments import KEPT, Division, divided, equal_part, in_force
+from dualmap.scheduling.tenants.allotments import KEPT, Division, divided, equal_part, in_force, within
 
 POOLS = ("a", "b", "c", "d")
 
@@ -76,3 +76,21 @@ def test_the_smallest_need_comes_first_and_one_that_cannot_be_met_takes_nothing_
 
 def test_what_is_overdrawn_is_shared_by_what_is_used() -> None:
     assert divided(100, {"a": 150, "b": 50}, {"b": 1}, ("a", "b")) == {"a": 75, "b": 25}
+
+
+def test_where_a_pool_used_more_meanwhile_the_part_that_grows_the_most_grows_less() -> None:
+    assert within(100, {"a": 30, "b": 60, "c": 10}, {"a": 40, "b": 20, "c": 5}) == {"a": 40, "b": 50, "c": 10}
+
+
+@given(
+    st.integers(0, 1000),
+    st.fixed_dictionaries({pool: st.tuples(st.integers(0, 500), st.integers(0, 500)) for pool in POOLS}),
+)
+def test_no_part_is_below_what_its_pool_has_nor_all_of_them_above_the_amount_but_by_that(
+    amount: int, pools: dict[str, tuple[int, int]]
+) -> None:
+    has = {pool: had for pool, (_, had) in pools.items()}
+    parts = within(amount, {pool: part for pool, (part, _) in pools.items()}, has)
+
+    assert all(parts[pool] >= had for pool, had in has.items())
+    assert sum(parts.values()) <= max(amount, sum(has.values()))
