@@ -26,6 +26,7 @@ from dualmap.scheduling.scaling.cusum import TROUGH_S
 from dualmap.scheduling.scaling.role_plan import SLOW_ANSWERS
 from dualmap.scheduling.scaling.scale_plan import (
     DOWN_GAP_S,
+    GROWTH,
     LONGEST_GAP_S,
     PEAK_S,
     ROOM_TARGET,
@@ -43,8 +44,6 @@ FULL_BATCHES = 4.0
 token of fewer requests is that of the engine itself, however many instances there are."""
 ROOM_DOWN = 0.6
 """Largest share of its room that each remaining instance may use for one to leave."""
-GROWTH = 1.5
-"""Largest step up but for a crowd, as a multiple of the size."""
 
 
 @dataclass(slots=True)

@@ -83,6 +83,8 @@ USUAL_S = 900.0
 """Memory of what a request's work usually is: prompts differ far more than rates of requests do."""
 LATE_S = 60.0
 """Late work is to be gone after so long."""
+GROWTH = 1.5
+"""Largest step up but for a crowd, as a multiple of the size."""
 LONGEST_GAP_S = 15.0
 """Longest time without a look at the fleet. After a longer one, what was seen before says nothing about now."""
 
@@ -334,7 +336,7 @@ class ScalePlanner:
         reason = (
             f"overload: work for {load:.1f} instances in the last minute, {now.ready} serve; {late_s:.0f} s are late"
         )
-        return Plan(min(now.size + max(1, int(late_s / LATE_S)), ceil(1.5 * now.size)), reason, load)
+        return Plan(min(now.size + max(1, int(late_s / LATE_S)), ceil(GROWTH * now.size)), reason, load)
 
     def _late_mean_s(self, now: FleetFigures) -> float:
         """Late work in the mean of the last minutes; what was before the last newcomer was ready counts as none."""
@@ -354,7 +356,7 @@ class ScalePlanner:
 
     def _by_room(self, now: FleetFigures) -> Plan:
         room = self._mean_look(PEAK_S, lambda each: each.room)
-        wanted = min(ceil(room / ROOM_TARGET), ceil(1.5 * now.size))
+        wanted = min(ceil(room / ROOM_TARGET), ceil(GROWTH * now.size))
         return Plan(wanted, f"running requests take the room of {room:.1f} instances, {now.size} serve", room)
 
     def _late_reason(self, now: FleetFigures) -> str:
