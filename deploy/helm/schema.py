@@ -104,38 +104,29 @@ def described(value: object, path: str = "") -> dict[str, Any]:
 
 def settings_schema() -> dict[str, Any]:
     """The schema of the settings file, its definitions included, without what is a secret."""
-    schema: dict[str, Any] = without_titles(Settings.model_json_schema(ref_template="#/$defs/{model}"))
+    schema: dict[str, Any] = for_chart(Settings.model_json_schema(ref_template="#/$defs/{model}"))
     for section, names in SECRETS.items():
         for name in names:
             del schema["$defs"][section]["properties"][name]
-    return or_templates(schema)
+    return schema
 
 
-def or_templates(schema: Any) -> Any:
-    """The schema, with a template allowed wherever a text must have a form: the chart renders the settings file."""
+def for_chart(schema: Any) -> Any:
+    """A schema of pydantic as the chart has it: without titles, without defaults, which Helm would not use, and with a
+    template allowed wherever a text must have a form, as the chart renders the settings file."""
     if isinstance(schema, list):
-        return [or_templates(each) for each in schema]
+        return [for_chart(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: f"({value})|{TEMPLATE}" if key == "pattern" and isinstance(value, str) else or_templates(value)
-        for key, value in schema.items()
-    }
-
-
-def without_titles(schema: Any) -> Any:
-    """The schema without pydantic's titles and without defaults, which Helm would not use."""
-    if isinstance(schema, list):
-        return [without_titles(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: {name: without_titles(each) for name, each in value.items()}
-        if key in ("properties", "$defs")
-        else without_titles(value)
-        for key, value in schema.items()
-        if key not in ("title", "default")
-    }
+    found = {}
+    for key, value in schema.items():
+        if key in ("properties", "$defs"):
+            found[key] = {name: for_chart(each) for name, each in value.items()}
+        elif key == "pattern":
+            found[key] = f"({value})|{TEMPLATE}"
+        elif key not in ("title", "default"):
+            found[key] = for_chart(value)
+    return found
 
 
 def engine_schema() -> dict[str, Any]:
