@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -19,14 +19,20 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.replies import TooLateError
 from dualmap.statestore.pool.scripts import LIBRARY_PREFIX, NO_SCRIPTS, load_scripts
 from dualmap.statestore.redis.servers import Servers
-from dualmap.statestore.redis.wire import MOST_LIBRARIES, Wire, WireCalls
+from dualmap.statestore.redis.wire import MOST_LIBRARIES, OwnClock, Wire, WireCalls
 from tests.statestore.samples import SCHEDULING
-from tests.statestore.scripted_server import ScriptedServer, connections_to, scripted_server
+from tests.statestore.scripted_server import Answer, ScriptedServer, connections_to, scripted_server
 from tests.statestore.tls_front import Authority, tls_front
 
 Connect = Callable[..., WireCalls]
 SCRIPTS = load_scripts(SCHEDULING)
 PING = b"*1\r\n$4\r\nPING\r\n"
+TIME = b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
+
+
+def replying(replies: Mapping[bytes, bytes]) -> Answer:
+    """Reply to commands by their first word, and OK to all others."""
+    return lambda command: replies.get(command[0], b"+OK\r\n")
 
 
 @pytest.fixture
@@ -34,8 +40,8 @@ async def connect() -> AsyncIterator[Connect]:
     """Makes calls to a port of this machine, and closes them in the end."""
     made: list[WireCalls] = []
 
-    def calls(port: int, timeout_s: float = 60.0, **login: Any) -> WireCalls:
-        made.append(WireCalls(connections_to(port, login), SCRIPTS, timeout_s, lambda: 5))
+    def calls(port: int, timeout_s: float = 60.0, *, own_clock: OwnClock | None = lambda: 5, **login: Any) -> WireCalls:
+        made.append(WireCalls(connections_to(port, login), SCRIPTS, timeout_s, own_clock))
         return made[-1]
 
     yield calls
@@ -110,20 +116,12 @@ async def test_old_libraries_are_dropped_where_many_have_gathered(connect: Conne
     assert left == {"strange", SCRIPTS.library_name}
 
 
-async def test_a_server_without_functions_gets_scripts(server: ScriptedServer) -> None:
-    def answer(command: list[bytes]) -> bytes:
-        if command[0] == b"TIME":
-            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
-        if command[0] == b"FCALL":
-            return b"-ERR unknown command `FCALL`, with args beginning with: `observe_instances`\r\n"
-        return b"+OK\r\n"
+async def test_a_server_without_functions_gets_scripts(connect: Connect, server: ScriptedServer) -> None:
+    refusal = b"-ERR unknown command `FCALL`, with args beginning with: `observe_instances`\r\n"
+    server.answer = replying({b"TIME": TIME, b"FCALL": refusal})
+    calls = connect(server.port, own_clock=None)
 
-    server.answer = answer
-    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
-    try:
-        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
-    finally:
-        await calls.close()
+    replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
 
     assert replies == [b"OK", b"OK"]
     assert [command[0] for command in server.commands if command[0] in (b"FCALL", b"EVALSHA")] == [
@@ -138,26 +136,21 @@ async def test_a_server_without_functions_gets_scripts(server: ScriptedServer) -
     [{b"FUNCTION": b"-NOPERM no permissions to run the 'function|load' command\r\n"}, {b"FCALL": b"-NOPERM no\r\n"}],
 )
 async def test_a_user_that_may_not_use_functions_gets_scripts(
-    server: ScriptedServer, refused: dict[bytes, bytes]
+    connect: Connect, server: ScriptedServer, refused: dict[bytes, bytes]
 ) -> None:
-    def answer(command: list[bytes]) -> bytes:
-        if command[0] == b"TIME":
-            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
-        return ({b"FCALL": b"-ERR Function not found\r\n"} | refused).get(command[0], b"+OK\r\n")
+    server.answer = replying({b"TIME": TIME, b"FCALL": b"-ERR Function not found\r\n", **refused})
+    calls = connect(server.port, own_clock=None)
 
-    server.answer = answer
-    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
-    try:
-        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
-    finally:
-        await calls.close()
+    replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
 
     assert replies == [b"OK", b"OK"]
     assert server.commands[-1][0] == b"EVALSHA"
 
 
 @pytest.mark.parametrize("hours", [1, -1])
-async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedServer, hours: int) -> None:
+async def test_a_server_whose_clock_was_set_carries_calls_out(
+    connect: Connect, server: ScriptedServer, hours: int
+) -> None:
     """Set back, it may act for so much longer until its time is read again; set forward, it refuses and tells why."""
     clock_s = [1_700_000_000]
 
@@ -169,16 +162,13 @@ async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedSe
         return b"+OK\r\n"
 
     server.answer = answer
-    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
-    try:
-        for _ in range(2):
-            assert await calls.script("observe_instances", b"p:{a}:", b"") == b"OK"
-        clock_s[0] += hours * 3600
-        replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
-        await calls.now_ms()
-        await calls.script("observe_instances", b"p:{a}:", b"")
-    finally:
-        await calls.close()
+    calls = connect(server.port, own_clock=None)
+    for _ in range(2):
+        assert await calls.script("observe_instances", b"p:{a}:", b"") == b"OK"
+    clock_s[0] += hours * 3600
+    replies = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
+    await calls.now_ms()
+    await calls.script("observe_instances", b"p:{a}:", b"")
 
     sent = [command for command in server.commands if command[0] == b"FCALL"]
     assert replies == [b"OK", b"OK"]
@@ -186,19 +176,17 @@ async def test_a_server_whose_clock_was_set_carries_calls_out(server: ScriptedSe
     assert abs(int(sent[-1][4]) - clock_s[0] * 1000 - 60_000) < 30_000
 
 
-async def test_a_script_that_is_too_late_for_its_caller_is_not_sent_again(server: ScriptedServer) -> None:
+async def test_a_script_that_is_too_late_for_its_caller_is_not_sent_again(
+    connect: Connect, server: ScriptedServer
+) -> None:
     def answer(command: list[bytes]) -> bytes:
         if command[0] == b"TIME":
-            return b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"
+            return TIME
         return b"-LATE 1700000900000 the caller gave this call up at %b\r\n" % command[-1]
 
     server.answer = answer
-    calls = WireCalls(connections_to(server.port), SCRIPTS, 60.0)
-    try:
-        with pytest.raises(TooLateError, match="LATE"):
-            await calls.script("observe_instances", b"p:{a}:", b"")
-    finally:
-        await calls.close()
+    with pytest.raises(TooLateError, match="LATE"):
+        await connect(server.port, own_clock=None).script("observe_instances", b"p:{a}:", b"")
 
     assert sum(command[0] == b"FCALL" for command in server.commands) == 2
 
