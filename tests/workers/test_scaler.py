@@ -21,6 +21,8 @@ from dualmap.workers.scaler import Scaler
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance
 
+MakeScaler = Callable[..., Scaler]
+
 
 def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSettings:
     spare = InstanceSettings(id="spare", url="http://spare:8000", standby=True)
@@ -28,11 +30,17 @@ def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSetti
     return PoolSettings(autoscale=autoscale, instances=(spare,))
 
 
-def scaler(pool: Any, fence: int, clock: ManualClock, metrics: WorkerMetrics, settings: PoolSettings) -> Scaler:
-    return Scaler(
-        pool, fence, settings, SchedulingSettings(), pool, actuator_of(settings, pool),
-        worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics,
-    )  # fmt: skip
+@pytest.fixture
+def scaler(pool: Any, fence: int, clock: ManualClock, metrics: WorkerMetrics) -> MakeScaler:
+    """Make the scaler of a leader, or of one whose term is over: ``scaler(pool_settings(2, 4), former=True)``."""
+
+    def make(settings: PoolSettings, *, decodes: bool = False, former: bool = False) -> Scaler:
+        return Scaler(
+            pool, fence - former, settings, SchedulingSettings(), pool, actuator_of(settings, pool, decodes=decodes),
+            worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics, decodes=decodes,
+        )  # fmt: skip
+
+    return make
 
 
 async def state_of(pool: Any, name: str) -> InstanceState:
@@ -40,16 +48,11 @@ async def state_of(pool: Any, name: str) -> InstanceState:
 
 
 async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
-    pool: PoolStore,
-    fence: int,
-    clock: ManualClock,
-    metrics: WorkerMetrics,
-    add_instance: AddInstance,
-    value: Callable[..., float],
+    pool: PoolStore, scaler: MakeScaler, add_instance: AddInstance, value: Callable[..., float]
 ) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
-    await scaler(pool, fence, clock, metrics, pool_settings(2, 4)).tick()
+    await scaler(pool_settings(2, 4)).tick()
 
     assert await state_of(pool, "spare") is InstanceState.STARTING
     record = await pool.publications.scaling()
@@ -59,15 +62,10 @@ async def test_a_fleet_below_its_minimum_starts_a_spare_and_says_so(
 
 
 async def test_requests_that_wait_at_replicas_start_the_first_instance(
-    pool: PoolStore,
-    fence: int,
-    clock: ManualClock,
-    metrics: WorkerMetrics,
-    add_instance: AddInstance,
-    value: Callable[..., float],
+    pool: PoolStore, scaler: MakeScaler, clock: ManualClock, add_instance: AddInstance, value: Callable[..., float]
 ) -> None:
     await add_instance("spare", InstanceState.STANDBY)
-    made = scaler(pool, fence, clock, metrics, pool_settings(0, 2))
+    made = scaler(pool_settings(0, 2))
     await pool.heartbeat("r1", 10_000, {"waiting": "0", "live": "0", "ended": "5"})
     await made.tick()
     metrics_of = ("dualmap_worker_wanted_instances", "dualmap_worker_least_instances")
@@ -82,27 +80,17 @@ async def test_requests_that_wait_at_replicas_start_the_first_instance(
 
 
 async def test_without_an_actuator_only_the_number_is_published(
-    pool: PoolStore,
-    fence: int,
-    clock: ManualClock,
-    metrics: WorkerMetrics,
-    add_instance: AddInstance,
-    value: Callable[..., float],
+    pool: PoolStore, scaler: MakeScaler, add_instance: AddInstance, value: Callable[..., float]
 ) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
-    await scaler(pool, fence, clock, metrics, pool_settings(2, 4, "none")).tick()
+    await scaler(pool_settings(2, 4, "none")).tick()
     assert await state_of(pool, "spare") is InstanceState.STANDBY
     assert value("dualmap_worker_wanted_instances", role="prefill") == 2
 
 
 async def test_decode_instances_are_scaled_by_themselves_and_to_the_pace_of_answers(
-    pool: PoolStore,
-    fence: int,
-    clock: ManualClock,
-    metrics: WorkerMetrics,
-    add_instance: AddInstance,
-    value: Callable[..., float],
+    pool: PoolStore, scaler: MakeScaler, fence: int, add_instance: AddInstance, value: Callable[..., float]
 ) -> None:
     spare = InstanceSettings(id="spare", url="http://spare:8000", standby=True, role=Role.DECODE)
     autoscale = AutoscaleSettings(max_instances=4, decode={"min_instances": 1, "max_instances": 3})
@@ -111,10 +99,7 @@ async def test_decode_instances_are_scaled_by_themselves_and_to_the_pace_of_answ
     await add_instance("spare", InstanceState.STANDBY)
     await pool.members.update_instance("spare", {"role": Role.DECODE})
     await pool.publications.publish_learned(Learned(tpot_s=0.08), {}, fence=fence)
-    made = Scaler(
-        pool, fence, settings, SchedulingSettings(), pool, None,
-        worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics, decodes=True,
-    )  # fmt: skip
+    made = scaler(settings, decodes=True)
     await made.tick()
 
     assert await state_of(pool, "spare") is InstanceState.STARTING
@@ -124,22 +109,20 @@ async def test_decode_instances_are_scaled_by_themselves_and_to_the_pace_of_answ
     assert (await made._now()).answer_pace == pytest.approx(0.08 / 0.05)
 
 
-async def test_a_former_leader_changes_nothing(
-    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, add_instance: AddInstance
-) -> None:
+async def test_a_former_leader_changes_nothing(pool: PoolStore, scaler: MakeScaler, add_instance: AddInstance) -> None:
     await add_instance("a")
     await add_instance("spare", InstanceState.STANDBY)
     with pytest.raises(LeaseLostError):
-        await scaler(pool, fence - 1, clock, metrics, pool_settings(2, 4)).tick()
+        await scaler(pool_settings(2, 4), former=True).tick()
     assert await state_of(pool, "spare") is InstanceState.STANDBY
     assert (await pool.publications.scaling()).decision_id == 0
 
 
 async def test_without_the_store_there_is_no_decision(
-    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, add_instance: AddInstance
+    pool: PoolStore, scaler: MakeScaler, add_instance: AddInstance
 ) -> None:
     await add_instance("a")
-    made = scaler(pool, fence, clock, metrics, pool_settings(2, 4))
+    made = scaler(pool_settings(2, 4))
 
     async def away() -> None:
         raise StoreUnavailableError("away")
