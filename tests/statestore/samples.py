@@ -21,6 +21,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
+from dualmap.scheduling.tenants.budgets import Draw, drawn_text
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
@@ -118,6 +119,12 @@ def placement(request_id: str, *instances: str, tokens: int = 400, **changes: An
 
 async def place(pool: PoolStore, request_id: str, *instances: str, **changes: Any) -> PlaceReply:
     return await pool.place(placement(request_id, *instances, **changes))
+
+
+async def place_drawing(pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False) -> PlaceReply:
+    """Place a request of tenant ``acme`` that draws from its budgets."""
+    drawn = drawn_text(draws)
+    return await place(pool, request_id, tokens=100, tenant="acme", drawn=drawn, draws=draws, must_draw=must_draw)
 
 
 async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 5000, **changes: Any) -> StoredRequest:

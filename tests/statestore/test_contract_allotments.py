@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, budget_of, drawn_text
+from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, budget_of
 from dualmap.statestore.connect import Store
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment, Allotted, Wanted
 from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
-from tests.statestore.samples import HandClock, finish, instance, placement
+from tests.statestore.samples import HandClock, finish, instance, place_drawing
 
 MINUTE = Limit(Measure.TOKENS, Period.MINUTE, 6000)
 DAY = Limit(Measure.TOKENS, Period.DAY, 6000)
@@ -22,11 +22,6 @@ CLOSED = Division(("default", "other"), 0, begins=False)
 
 def draw(cost: int, limit: Limit = MINUTE, division: Division = OPEN) -> Draw:
     return Draw(budget_of("acme", limit), cost, limit.amount, limit.leak_per_s, limit, division)
-
-
-async def place(pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False) -> PlaceReply:
-    about = {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": must_draw}
-    return await pool.place(placement(request_id, tokens=100, **about))
 
 
 async def allot(pool: PoolStore, stamp: int, part: int, limit: Limit = MINUTE, rest: int = 0) -> int | None:
@@ -42,38 +37,38 @@ async def members(pool: PoolStore) -> None:
 
 
 async def test_a_pool_admits_by_its_part_alone(pool: PoolStore) -> None:
-    first = await place(pool, "r1", draw(3000))
-    refused = await place(pool, "r2", draw(1))
+    first = await place_drawing(pool, "r1", draw(3000))
+    refused = await place_drawing(pool, "r2", draw(1))
     await allot(pool, 1, 3500)
 
     assert (first.status, first.drawn) == (PlaceStatus.DISPATCHED, Drawn((0,))), "an equal part, as nothing is entered"
     assert refused.status is PlaceStatus.LIMITED
-    assert (await place(pool, "r3", draw(500))).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r3", draw(500))).drawn == Drawn((0,))
 
 
 async def test_a_pool_without_a_part_admits_nothing_where_limits_are_closed(pool: PoolStore) -> None:
-    refused = await place(pool, "r1", draw(1, division=CLOSED))
+    refused = await place_drawing(pool, "r1", draw(1, division=CLOSED))
     await allot(pool, 1, 10)
 
     assert refused.drawn == Drawn((-1,), 0, ROUND_S)
-    assert (await place(pool, "r2", draw(10, division=CLOSED))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r2", draw(10, division=CLOSED))).status is PlaceStatus.DISPATCHED
 
 
 async def test_the_part_of_the_rate_leaks(pool: PoolStore, clock: HandClock) -> None:
     await allot(pool, 1, 600)
-    await place(pool, "r1", draw(600))
-    refused = await place(pool, "r2", draw(100))
+    await place_drawing(pool, "r1", draw(600))
+    refused = await place_drawing(pool, "r2", draw(100))
     clock.advance(9_999)
-    early = await place(pool, "r3", draw(100))
+    early = await place_drawing(pool, "r3", draw(100))
     clock.advance(1)
 
     assert refused.drawn == Drawn((-100,), 0, 10.0)
     assert early.status is PlaceStatus.LIMITED
-    assert (await place(pool, "r4", draw(100))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r4", draw(100))).status is PlaceStatus.DISPATCHED
 
 
 async def test_what_leaked_at_the_former_rate_stays_so_when_a_part_changes(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", draw(3000))
+    await place_drawing(pool, "r1", draw(3000))
     clock.advance(30_000)  # half of it leaks
     await allot(pool, 1, 6000)
     clock.advance(10_000)
@@ -83,7 +78,7 @@ async def test_what_leaked_at_the_former_rate_stays_so_when_a_part_changes(pool:
 
 
 async def test_what_is_used_is_not_taken_from_a_pool(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(2000, DAY), draw(1, IN_FLIGHT))
+    await place_drawing(pool, "r1", draw(2000, DAY), draw(1, IN_FLIGHT))
 
     assert await allot(pool, 1, 0, DAY) == 2000
     assert await allot(pool, 1, 0, IN_FLIGHT) == 1
@@ -103,38 +98,38 @@ async def test_a_limit_that_is_changed_is_in_force_at_once_in_the_same_parts(poo
     await allot(pool, 1, 1500)
     lowered = Limit(Measure.TOKENS, Period.MINUTE, 3001)
 
-    assert (await place(pool, "r1", draw(751, lowered))).status is PlaceStatus.LIMITED
-    assert (await place(pool, "r2", draw(750, lowered))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r1", draw(751, lowered))).status is PlaceStatus.LIMITED
+    assert (await place_drawing(pool, "r2", draw(750, lowered))).status is PlaceStatus.DISPATCHED
     assert (await pool.allotments.wanted())["acme/tokens/minute"].amount == 3001, "it is to be divided again"
 
 
 async def test_more_is_wanted_of_a_budget_that_is_near_its_end_or_too_small(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(10))
+    await place_drawing(pool, "r1", draw(10))
     assert await pool.allotments.wanted() == {"acme/tokens/minute": Wanted(0, 6000, ("default", "other"))}, "unknown"
     await allot(pool, 1, 1000)
-    await place(pool, "r2", draw(700))
+    await place_drawing(pool, "r2", draw(700))
     assert await pool.allotments.wanted() == {}
 
-    await place(pool, "r3", draw(100))
+    await place_drawing(pool, "r3", draw(100))
     assert (await pool.allotments.wanted())["acme/tokens/minute"].needs == 0
-    await place(pool, "r4", draw(400))
-    await place(pool, "r5", draw(1))
+    await place_drawing(pool, "r4", draw(400))
+    await place_drawing(pool, "r5", draw(1))
     assert (await pool.allotments.wanted())["acme/tokens/minute"].needs == 400
 
 
 async def test_a_refusal_says_whether_others_have_what_it_lacks(pool: PoolStore) -> None:
     await allot(pool, 1, 100, DAY, rest=50)
-    await place(pool, "r1", draw(100, DAY))
+    await place_drawing(pool, "r1", draw(100, DAY))
 
-    assert (await place(pool, "r2", draw(50, DAY))).drawn == Drawn((-50,), 0, ROUND_S)
-    assert (await place(pool, "r3", draw(51, DAY))).drawn == Drawn((-51,), 0, 0.0), "the quota is spent"
+    assert (await place_drawing(pool, "r2", draw(50, DAY))).drawn == Drawn((-50,), 0, ROUND_S)
+    assert (await place_drawing(pool, "r3", draw(51, DAY))).drawn == Drawn((-51,), 0, 0.0), "the quota is spent"
 
 
 async def test_an_answer_that_was_longer_than_expected_draws_at_the_rate_of_the_part(
     pool: PoolStore, clock: HandClock
 ) -> None:
     await allot(pool, 1, 600)
-    await place(pool, "r1", draw(100))
+    await place_drawing(pool, "r1", draw(100))
     clock.advance(5_000)
     await finish(pool, "r1", returned="acme/tokens/minute -300:100.0/6000")
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, drawn_text
 from dualmap.statestore.pool import PoolStore
-from tests.statestore.samples import HandClock, assert_sums_hold, finish, instance, placement, record
+from tests.statestore.samples import HandClock, assert_sums_hold, finish, instance, place_drawing, placement, record
 
 MINUTE_TOKENS = Limit(Measure.TOKENS, Period.MINUTE, 6000)
 IN_FLIGHT = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2)
@@ -24,20 +24,15 @@ def one_in_flight() -> Draw:
     return draw(1, IN_FLIGHT, "acme/requests/in_flight")
 
 
-async def place(pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False) -> PlaceReply:
-    about = {"tenant": "acme", "drawn": drawn_text(draws), "draws": draws, "must_draw": must_draw}
-    return await pool.place(placement(request_id, tokens=100, **about))
-
-
 @pytest.fixture(autouse=True)
 async def members(pool: PoolStore) -> None:
     await pool.members.put_instance(instance("a", dispatch_window_tokens=100_000, max_running_requests=1000))
 
 
 async def test_a_request_is_admitted_while_its_budget_has_enough_left(pool: PoolStore) -> None:
-    first = await place(pool, "r1", draw(4000))
-    refused = await place(pool, "r2", draw(2001))
-    last = await place(pool, "r3", draw(2000))
+    first = await place_drawing(pool, "r1", draw(4000))
+    refused = await place_drawing(pool, "r2", draw(2001))
+    last = await place_drawing(pool, "r3", draw(2000))
 
     assert (first.status, first.drawn) == (PlaceStatus.DISPATCHED, Drawn((2000,)))
     assert refused.status is PlaceStatus.LIMITED
@@ -47,105 +42,107 @@ async def test_a_request_is_admitted_while_its_budget_has_enough_left(pool: Pool
 
 
 async def test_a_refusal_says_when_the_request_would_fit_and_it_does_then(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", draw(6000))
-    refused = await place(pool, "r2", draw(1500))
+    await place_drawing(pool, "r1", draw(6000))
+    refused = await place_drawing(pool, "r2", draw(1500))
     assert refused.drawn is not None
     assert (refused.drawn.unmet, refused.drawn.wait_s) == (0, 15.0)
 
     clock.advance(14_999)
-    assert (await place(pool, "r3", draw(1500))).status is PlaceStatus.LIMITED
+    assert (await place_drawing(pool, "r3", draw(1500))).status is PlaceStatus.LIMITED
     clock.advance(1)
-    assert (await place(pool, "r4", draw(1500))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r4", draw(1500))).status is PlaceStatus.DISPATCHED
 
 
 async def test_all_budgets_are_drawn_from_or_none_and_the_longest_wait_is_told(pool: PoolStore) -> None:
     requests = draw(1, Limit(Measure.REQUESTS, Period.MINUTE, 1), "acme/requests/minute")
-    await place(pool, "r1", draw(1000), requests)
+    await place_drawing(pool, "r1", draw(1000), requests)
 
-    refused = await place(pool, "r2", draw(5900), requests)
+    refused = await place_drawing(pool, "r2", draw(5900), requests)
     assert refused.drawn is not None
     assert (refused.drawn.unmet, refused.drawn.wait_s) == (1, 60.0)
-    assert (await place(pool, "r3", draw(5000))).status is PlaceStatus.DISPATCHED, "the refused one drew nothing"
+    assert (await place_drawing(pool, "r3", draw(5000))).status is PlaceStatus.DISPATCHED, (
+        "the refused one drew nothing"
+    )
 
 
 async def test_what_was_not_used_is_given_back_at_the_end(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(6000))
+    await place_drawing(pool, "r1", draw(6000))
 
     await finish(pool, "r1", returned="acme/tokens/minute 4500")
 
-    assert (await place(pool, "r2", draw(4500))).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r2", draw(4500))).drawn == Drawn((0,))
 
 
 async def test_a_longer_answer_than_expected_overdraws_the_budget(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", draw(1000))
+    await place_drawing(pool, "r1", draw(1000))
     await finish(pool, "r1", returned="acme/tokens/minute -6000:100.0")
 
-    refused = await place(pool, "r2", draw(1))
+    refused = await place_drawing(pool, "r2", draw(1))
     clock.advance(10_010)
 
     assert refused.status is PlaceStatus.LIMITED
-    assert (await place(pool, "r3", draw(1))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r3", draw(1))).status is PlaceStatus.DISPATCHED
 
 
 async def test_the_end_of_a_request_without_an_answer_gives_everything_back_once(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(6000), one_in_flight())
+    await place_drawing(pool, "r1", draw(6000), one_in_flight())
 
     await finish(pool, "r1")
     await finish(pool, "r1")
 
-    again = await place(pool, "r2", draw(6000), one_in_flight())
+    again = await place_drawing(pool, "r2", draw(6000), one_in_flight())
     assert again.drawn == Drawn((0, 1))
 
 
 async def test_what_is_in_flight_is_bounded_and_freed_by_ends_alone(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", one_in_flight())
-    await place(pool, "r2", one_in_flight())
+    await place_drawing(pool, "r1", one_in_flight())
+    await place_drawing(pool, "r2", one_in_flight())
     clock.advance(3_600_000)
-    refused = await place(pool, "r3", one_in_flight())
+    refused = await place_drawing(pool, "r3", one_in_flight())
     await finish(pool, "r1", returned="acme/requests/in_flight 1")
 
     assert refused.drawn == Drawn((-1,), 0, 0.0)
-    assert (await place(pool, "r4", one_in_flight())).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r4", one_in_flight())).status is PlaceStatus.DISPATCHED
 
 
 async def test_a_lowered_limit_counts_what_is_used_already(pool: PoolStore) -> None:
     for request_id in ("r1", "r2"):
-        await place(pool, request_id, one_in_flight())
+        await place_drawing(pool, request_id, one_in_flight())
     lowered = replace(one_in_flight(), capacity=1)
 
     await finish(pool, "r1", returned="acme/requests/in_flight 1")
-    assert (await place(pool, "r3", lowered)).status is PlaceStatus.LIMITED
+    assert (await place_drawing(pool, "r3", lowered)).status is PlaceStatus.LIMITED
     await finish(pool, "r2", returned="acme/requests/in_flight 1")
-    assert (await place(pool, "r4", lowered)).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r4", lowered)).status is PlaceStatus.DISPATCHED
 
 
 async def test_a_request_that_was_admitted_before_overdraws_rather_than_being_refused(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(6000))
+    await place_drawing(pool, "r1", draw(6000))
 
-    retried = await place(pool, "r2", draw(500), must_draw=True)
+    retried = await place_drawing(pool, "r2", draw(500), must_draw=True)
 
     assert (retried.status, retried.drawn) == (PlaceStatus.DISPATCHED, Drawn((-500,)))
 
 
 async def test_a_repetition_of_a_placement_draws_once(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(4000))
-    await place(pool, "r1", draw(4000))
+    await place_drawing(pool, "r1", draw(4000))
+    await place_drawing(pool, "r1", draw(4000))
 
-    assert (await place(pool, "r2", draw(2000))).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r2", draw(2000))).drawn == Drawn((0,))
 
 
 async def test_a_request_that_finds_no_room_draws_nothing(pool: PoolStore) -> None:
     await pool.members.put_instance(instance("a", max_running_requests=0, max_queued_requests=0))
 
-    refused = await place(pool, "r1", draw(6000))
+    refused = await place_drawing(pool, "r1", draw(6000))
 
     await pool.members.put_instance(instance("a"))
     assert refused.status is PlaceStatus.QUEUE_FULL
-    assert (await place(pool, "r2", draw(6000))).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r2", draw(6000))).status is PlaceStatus.DISPATCHED
 
 
 async def test_many_replicas_at_once_admit_the_limit_to_the_token(pool: PoolStore) -> None:
-    replies = await asyncio.gather(*[place(pool, f"r{number}", draw(70)) for number in range(200)])
+    replies = await asyncio.gather(*[place_drawing(pool, f"r{number}", draw(70)) for number in range(200)])
 
     admitted = sum(reply.status is PlaceStatus.DISPATCHED for reply in replies)
     assert admitted == 6000 // 70
@@ -164,12 +161,12 @@ TO_NEXT_MONTH_MS = TO_NEXT_DAY_MS + 16 * 86_400_000
 async def test_a_quota_begins_anew_with_its_period(
     pool: PoolStore, clock: HandClock, period: Period, begins_ms: int
 ) -> None:
-    await place(pool, "r1", quota(5000, period))
+    await place_drawing(pool, "r1", quota(5000, period))
     clock.advance(begins_ms - 1)
-    spent = await place(pool, "r2", quota(1, period))
+    spent = await place_drawing(pool, "r2", quota(1, period))
     clock.advance(1)
 
-    begun = await place(pool, "r3", quota(4000, period))
+    begun = await place_drawing(pool, "r3", quota(4000, period))
 
     assert (spent.status, begun.drawn) == (PlaceStatus.LIMITED, Drawn((1000,)))
 
@@ -177,28 +174,28 @@ async def test_a_quota_begins_anew_with_its_period(
 async def test_what_a_request_of_the_former_period_gives_back_is_not_of_the_new_one(
     pool: PoolStore, clock: HandClock
 ) -> None:
-    await place(pool, "r1", quota(5000), one_in_flight())
+    await place_drawing(pool, "r1", quota(5000), one_in_flight())
     clock.advance(TO_NEXT_MONTH_MS)
-    await place(pool, "r2", quota(4000))
+    await place_drawing(pool, "r2", quota(4000))
 
     await finish(pool, "r1", returned="acme/tokens/month 4900 acme/requests/in_flight 1")
 
-    assert (await place(pool, "r3", quota(1), one_in_flight())).drawn == Drawn((999, 1))
+    assert (await place_drawing(pool, "r3", quota(1), one_in_flight())).drawn == Drawn((999, 1))
 
 
 async def test_what_leaked_away_is_no_credit_for_a_longer_answer(pool: PoolStore, clock: HandClock) -> None:
-    await place(pool, "r1", draw(1000))
+    await place_drawing(pool, "r1", draw(1000))
     clock.advance(60_000)
     await finish(pool, "r1", returned="acme/tokens/minute -2000:100.0")
 
-    assert (await place(pool, "r2", draw(1))).drawn == Drawn((3999,))
+    assert (await place_drawing(pool, "r2", draw(1))).drawn == Drawn((3999,))
 
 
 @pytest.mark.parametrize("text", ["a lot", "", "7", "9 9", "1.2.3 4 5"])
 async def test_a_budget_that_somebody_damaged_counts_as_unused(pool: PoolStore, text: str) -> None:
     await pool._calls.command("HSET", pool._keys.budgets, "acme/tokens/minute", text)
 
-    assert (await place(pool, "r1", draw(6000))).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r1", draw(6000))).drawn == Drawn((0,))
 
 
 @pytest.mark.parametrize("drawn", ["nonsense", "acme/tokens/minute many", " "])
@@ -211,20 +208,20 @@ async def test_draws_that_somebody_damaged_do_not_keep_a_request_from_ending(poo
 
 
 async def test_the_record_of_a_request_says_what_it_drew(pool: PoolStore) -> None:
-    await place(pool, "r1", draw(4000), one_in_flight())
+    await place_drawing(pool, "r1", draw(4000), one_in_flight())
 
     stored = await record(pool, "r1")
     assert (stored.tenant, stored.drawn) == ("acme", "acme/tokens/minute 4000 acme/requests/in_flight 1")
 
 
 async def test_a_store_that_came_back_empty_knows_again_what_is_in_flight(pool: PoolStore) -> None:
-    await place(pool, "r1", one_in_flight())
+    await place_drawing(pool, "r1", one_in_flight())
     lost = await record(pool, "r1")
     await pool._calls.command("DEL", pool._keys.budgets, pool._keys.request("r1"))
 
     await pool.adopt([lost])
 
-    assert (await place(pool, "r2", one_in_flight())).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r2", one_in_flight())).drawn == Drawn((0,))
 
 
 async def test_a_request_that_is_passed_on_comes_back_into_an_empty_store_with_what_it_drew(pool: PoolStore) -> None:
@@ -237,8 +234,8 @@ async def test_a_request_that_is_passed_on_comes_back_into_an_empty_store_with_w
     assert await pool.adopt([lost]) == 1
     assert await pool.adopt([lost]) == 0
     assert [each.request_id for each in await pool.requests_of("one")] == ["r1"]
-    assert (await place(pool, "r2", one_in_flight())).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r2", one_in_flight())).drawn == Drawn((0,))
     await finish(pool, "r1", used="1 9 0 2 0 0 0 completed reported")
 
-    assert (await place(pool, "r3", one_in_flight())).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r3", one_in_flight())).drawn == Drawn((0,))
     assert await pool.requests_of("one") == [await record(pool, "r2"), await record(pool, "r3")]

@@ -289,7 +289,7 @@ async def test_a_ledger_that_was_lost_is_made_of_what_the_pools_have(shards: Sha
     assert sum(entry.parts.values()) == DAY.amount
 
 
-async def test_a_limit_that_is_changed_is_divided_anew(shards: Shards) -> None:
+async def test_a_limit_that_is_changed_is_divided_again(shards: Shards) -> None:
     await admitted(shards, "a", most=40)
     await shards.allotter("a").tick()
     for amount in (20, 200):
