@@ -59,31 +59,31 @@ class RelayedAnswer:
         """Go on without the relay, from where it is."""
         stream = self._relay.take(self._key)
         if stream is not None:
-            self.given_back(stream._replace(reason=TAKEN))  # whatever ended its stay: it is not offered again at once
+            self.given_back(stream._replace(reason=TAKEN))  # for any reason: it is not offered again at once
 
     def end(self) -> None:
         """The answer ends with what has passed; what has not is dropped."""
         stream = self._relay.take(self._key)
         if stream is not None:
-            self._end_loan()
-            self._exchange.relayed(stream.tail, stream.log)
-            if stream.unsent:
-                self._downstream.write(stream.unsent)
+            self._end_stay(stream)
 
     def drop(self) -> None:
-        """The answer is over, whatever has come of it."""
-        stream = self._relay.take(self._key)
-        if stream is not None:
+        """The answer is over, and nothing of it is needed any more."""
+        if self._relay.take(self._key) is not None:
             self._end_loan()
 
     def given_back(self, stream: Returned) -> None:
-        self._end_loan()
+        self._end_stay(stream)
         self._count_stay(stream.chunks)
+        error = OSError(stream.errno, os.strerror(stream.errno)) if stream.errno else None
+        self._connection.go_on(stream.unread, error, offers=stream.reason == FULL)
+
+    def _end_stay(self, stream: Returned) -> None:
+        """Take over what the relay has passed on, and send the client what is left of that."""
+        self._end_loan()
         self._exchange.relayed(stream.tail, stream.log)
         if stream.unsent:
             self._downstream.write(stream.unsent)
-        error = OSError(stream.errno, os.strerror(stream.errno)) if stream.errno else None
-        self._connection.go_on(stream.unread, error, offers=stream.reason == FULL)
 
     def _end_loan(self) -> None:
         self._key = 0
