@@ -327,17 +327,17 @@ class _Forwarding:
         """The part that is missing of the answer to what the client ``asked``, for which an instance is found. Raises
         as ``_ask_on``."""
         path = self._inference_request.path
-        sized = needs_count(path, so_far), needs_context(path, asked, so_far)
-        rest = rest_of(path, asked, so_far, context_tokens=1 if sized[1] else None, text_tokens=None)
+        rest = rest_of(path, asked, so_far, context_tokens=1, text_tokens=None)
         if isinstance(rest, Over):
             self._placed.broke_off(failure)
             return rest
         await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
-        if not any(sized):
+        counts = needs_count(path, so_far)
+        if not (counts or needs_context(path, asked, so_far)):
             return rest
-        tokens, context_tokens = await self.measure(so_far.text if sized[0] else "")
-        text_tokens = tokens if sized[0] else None
+        tokens, context_tokens = await self.measure(so_far.text if counts else "")
         try:
+            text_tokens = tokens if counts else None
             return rest_of(path, asked, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
         except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
             raise UpstreamError(_not_elsewhere(failure, why)) from why
