@@ -63,7 +63,7 @@ def remembered(ended: Sequence[Explanation], now_unix_s: float, seconds: float, 
 
     ``ended`` has the one that ended last first; a memory of ``kept`` that is full begins with its oldest entry.
     """
-    found = Remembered(seconds)
+    found, age_s = Remembered(seconds), 0.0
     for one in ended:
         age_s = now_unix_s - one.received_unix_s - (one.done_s or 0.0)
         if age_s > seconds:
@@ -71,8 +71,7 @@ def remembered(ended: Sequence[Explanation], now_unix_s: float, seconds: float, 
         found.instances.setdefault(one.instance_id or "", Served()).add(one)
     else:
         if len(ended) >= kept:
-            last = ended[-1]
-            found.seconds = max(1e-3, min(seconds, now_unix_s - last.received_unix_s - (last.done_s or 0.0)))
+            found.seconds = max(1e-3, age_s)
     return found
 
 
