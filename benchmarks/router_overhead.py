@@ -41,9 +41,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -255,29 +256,38 @@ class Stream(asyncio.Protocol):
         if not self.ended.done():
             self.ended.set_exception(ConnectionError("the stream broke"))
 
+    def gaps_s(self) -> list[float]:
+        """The time from each read to the next."""
+        return [later - former for former, later in pairwise(self.times_s)]
+
+
+@contextlib.asynccontextmanager
+async def streams_begun(port: int, wires: Sequence[bytes], within_s: float) -> AsyncIterator[list[Stream]]:
+    """Streams that begin evenly within this time; their connections are closed at the end."""
+    loop = asyncio.get_running_loop()
+    opened = []
+    try:
+        for wire in wires:
+            opened.append(await loop.create_connection(Stream, "127.0.0.1", port))
+            opened[-1][0].write(wire)
+            await asyncio.sleep(within_s / len(wires))
+        yield [stream for _, stream in opened]
+    finally:
+        for transport, _ in opened:
+            transport.close()
+
 
 async def paced_streams(router: Router, count: int, pace_ms: int, chunks: int) -> dict[str, float]:
     """CPU and memory of so many streams at once, and the gaps that their clients see."""
-    loop, rss_mb = asyncio.get_running_loop(), router.rss_mb()
-    opened = []
-    for number in range(count):
-        transport, stream = await loop.create_connection(Stream, "127.0.0.1", router.port)
-        transport.write(request(256, number, f"{chunks},{pace_ms}"))
-        opened.append((transport, stream))
-        await asyncio.sleep(pace_ms / 1000 / count)  # not all at the same moment
-    await asyncio.sleep(1.0)  # requests are over, streams flow
-    begun_s, begun_cpu_s, seen = time.perf_counter(), router.cpu_s(), sum(len(stream.times_s) for _, stream in opened)
-    await asyncio.sleep(chunks * pace_ms / 1000 / 2)
-    took_s, flow_cpu_s = time.perf_counter() - begun_s, router.cpu_s() - begun_cpu_s
-    passed, peak_mb = sum(len(stream.times_s) for _, stream in opened) - seen, router.rss_mb()
-    await asyncio.gather(*[stream.ended for _, stream in opened])
-    gaps = sorted(
-        later - former
-        for _, stream in opened
-        for former, later in zip(stream.times_s[2:], stream.times_s[3:], strict=False)
-    )
-    for transport, _ in opened:
-        transport.close()
+    rss_mb, wires = router.rss_mb(), [request(256, number, f"{chunks},{pace_ms}") for number in range(count)]
+    async with streams_begun(router.port, wires, pace_ms / 1000) as streams:
+        await asyncio.sleep(1.0)  # requests are over, streams flow
+        begun_s, begun_cpu_s, seen = time.perf_counter(), router.cpu_s(), sum(len(each.times_s) for each in streams)
+        await asyncio.sleep(chunks * pace_ms / 1000 / 2)
+        took_s, flow_cpu_s = time.perf_counter() - begun_s, router.cpu_s() - begun_cpu_s
+        passed, peak_mb = sum(len(each.times_s) for each in streams) - seen, router.rss_mb()
+        await asyncio.gather(*[each.ended for each in streams])
+    gaps = sorted(gap_s for each in streams for gap_s in each.gaps_s()[2:])
     name = f"{count}x{pace_ms}ms"
     return {
         f"us/chunk {name}": flow_cpu_s / max(1, passed) * 1e6,
@@ -472,6 +482,12 @@ def modules_of(checkout: str) -> Iterator[None]:
         sys.path[:] = former
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time of a process and all its threads."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
 @dataclass
 class Listener:
     """A process that serves on a port of this machine."""
@@ -480,9 +496,7 @@ class Listener:
     port: int
 
     def cpu_s(self) -> float:
-        """CPU time of all threads."""
-        tasks = Path(f"/proc/{self.pid}/task")
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+        return cpu_s(self.pid)
 
     def rss_mb(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
