@@ -24,7 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ class Told:
     answered: int
     failed: int
     output_tokens: float
-    """Of all answers."""
+    """Tokens of all answers."""
     ttft_p50_s: float
 
 
@@ -380,7 +380,7 @@ def main() -> int:
                 target = Target(options.url.rstrip("/"), options.model, options.tokenizer.resolve(), 1, options.key)
             verdicts = []
             for number, (name, program) in enumerate(programs.items()):
-                own = Target(target.url, target.model, target.tokenizer, time.time_ns() % 10**6 + number, target.key)
+                own = replace(target, seed=time.time_ns() % 10**6 + number)
                 verdicts.append(run(name, program, own, folder.resolve() / name.replace(" ", "-")))
                 print(f"{name}: {verdicts[-1].reason or 'passed'}", file=sys.stderr, flush=True)
             print(table(verdicts))

@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 import orjson
-from router_overhead import MockInstance
+from router_overhead import MockInstance, cpu_s
 
 from dualmap.statestore.embedded import EmbeddedValkey
 from tests.fleet.fleet_process import running_fleet, until
@@ -40,12 +40,6 @@ CHUNKS = 200
 CONNECTIONS = 4
 IDLE_S = 10.0
 PROMPT = "word " * 400
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process and all its threads."""
-    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(each.read_text().split()[0]) for each in threads) / 1e9
 
 
 # what is compared ------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class ServerCpu:
         self._client = redis.Redis.from_url(url)
 
     def instructions(self) -> int:
-        """Those of its main thread; 0 where it does not run in callgrind."""
+        """Instructions of its main thread; 0 where it does not run in callgrind."""
         pid = str(self._client.info("server")["process_id"])
         if "callgrind" not in Path(f"/proc/{pid}/cmdline").read_text():
             return 0
