@@ -14,7 +14,7 @@ import orjson
 from rich.table import Table
 
 from dualmap.simulation.on_time import TPOT_SLO_S, meets_both
-from dualmap.simulation.results import LoadSample, Percentiles, load_cv
+from dualmap.simulation.results import LoadSample, Percentiles, answers_per_s, load_cv, span_s
 
 UNKNOWN_INSTANCE = "unknown"
 """Instance id of an answer without the ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""
@@ -172,6 +172,7 @@ class ReplayRecord:
 def summarize_replay(record: ReplayRecord) -> ReplayReport:
     """The figures of a replay."""
     counted = [request for request in record.requests if record.counts(request)]
+    arrivals_s = [request.arrival_s for request in counted]
     answered = [request for request in counted if request.answered]
     errors, errors_s = _estimate_errors(answered)
     ttfts = [request.ttft_s for request in answered if request.ttft_s is not None]
@@ -181,8 +182,10 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
     return ReplayReport(
         trace=record.trace,
         url=record.url,
-        rate_per_s=_rate_per_s(counted) if record.rate_per_s is None else record.rate_per_s,
-        answers_per_s=_answers_per_s(counted),
+        rate_per_s=len(counted) / span_s(arrivals_s) if record.rate_per_s is None else record.rate_per_s,
+        answers_per_s=answers_per_s(
+            arrivals_s, (one.arrival_s + one.e2e_s for one in counted if one.e2e_s is not None)
+        ),
         concurrency=record.concurrency,
         time_scale=record.time_scale,
         slo_ttft_s=record.slo_ttft_s,
@@ -211,22 +214,6 @@ def summarize_replay(record: ReplayRecord) -> ReplayReport:
         p99_lag_s=lags.p99,
         instances=_instance_shares(answered),
     )
-
-
-def _rate_per_s(requests: Sequence[ReplayedRequest]) -> float:
-    return len(requests) / _span_s(requests)
-
-
-def _answers_per_s(requests: Sequence[ReplayedRequest]) -> float:
-    last_s = max((request.arrival_s for request in requests), default=0.0)
-    ended = sum(request.e2e_s is not None and request.arrival_s + request.e2e_s <= last_s for request in requests)
-    return ended / _span_s(requests)
-
-
-def _span_s(requests: Sequence[ReplayedRequest]) -> float:
-    """Time from the first arrival to the last, never 0."""
-    arrivals_s = [request.arrival_s for request in requests] or [0.0]
-    return max(max(arrivals_s) - min(arrivals_s), 1e-9)
 
 
 def _estimate_errors(requests: Sequence[ReplayedRequest]) -> tuple[Percentiles | None, Percentiles | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
@@ -315,17 +315,23 @@ def summarize(record: RunRecord) -> RunResult:
         moved_tokens=record.moved_tokens,
         leaks=record.leaks,
         slo_tpot_s=record.slo_tpot_s,
-        answers_per_s=_answers_per_s(counted),
+        answers_per_s=answers_per_s(
+            [outcome.arrival_s for outcome in counted],
+            (outcome.finish_s for outcome in counted if outcome.finish_s is not None),
+        ),
         by_tenant=_by_tenant(counted),
     )
 
 
-def _answers_per_s(counted: Sequence[RequestOutcome]) -> float:
-    if not counted:
-        return 0.0
-    first_s, last_s = counted[0].arrival_s, counted[-1].arrival_s
-    ended = sum(outcome.finish_s is not None and outcome.finish_s <= last_s for outcome in counted)
-    return ended / max(last_s - first_s, 1e-9)
+def answers_per_s(arrivals_s: Sequence[float], ends_s: Iterable[float]) -> float:
+    """Answers that ended between the first arrival and the last, a second."""
+    last_s = max(arrivals_s, default=0.0)
+    return sum(end_s <= last_s for end_s in ends_s) / span_s(arrivals_s)
+
+
+def span_s(arrivals_s: Sequence[float]) -> float:
+    """Time from the first arrival to the last, never 0."""
+    return max(max(arrivals_s, default=0.0) - min(arrivals_s, default=0.0), 1e-9)
 
 
 def _by_tenant(counted: Sequence[RequestOutcome]) -> dict[str, TenantResult]:
