@@ -50,7 +50,7 @@ class Target:
     model: str
     tokenizer: Path
     seed: int
-    """Another one for each run: texts that the caches do not have."""
+    """A number of each run's own, so that the caches have none of its texts."""
     key: str | None
 
 
@@ -284,7 +284,7 @@ def shares_since(target: Target, seconds: float) -> dict[str, Any]:
 # the runs --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one tool."""
+    """The outcome of one tool."""
 
     name: str
     told: Told | None

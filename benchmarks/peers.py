@@ -174,7 +174,7 @@ async def one_turn(
 
 @dataclass
 class Measured:
-    """What was found of one router."""
+    """The figures of one router."""
 
     turns: list[dict[str, float]] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)

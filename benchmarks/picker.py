@@ -83,7 +83,7 @@ def bare_picker(port: int, destination: str) -> None:
 
 
 def plain_picker(port: int, destination: str) -> None:
-    """The same by grpc.aio."""
+    """A picker that does the same by grpc.aio."""
     import grpc
     import grpc.aio
     import uvloop

@@ -76,7 +76,8 @@ def simulated(words: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
             "policy": run["policy"], "rate_per_s": run["rate_per_s"], "on_time": run["effective_capacity"],
-            "both_slos": run["on_time"]["both_slos"], "answers_per_s": run["answers_per_s"], "hit_rate": run["hit_rate"], "ttft_p50_s": run["ttft_s"]["p50"], "ttft_p99_s": run["ttft_s"]["p99"],
+            "both_slos": run["on_time"]["both_slos"], "answers_per_s": run["answers_per_s"],
+            "hit_rate": run["hit_rate"], "ttft_p50_s": run["ttft_s"]["p50"], "ttft_p99_s": run["ttft_s"]["p99"],
         }
         for run in runs
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""When the requests of a trace are sent: at its own times, or as answers end.
+"""Decides when the requests of a trace are sent: at its own times, or as answers end.
 
 * Open loop: every request at the trace's own time, whatever becomes of the others.
 * Sessions: a request with a think time (``TraceRequest.think_s``) comes so long after the answers that it waits for
@@ -47,7 +47,7 @@ class Arrivals:
     def __init__(self, trace: Trace, loop: Loop) -> None:
         self._requests = trace.requests
         self.first_s = trace.requests[0].arrival_s if trace.requests else 0.0
-        """When the first request is sent."""
+        """The time of the first request."""
         self._end_s = self.first_s + loop.seconds
         self._due: list[tuple[float, int]] = []
         """A heap of (time, place)."""
@@ -82,7 +82,7 @@ class Arrivals:
 
     @property
     def due_s(self) -> float | None:
-        """When the next request is to be sent; None: none before an answer ends, or none at all."""
+        """The time of the next request; None: none before an answer ends, or none at all."""
         return self._due[0][0] if self._due else None
 
     @property

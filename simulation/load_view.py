@@ -15,7 +15,7 @@ from dualmap.statestore.records import InstanceRecord
 
 
 class LoadView(StrEnum):
-    """What a replica knows of the load of instances."""
+    """The load of instances that a replica knows."""
 
     SHARED = "shared"
     """All replicas share one store, with loads and prefixes: their number changes nothing. In the other views each
@@ -57,7 +57,7 @@ class KnownLoad:
     """An instance's load as one replica knows it."""
 
     growth: Mapping[str, int]
-    """What the known counts have beyond the replica's own, by field of a record."""
+    """The excess of the known counts over the replica's own, by field of a record."""
     stamps: Mapping[str, int]
     """The times that are later than in the replica's own books."""
     waiting_requests: int
@@ -68,10 +68,10 @@ class KnownLoad:
 
 @dataclass(slots=True)
 class _Reading:
-    """What the gauges of all instances showed at one moment."""
+    """The gauges of all instances at one moment."""
 
     sent: Sequence[Mapping[str, SentLoad]]
-    """By replica and instance."""
+    """Loads by replica and instance."""
     kv_used_tokens: Mapping[str, int]
 
 

@@ -95,7 +95,7 @@ class Simulation:
         self._now_s = 0.0
         self._arrivals = Arrivals(trace, scenario.loop)
         self._next_arrival_s = inf
-        """When the next arrival is scheduled."""
+        """The time for which the next arrival is scheduled."""
         self._places: list[int] = []
         """The place in the trace of each request that has arrived; the others know a request by its number here."""
         self._seen_last = False

@@ -85,7 +85,7 @@ class SimulatedReplica:
             pool.set_instance_state(instance_id, InstanceState.DRAINING)
 
     def sent(self) -> dict[str, SentLoad]:
-        """What it has sent to the instances and is not over, by id."""
+        """The load that it has sent to the instances and that is not over, by id."""
         windows = {name: load.window_tokens for name, load in self.pool.loads().items()}
         records = self.pool.shown.records()
         return {name: SentLoad(record, self.waiting[name], windows[name]) for name, record in records.items()}

@@ -20,7 +20,7 @@ _PERIOD = 4096
 """Words after which the made-up text repeats."""
 _PERIOD_CHARS = _PERIOD * TOKEN_CHARS
 _KNOWN_AGAIN = 4
-"""Of several answers to a prompt, so many are known again where another prompt goes on with them."""
+"""Number of several answers to a prompt that are known again where another prompt goes on with them."""
 
 
 def _made_up_words() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""When the requests of a trace are sent."""
+"""The times at which requests of a trace are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prefix cache evicts goes to host memory, and is loaded from there."""
+"""Blocks that the prefix cache evicts go to host memory, and are loaded from there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replicas that share no store know of the load that others cause."""
+"""Replicas that share no store know a part of the load that others cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDLE = InstanceRecord("ready", "mixed", 1000, 4096, 256, 1000, 8000.0)
 
 
 class Replica:
-    """What one replica has sent to the instance "a"."""
+    """The load that one replica has sent to the instance "a"."""
 
     def __init__(self) -> None:
         self.load = SentLoad(IDLE, 0, 0.0)
