@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = Path("router/relay/relay.c")
 NAME = "_relay.abi3.so"
-"""It is built for the stable ABI of Python 3.11, so it serves every later Python, too."""
+"""The extension is built for the stable ABI of Python 3.11, so it serves every later Python, too."""
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]

@@ -274,7 +274,7 @@ class ServerFiles:
     """Whether a client without a certificate of these CAs is refused; else its certificate is verified if it has one.
     """
     protocol: str = "http/1.1"
-    """What is spoken there, as clients agree on it (ALPN)."""
+    """The protocol that is spoken there, as clients agree on it (ALPN)."""
 
     @property
     def name(self) -> str:

@@ -299,7 +299,7 @@ class PoolSettings(BaseModel):
         return self
 
     def autoscale_of(self, *, decodes: bool) -> AutoscaleSettings | None:
-        """How the number of the decode instances changes, or that of all others."""
+        """The settings by which the number of the decode instances changes, or that of all others."""
         if self.autoscale is None or not decodes:
             return self.autoscale
         return self.autoscale.of_decode

@@ -32,7 +32,7 @@ class Served:
     """Answers whose first token was seen."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """As instances reported them, or else as they were expected."""
+    """Prompt tokens that were cached, as instances reported them, or else as they were expected."""
     output_tokens: int = 0
 
     def add(self, one: Explanation) -> None:

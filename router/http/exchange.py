@@ -391,7 +391,7 @@ class Exchange:
             self._connection.lent_to.take_back()
 
     def terms_of_relay(self, coming_bytes: int) -> tuple[int, int] | None:
-        """How the relay is to pass on what comes next, and how much of it may be kept; None: not now."""
+        """Flags by which the relay is to pass on what comes next, and how much of it may be kept; None: not now."""
         usage = self._usage
         if self._receive is not Exchange._pass or self.done.done():
             return None

@@ -62,7 +62,7 @@ class Sending:
     abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
     """Closes the connection of a try that was cancelled."""
     path: str | None = None
-    """Where it is not the path of the request."""
+    """Path to send it to; None: that of the client's request."""
 
 
 class Sender:

@@ -164,7 +164,7 @@ class SeveralAnswers:
         return rest_of(self._path, request, answer, context_tokens=context_tokens, text_tokens=text_tokens)
 
     async def _rests(self, missing: Sequence[int]) -> dict[int, Rest]:
-        """What is to be asked for each of them, for which an instance is found. Raises RouterError."""
+        """The request for the rest of each of them, for which an instance is found. Raises RouterError."""
         rests, context_tokens = {}, None
         for index in missing:
             answer, counts = self._answers[index], needs_count(self._path, self._answers[index])

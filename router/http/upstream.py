@@ -97,7 +97,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._sink: AnswerSink | None = None
         self._paused = False
         self.lent_to: RelayedAnswer | None = None
-        """The one who reads instead of the transport."""
+        """The answer that reads instead of the transport."""
         self._reset()
 
     def _reset(self) -> None:
@@ -231,7 +231,7 @@ class UpstreamConnection(asyncio.Protocol):
         if unread and self._sink is not None:
             try:
                 self.data_received(unread)
-            except Exception:  # as a transport does: what was not handled would be missing in the answer
+            except Exception:  # a transport does so, too: what was not handled would be missing in the answer
                 self._fail(_CLOSED, "bytes of the answer could not be handled")
                 raise
         if error is not None:
@@ -271,8 +271,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._hand_on(data)
 
     def _takes_offer(self, data: bytes) -> bool:
-        """Whether another one reads from these bytes on."""
-        # With the begin of a chunk's size the parser is between chunks, too.
+        """Whether the relay reads from these bytes on."""
+        # The parser is between chunks also where it has the begin of a chunk's size.
         begins_chunk, self._ends_line = self._ends_line and self.between_chunks, data.endswith(_LINE_ENDS)
         return begins_chunk and not self._paused and self.offer is not None and self.offer.take(data)
 

@@ -52,7 +52,7 @@ _HEAD: Final = Struct(">IBI")
 _SETTING: Final = Struct(">HI")
 _WORD: Final = Struct(">I")
 _PREFIX: Final = Struct(">BI")
-"""What is before a message: whether it is compressed, and its length."""
+"""The prefix of a message: whether it is compressed, and its length."""
 
 
 class _Error(IntEnum):
@@ -61,10 +61,8 @@ class _Error(IntEnum):
     NO_ERROR = 0x0
     PROTOCOL_ERROR = 0x1
     FLOW_CONTROL_ERROR = 0x3
-    STREAM_CLOSED = 0x5
     FRAME_SIZE_ERROR = 0x6
     REFUSED_STREAM = 0x7
-    CANCEL = 0x8
     COMPRESSION_ERROR = 0x9
     ENHANCE_YOUR_CALM = 0xB
 
@@ -130,7 +128,7 @@ class GrpcStream:
         self._parse = parse
         self.stream_id = stream_id
         self.peer = connection.peer
-        """Where it comes from, as gRPC writes it: ``ipv4:10.0.0.1:4711``."""
+        """Address that it comes from, as gRPC writes it: ``ipv4:10.0.0.1:4711``."""
         self.task: asyncio.Task[None] | None = None
         self._send_window = send_window
         self._messages: deque[bytes] = deque()
@@ -594,7 +592,7 @@ class GrpcConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close, whatever is not sent."""
+        """Close at once; what was not sent is lost."""
         self._transport.abort()
 
 

@@ -115,7 +115,7 @@ def client_request(headers: Any) -> ClientRequest:
 
 @dataclass(slots=True)
 class AnswerHead:
-    """What is read of the head of an answer."""
+    """The fields that are read of the head of an answer."""
 
     status: int = 0
     """0 where it has none."""

@@ -18,7 +18,7 @@ class EvictableAnswer(Protocol):
 
 
 class EvictableAnswers:
-    """Those of one pool on this replica, by instance. It is empty where no class is evictable."""
+    """The evictable answers of one pool on this replica, by instance. There are none where no class is evictable."""
 
     def __init__(self) -> None:
         self._answers: dict[str, set[EvictableAnswer]] = {}

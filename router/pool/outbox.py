@@ -46,7 +46,7 @@ class Outbox:
         self._arrived = asyncio.Event()
         self._owed = 0
         self._settled = asyncio.Event()
-        """Set when nothing is owed any more; cleared by who waits for that."""
+        """Set when nothing is owed any more; cleared by the one that waits for that."""
         self.dropped = dropped or Counter()
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ class Relay:
         """Whether bytes of the stream have come since the last call."""
 
     def counts(self) -> tuple[int, int]:
-        """How many streams are here, and how many chunks have passed in all."""
+        """The number of streams that are here, and of chunks that have passed in all."""
 
     def close(self) -> None:
         """Stop the thread; streams that are here are forgotten."""

@@ -261,7 +261,7 @@ static size_t same_begin(const uint8_t *one, const uint8_t *other, size_t most) 
     return at;
 }
 
-/* The same from their ends, which are given. */
+/* How many bytes two texts, whose ends are given, have in common from their ends, of at most so many. */
 static size_t same_end(const uint8_t *one, const uint8_t *other, size_t most) {
     size_t at = 0;
     for (uint64_t a, b; at + sizeof a <= most; at += sizeof a) {

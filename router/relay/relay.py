@@ -59,14 +59,14 @@ class Returned(NamedTuple):
     """The last bytes of the body that were passed on; all of them, if they are few."""
     log: bytes
     chunks: int
-    """How many were passed on."""
+    """Number of chunks that were passed on."""
 
 
 class Owner(Protocol):
     """The one who has given a stream to the relay."""
 
     def given_back(self, stream: Returned) -> None:
-        """It is the owner's again."""
+        """The stream is the owner's again."""
 
 
 class Relay:
@@ -110,12 +110,12 @@ class Relay:
 
     @property
     def streams(self) -> int:
-        """How many the relay has."""
+        """The number of streams that the relay has."""
         return len(self._owners)
 
     @property
     def chunks(self) -> int:
-        """How many have passed."""
+        """The number of chunks that have passed."""
         return 0 if self._native is None else int(self._native.counts()[1])
 
     def close(self) -> None:

@@ -16,11 +16,11 @@ class PoolBudgets(NamedTuple):
 
     all: tuple[Budget, ...]
     requests: tuple[Budget, ...]
-    """Those that count requests."""
+    """The budgets that count requests."""
 
 
 class TenantBudgets:
-    """Knows the budgets of each tenant at each pool; made anew when the tenant or the names of models change."""
+    """Knows the budgets of each tenant at each pool, and makes them again when the tenant or the models change."""
 
     def __init__(self, pools: PoolDirectory[ServedPool], *, begins: bool) -> None:
         """``begins``: a pool has an equal part of a limit until the leader has divided it; else nothing."""

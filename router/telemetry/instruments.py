@@ -48,10 +48,10 @@ class Gauge:
 
 
 class Histogram:
-    """How often a quantity fell into each bucket, and its sum. A value on a bound belongs to the bucket below it.
+    """The number of values in each bucket, and their sum. A value on a bound belongs to the bucket below it.
 
-    What is observed is kept until it is folded into the counts: a request pays for an entry in a list alone. Who reads
-    the counts folds it, and so does every heartbeat, so that it stays little.
+    A value that is observed is kept until it is folded into the counts: a request pays for an entry in a list alone. A
+    reader of the counts folds it, and so does every heartbeat, so that the list stays short.
     """
 
     __slots__ = ("_counts", "_observed", "_sum", "bounds", "observe")
@@ -78,7 +78,7 @@ class Histogram:
 
     @property
     def counts(self) -> Sequence[int]:
-        """How often a value fell into each bucket, the last one without a bound."""
+        """The number of values in each bucket, the last one without a bound."""
         self.fold()
         return self._counts
 

@@ -107,7 +107,7 @@ class TenantDirectory:
         return None
 
     def _known_by(self, key: bytes) -> Caller | None:
-        """The owner of the key. The empty one, which a request without a key has, is no one's, whatever was set."""
+        """The owner of the key. The empty key, which a request without one has, is no tenant's, even if it was set."""
         return self._callers.get(hashlib.sha256(key).digest()) if key else None
 
     def _named_by_gateway(

@@ -41,7 +41,7 @@ def chunk_of(path: str, choices: list[Any], **more: Any) -> dict[str, Any]:
 
 
 def events(path: str, asked: dict[str, Any], tokens: Sequence[int], *, ends: bool) -> list[bytes]:
-    """What vLLM would send for the tokens of these places in WORDS."""
+    """The events that vLLM would send for the tokens of these places in WORDS."""
     if path == MESSAGE:
         return messages(tokens, ends=ends)
     if path == RESPONSE:
@@ -129,7 +129,7 @@ class Scripted:
 
 
 class Seen:
-    """What became of one request, and of the connections."""
+    """The end of one request, and the state of the connections behind it."""
 
     def __init__(self, answer: kit.Answer, intake: kit.Intake, instances: list[Instance], later: Any) -> None:
         placed = intake.placed_requests[0]
@@ -387,7 +387,7 @@ Begun = Callable[..., Awaitable[tuple[kit.Intake, Router, list[Instance], Client
 
 @pytest.fixture
 def started() -> Started:
-    """What ``flowing`` has started."""
+    """The router, the instances and the client that ``flowing`` has started."""
     return []
 
 

@@ -136,7 +136,7 @@ def as_chunks(stream: Sequence[bytes], groups: list[int], style: int) -> bytes:
 
 # the two paths ---------------------------------------------------------------------------------------------------
 class Pythons:
-    """What router.http does with the bytes of a stream that has begun."""
+    """Does with the bytes of a stream that has begun what router.http does."""
 
     def __init__(self, path: str, *, hides_ids: bool, hides_usage: bool, keeps: bool) -> None:
         self.budget = KeptBudget(1 << 20)
@@ -183,7 +183,7 @@ class Pythons:
         return at_chunk and (usage is None or usage.idle) and (kept is None or kept.is_plain)
 
     def end(self) -> tuple[bytes, Any]:
-        """What waits, and what the client has."""
+        """The bytes that wait, and the answer that the client has."""
         rest = b"" if self.kept is None else self.kept.end()
         waiting = b"" if self.usage is None else self.usage.end()
         if self.kept is None:
@@ -261,8 +261,8 @@ def sockets() -> Iterator[Sockets]:
 
 
 def relayed(pieces: list[bytes], path: Pythons, flags: int) -> tuple[bytes, bytes, Any, int]:
-    """What the client gets of a stream that is offered to the relay wherever it may be, the part of an event with which
-    it ends, what is kept, and how many chunks the relay has passed."""
+    """The bytes that the client gets of a stream that is offered to the relay wherever it may be, the part of an event
+    with which it ends, what is kept, and how many chunks the relay has passed."""
     sockets = Sockets()
     sockets.back = []
     out, key = b"", 0

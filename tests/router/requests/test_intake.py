@@ -1,4 +1,4 @@
-"""What limits a request draws from, by the names that it may have for its model."""
+"""Limits that a request draws from, by the names that it may have for its model."""
 
 from __future__ import annotations
 

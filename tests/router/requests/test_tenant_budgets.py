@@ -1,4 +1,4 @@
-"""Among which pools the limits of a tenant are divided."""
+"""Pools among which the limits of a tenant are divided."""
 
 from __future__ import annotations
 

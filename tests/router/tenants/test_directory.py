@@ -47,7 +47,7 @@ def test_other_keys_are_refused_where_there_are_tenants(key: bytes | None) -> No
         asked(TenantDirectory((), [ACME]), key)
 
 
-def test_a_request_without_a_key_is_nobodys_though_the_hash_of_none_was_set() -> None:
+def test_a_request_without_a_key_is_of_no_tenant_though_the_hash_of_the_empty_key_was_set() -> None:
     nothing = TenantKeySettings(name="slip", sha256=hashlib.sha256(b"").hexdigest())
     directory = TenantDirectory((), [TenantSettings(name="acme", keys=(nothing,))])
 
