@@ -56,6 +56,8 @@ class HostKvPool(KvPool):
 
     def clear_idle(self) -> int:
         cleared = len(self._host) + super().clear_idle()
+        if self._journal is not None and self._holders:  # without a held block all were reported as cleared
+            self._journal += [(CacheChange.REMOVED, block) for block in self._host]
         self._host.clear()
         return cleared
 

@@ -39,6 +39,19 @@ def test_a_cleared_pool_has_no_hits_in_either_place() -> None:
     assert pool.match((1,), 1) == pool.match((2,), 1) == (0, 0)
 
 
+def test_what_is_cleared_beside_a_request_is_reported_as_removed() -> None:
+    journal: Journal = []
+    pool = HostKvPool(2, 2, journal)
+    for block in (1, 2):
+        pool.hold((block,))
+        pool.drop((block,))
+    pool.hold((3,))  # takes the place of 1, which goes to host memory
+
+    assert pool.clear_idle() == 2
+    assert sorted(block for change, block in journal if change is CacheChange.REMOVED) == [1, 2]
+    assert CacheChange.CLEARED not in {change for change, _ in journal}
+
+
 def test_a_step_waits_for_what_it_loads() -> None:
     card = find_preset("qwen2.5-7b-910b4-tp1:kv_capacity_tokens=10240+host_kv_tokens=102400").engine
     config = replace(card, block_tokens=512)
