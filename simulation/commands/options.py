@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.scheduling.scaling.scale_settings import DecodeAutoscaleSettings, autoscale_of
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.arrivals import TRACE_TIMES, Loop
@@ -237,30 +237,16 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
     _at_least("skip", arguments.skip, 0)
     _at_least("replicas", arguments.replicas, 1)
-    if not 0 < arguments.reading_s < float("inf"):
-        raise OptionError(f"--reading-s must be seconds above 0, found {arguments.reading_s}")
+    _above_0("reading_s", arguments.reading_s)
+    _above_0("slo_s", arguments.slo_s)
     if not 0 <= arguments.first_tokens_seen <= 1:
         raise OptionError(f"--first-tokens-seen must be a share from 0 to 1, found {arguments.first_tokens_seen}")
     scheduling = configured.scheduling
     if arguments.slo_s is not None:
-        if not 0 < arguments.slo_s < float("inf"):
-            raise OptionError(f"--slo-s must be more than 0, found {arguments.slo_s}")
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
     engines = _engines(arguments.preset, configured.engine)
     autoscale = _autoscale(arguments)
-    pool = _pool(arguments.pool, configured.pools)
-    if autoscale is not None and autoscale.settings.decode is not None:
-        fleet, instances = _with_elastic_roles(arguments, pool, engines, autoscale)
-    elif arguments.roles is not None and autoscale is not None:
-        raise OptionError("--roles needs --autoscale-decode beside --autoscale: each role has bounds of its own")
-    else:
-        fleet = _fleet(pool, engines, arguments.instances if autoscale is None else autoscale.settings.max_instances)
-        if arguments.roles is not None:
-            fleet = _with_roles(arguments.roles, pool, engines, arguments.instances)
-        instances = len(fleet)
-    if autoscale is not None and autoscale.settings.decode is None:
-        bounds = autoscale.settings
-        instances = max(bounds.min_instances, min(bounds.max_instances, arguments.instances or bounds.min_instances))
+    fleet, instances = _members(arguments, _pool(arguments.pool, configured.pools), engines, autoscale)
     if arguments.dispatch_window_tokens is not None:
         fleet = tuple(replace(spec, dispatch_window_tokens=arguments.dispatch_window_tokens) for spec in fleet)
     return FleetOptions(
@@ -288,8 +274,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
 def slo_tpot_s_of(arguments: argparse.Namespace) -> float | None:
     """The SLO of the time per output token; None: the options name none. Raises OptionError."""
     slo_tpot_ms: float | None = arguments.slo_tpot_ms
-    if slo_tpot_ms is not None and not 0 < slo_tpot_ms < float("inf"):
-        raise OptionError(f"--slo-tpot-ms must be more than 0, found {slo_tpot_ms}")
+    _above_0("slo_tpot_ms", slo_tpot_ms)
     return None if slo_tpot_ms is None else slo_tpot_ms / 1000
 
 
@@ -298,15 +283,9 @@ def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
         if arguments.autoscale_decode is not None:
             raise OptionError("--autoscale-decode needs --autoscale, the bounds of the prefill instances")
         return None
-    try:
-        settings = autoscale_of(arguments.autoscale)
-    except ValueError as error:
-        raise OptionError(f"--autoscale {error}") from error
+    settings = _bounds("autoscale", arguments.autoscale)
     if arguments.autoscale_decode is not None:
-        try:
-            bounds = autoscale_of(arguments.autoscale_decode)
-        except ValueError as error:
-            raise OptionError(f"--autoscale-decode {error}") from error
+        bounds = _bounds("autoscale_decode", arguments.autoscale_decode)
         decode = DecodeAutoscaleSettings(min_instances=bounds.min_instances, max_instances=bounds.max_instances)
         settings = settings.model_copy(update={"decode": decode})
     if arguments.start_s is not None:
@@ -316,6 +295,13 @@ def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
     return Autoscale(settings, arguments.scaler)
 
 
+def _bounds(option: str, text: str) -> AutoscaleSettings:
+    try:
+        return autoscale_of(text)
+    except ValueError as error:
+        raise OptionError(f"{_flag(option)} {error}") from error
+
+
 def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:
     for pool in pools:
         if name in (None, pool.name):
@@ -323,19 +309,36 @@ def _pool(name: str | None, pools: tuple[PoolSettings, ...]) -> PoolSettings:
     raise OptionError(f"--pool: there is no pool {name!r}; known are {', '.join(pool.name for pool in pools)}")
 
 
-def _with_roles(
-    text: str, pool: PoolSettings, engines: Sequence[EngineConfig], instances: int | None
-) -> tuple[InstanceSpec, ...]:
-    """Instances like the pool's with these roles. Raises RolesError."""
-    roles = roles_of(text) if instances is None else roles_for(text, instances)
+def _members(
+    arguments: argparse.Namespace, pool: PoolSettings, engines: Sequence[EngineConfig], autoscale: Autoscale | None
+) -> tuple[tuple[InstanceSpec, ...], int]:
+    """The instances that there may be, those of the start first; and how many these are. Raises OptionError,
+    RolesError."""
+    text, count = arguments.roles, arguments.instances
+    if autoscale is None:
+        if text is None:
+            fleet = _fleet(pool, engines, count)
+        else:
+            fleet = _with_roles(pool, engines, roles_of(text) if count is None else roles_for(text, count))
+        return fleet, len(fleet)
+    bounds = autoscale.settings
+    if bounds.decode is not None:
+        return _with_elastic_roles(arguments, pool, engines, autoscale)
+    if text is not None:
+        raise OptionError("--roles needs --autoscale-decode beside --autoscale: each role has bounds of its own")
+    begin = max(bounds.min_instances, min(bounds.max_instances, count or bounds.min_instances))
+    return _fleet(pool, engines, bounds.max_instances), begin
+
+
+def _with_roles(pool: PoolSettings, engines: Sequence[EngineConfig], roles: Sequence[Role]) -> tuple[InstanceSpec, ...]:
+    """Instances like the pool's with these roles."""
     return tuple(replace(spec, role=role) for spec, role in zip(_fleet(pool, engines, len(roles)), roles, strict=True))
 
 
 def _with_elastic_roles(
     arguments: argparse.Namespace, pool: PoolSettings, engines: Sequence[EngineConfig], autoscale: Autoscale
 ) -> tuple[tuple[InstanceSpec, ...], int]:
-    """The instances that the roles may have, those of the start first; and how many these are. Raises OptionError,
-    RolesError."""
+    """The members of a fleet whose roles have bounds each."""
     if arguments.instances is not None or arguments.move_roles:
         raise OptionError(
             "--autoscale-decode excludes --instances and --move-roles: --roles says what there is at first"
@@ -351,9 +354,7 @@ def _with_elastic_roles(
             raise OptionError("--roles has mixed instances, which do not scale beside prefill and decode")
     spares = [role for role, each in bounds.items() if each for _ in range(each.max_instances - begin[role])]
     roles = [*(role for role, count in begin.items() for _ in range(count)), *spares]
-    fleet = _fleet(pool, engines, len(roles))
-    specs = tuple(replace(spec, role=role) for spec, role in zip(fleet, roles, strict=True))
-    return specs, sum(begin.values())
+    return _with_roles(pool, engines, roles), sum(begin.values())
 
 
 def _fleet(pool: PoolSettings, engines: Sequence[EngineConfig], instances: int | None) -> tuple[InstanceSpec, ...]:
@@ -430,9 +431,18 @@ def _engine(preset: str, engine: EngineSettings) -> EngineConfig:
         raise OptionError(str(error)) from error
 
 
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
+
+
 def _at_least(option: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
-        raise OptionError(f"--{option.replace('_', '-')} must be at least {least}, found {value}")
+        raise OptionError(f"{_flag(option)} must be at least {least}, found {value}")
+
+
+def _above_0(option: str, value: float | None) -> None:
+    if value is not None and not 0 < value < inf:
+        raise OptionError(f"{_flag(option)} must be more than 0, found {value}")
 
 
 def exit_code(command: str, work: Callable[[], int]) -> int:
