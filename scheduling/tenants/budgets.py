@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from math import ceil
+from operator import itemgetter
 from typing import Final
 
-from dualmap.scheduling.tenants.allotments import Division
+from dualmap.scheduling.tenants.allotments import LEAST_PART, ROUND_S, Division
 from dualmap.scheduling.values import value
 
 MINUTE_S: Final = 60.0
@@ -116,6 +118,42 @@ class Drawn:
     wait_s: float = 0.0
     """Time until it would fit if no other request drew; 0 where that depends on what is in flight, or a quota is spent.
     Where other pools have what it lacks, the time until the leader has moved it."""
+
+
+@value
+class Lack:
+    """What one draw lacks to fit its budget."""
+
+    place: int
+    """The place of the draw among those of its request."""
+    beyond: float
+    """The amount that it is too much."""
+    part: int
+    """The most that may be used in its pool: the capacity, or the pool's part of it."""
+    elsewhere: int | None = None
+    """The amount that is unused in other pools; None: the budget is not divided."""
+
+
+def drawn_of(draws: Sequence[Draw], left: tuple[int, ...], lacks: Iterable[Lack]) -> Drawn:
+    """The reply to draws of which some do not fit: of these it names the first one of those that take longest to."""
+    waits = [(_wait_s(draws[lack.place], lack), lack.place) for lack in lacks]
+    wait_s, unmet = max(waits, key=itemgetter(0))
+    return Drawn(left, unmet, wait_s)
+
+
+def _wait_s(draw: Draw, lack: Lack) -> float:
+    """Time until the draw would fit if no other request drew; 0 where that is not known: for what is in flight, and for
+    a quota that is spent."""
+    if draw.limit.period in _QUOTAS:
+        return ROUND_S if lack.elsewhere is not None and lack.beyond <= lack.elsewhere else 0.0
+    if not draw.leak_per_s:
+        return 0.0
+    leak_per_s = draw.leak_per_s
+    if lack.elsewhere is not None:
+        if draw.cost > lack.part:
+            return ROUND_S
+        leak_per_s *= max(lack.part, LEAST_PART) / draw.capacity
+    return ceil(lack.beyond * 1000 / leak_per_s) / 1000
 
 
 @value

@@ -169,7 +169,7 @@ local function place_one(told, head)
   end
   if placement.draws then
     budgets, drawn = weigh_draws(placement.draws, placement.must_draw, now_ms)
-    if budgets[1] > 0 then
+    if budgets[1] ~= '' then
       if placement.told.account ~= '' then
         add_usage(placement.told.account, terms.refused, now_ms)
       end

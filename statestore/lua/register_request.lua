@@ -8,11 +8,11 @@ if former or is_damaged then -- a repetition after a lost answer has been admitt
   local is_same = former and former.told.replica_id == told.replica_id and former.instance_id == ''
   return { is_same and 'dispatched' or 'duplicate', {} }
 end
-local budgets, drawn = { 0, 0 }, {}
+local budgets, drawn = { '' }, {}
 if #draws > 0 then
   budgets, drawn = weigh_draws(draws, false, now_ms)
 end
-if budgets[1] > 0 then
+if budgets[1] ~= '' then
   add_usage(told.account, terms.refused, now_ms)
   return { 'limited', budgets }
 end

@@ -16,7 +16,7 @@ from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceSta
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.budgets import Draw, Drawn, Lack, drawn_of
 from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
@@ -30,6 +30,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _LEGS = {leg.value.encode(): leg for leg in Leg}
+_NOT_DIVIDED = b"-1"
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 
 
@@ -40,7 +41,7 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placeme
     async def place(placements: Sequence[Placement]) -> Sequence[PlaceReply]:
         replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks))
         try:
-            return list(map(_reply_from, replies))
+            return list(map(_reply_from, placements, replies))
         except UNREADABLE as error:
             raise unreadable("place", error) from error
 
@@ -138,7 +139,7 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
     return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
 
 
-def _reply_from(reply: Sequence[Any]) -> PlaceReply:
+def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
     queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, *seen = more
     loads = ReportedLoads(seen, now_ms)
@@ -158,7 +159,7 @@ def _reply_from(reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
-        drawn and drawn_from(drawn),
+        drawn and drawn_from(placement.draws, drawn),
         standing and _standing_from(standing),
     )
 
@@ -168,10 +169,17 @@ def _standing_from(text: bytes) -> Standing:
     return Standing(int(level), float(sent_s), float(share_s))
 
 
-def drawn_from(found: Sequence[int]) -> Drawn:
-    """The reply of the scripts to draws."""
-    unmet, wait_ms, *left = found
-    return Drawn(tuple(left), unmet - 1 if unmet else None, wait_ms / 1000)
+def drawn_from(draws: Sequence[Draw], found: Sequence[Any]) -> Drawn:
+    """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
+    text, *left = found
+    if not text:
+        return Drawn(tuple(left))
+    words = text.split()
+    lacks = [
+        Lack(int(place) - 1, float(beyond), int(part), None if rest == _NOT_DIVIDED else int(rest))
+        for place, beyond, part, rest in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
+    ]
+    return drawn_of(draws, tuple(left), lacks)
 
 
 class Batcher(Generic[Item, Result]):

@@ -116,7 +116,7 @@ class PoolStore(Changes):
         status, found = await self._run(
             "register_request", request.request_id, orjson.dumps(words), reported_of(request)
         )
-        return PlaceStatus(status.decode()), placing.drawn_from(found or (0, 0))
+        return PlaceStatus(status.decode()), placing.drawn_from(draws, found or (b"",))
 
     @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:

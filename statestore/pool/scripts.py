@@ -37,7 +37,7 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.tenants.allotments import ROUND_S, WANTED_FROM
+from dualmap.scheduling.tenants.allotments import LEAST_PART, WANTED_FROM
 from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
@@ -216,7 +216,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "share_from": LEVELS_FROM,
         "confirmed": CONFIRMED_STAMP,
         "wanted_from": WANTED_FROM,
-        "allotting_ms": round(ROUND_S * 1000),
+        "least_part": LEAST_PART,
         "kept_instances": KEPT_INSTANCES,
         "usage_log": USAGE_LOG,
         "usage_lost": USAGE_LOST,

@@ -35,9 +35,9 @@ local function part_of(text, amount, begins_with)
   return of == amount and part or math.floor(part * amount / of), of == amount, tonumber(stamp), tonumber(rest)
 end
 
--- The leak of a part. It is above 0 for a part that is 0, too: a leak of 0 means that the budget bounds what is in flight.
+-- The leak of a part. It is above 0 for a part that is 0, too.
 local function part_of_leak(leak, part, amount)
-  return type(leak) == 'number' and leak * math.max(part, 0.000001) / amount or leak
+  return type(leak) == 'number' and leak * math.max(part, terms.least_part) / amount or leak
 end
 
 -- Tells the leader that a request did not fit into the part of this pool, or that there is little left of it.
@@ -45,21 +45,12 @@ local function want(name, needs, capacity, pools)
   redis.call(needs > 0 and 'HSET' or 'HSETNX', keys.budgets_wanted, name, string.format('%d %d %s', needs, capacity, pools))
 end
 
--- Time until a draw fits that does not fit by so much, as far as that is known: 0 for what is in flight, and a quota that is spent.
-local function wait_of(cost, beyond, capacity, leak, rest)
-  if leak == 'day' or leak == 'month' then
-    return rest and beyond <= rest and terms.allotting_ms or 0
-  elseif leak == 0 then
-    return 0
-  end
-  return rest and cost > capacity and terms.allotting_ms or math.ceil(beyond * 1000 / leak)
-end
-
--- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {draw that does not
--- fit and takes longest to, or 0; ms until it would; what is left of each}, and what is to be written where all fit, or must be
--- drawn all the same. Where a budget is divided the leak is {leak, part that this pool begins with, pools}.
+-- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {'PLACE BEYOND PART
+-- REST …' of those that do not fit; what is left of each}, and what is to be written where all fit, or must be drawn all the same.
+-- A draw at a place lacks the amount BEYOND, its pool may use PART, and REST is unused in other pools, or -1 where the budget is
+-- not divided. Where it is, the leak is {leak, part that this pool begins with, pools}.
 local function weigh_draws(draws, must, at_ms)
-  local names, found, written, parts = {}, { 0, 0 }, {}, nil
+  local names, found, written, parts = {}, { '' }, {}, nil
   for place = 1, #draws / 4 do
     names[place] = draws[4 * place - 3]
   end
@@ -77,15 +68,12 @@ local function weigh_draws(draws, must, at_ms)
     used = used + cost
     written[2 * place - 1], written[2 * place] = name, budget_text(used, leak, period, at_ms)
     if used > capacity and not must then
-      local wait_ms = wait_of(cost, used - capacity, capacity, leak, rest)
-      if found[1] == 0 or wait_ms > found[2] then
-        found[1], found[2] = place, wait_ms
-      end
+      found[1] = found[1] .. string.format('%d %.17g %d %d ', place, used - capacity, capacity, rest or -1)
     end
     if divided and (not is_right or used > terms.wanted_from * capacity) then
       want(name, used > capacity and not must and cost or 0, amount, divided[3])
     end
-    found[place + 2] = math.floor(capacity - used)
+    found[place + 1] = math.floor(capacity - used)
   end
   return found, written
 end

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.scheduling.tenants.allotments import ROUND_S, Division
 from dualmap.scheduling.tenants.budgets import (
     NOTHING_RETURNED,
+    Drawn,
+    Lack,
     Limit,
     Measure,
     Period,
     budgets_of,
+    drawn_of,
     drawn_text,
     draws_from,
     draws_of,
@@ -82,3 +86,37 @@ def test_a_request_beyond_the_whole_limit_never_fits() -> None:
     (draw,) = draws_of(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),)), (), 900, 101)
 
     assert draw.never_fits
+
+
+@pytest.mark.parametrize(
+    ("period", "lack", "wait_s"),
+    [
+        (Period.MINUTE, Lack(0, 10.5, 600), 1.05),
+        (Period.MINUTE, Lack(0, 10.0, 300, 0), 2.0),
+        (Period.MINUTE, Lack(0, 10.0, 99, 0), ROUND_S),
+        (Period.DAY, Lack(0, 10.0, 600), 0.0),
+        (Period.DAY, Lack(0, 10.0, 300, 10), ROUND_S),
+        (Period.DAY, Lack(0, 10.0, 300, 9), 0.0),
+        (Period.IN_FLIGHT, Lack(0, 10.0, 300, 600), 0.0),
+    ],
+)
+def test_a_draw_fits_once_enough_has_leaked_or_came_from_other_pools(period: Period, lack: Lack, wait_s: float) -> None:
+    division = None if lack.elsewhere is None else Division(("a", "b"), 0, begins=True)
+    draws = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, period, 600)], division), (), 60, 40)
+
+    assert drawn_of(draws, (-10,), [lack]) == Drawn((-10,), 0, wait_s)
+
+
+def test_a_draw_of_nothing_from_a_pool_without_a_part_has_a_wait_too() -> None:
+    division = Division(("a", "b"), 0, begins=False)
+    draws = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 60)], division), (), 0, 0)
+
+    assert drawn_of(draws, (-1,), [Lack(0, 1.0, 0, 0)]).wait_s > 60
+
+
+def test_the_first_of_the_draws_that_take_longest_to_fit_is_named() -> None:
+    limits = [Limit(measure, Period.MINUTE, 600) for measure in Measure]
+    draws = draws_of(budgets_of("acme", limits), (), 60, 40)
+
+    lacks = [Lack(0, 5.0, 600), Lack(1, 20.0, 600), Lack(3, 20.0, 600)]
+    assert drawn_of(draws, (-5, -20, 0, -20), lacks) == Drawn((-5, -20, 0, -20), 1, 2.0)
