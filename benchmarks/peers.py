@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import contextlib
 import os
-import re
 import shlex
 import statistics
 import subprocess
@@ -34,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
+from published_figures import write
 from real_fleet.machine import describe_machine, machine_sentence
 from router_overhead import (
     CONNECTIONS,
@@ -357,9 +357,10 @@ def main() -> int:
     parts.append(
         f"{turns}. {', '.join(versions)}. {machine}. Commit {made.commit}, {made.date}: `{shlex.join(_told())}`"
     )
-    print("\n\n".join(parts))
+    tables = "\n\n".join(parts)
+    print(tables)
     if options.document is not None:
-        _write(options.document, "\n\n".join(parts))
+        write(options.document, "peers", f"\n{tables}\n")
     return 0
 
 
@@ -370,14 +371,6 @@ def _told() -> list[str]:
         if option in words:
             words[words.index(option) + 1] = place
     return words
-
-
-def _write(document: Path, tables: str) -> None:
-    """Put the tables into the document's block of peers."""
-    block = re.compile(r"(<!-- peers -->\n).*?(<!-- end -->)", re.DOTALL)
-    text = document.read_text(encoding="utf-8")
-    filled = block.sub(lambda found: f"{found[1]}\n{tables}\n\n{found[2]}", text, count=1)
-    document.write_text(filled, encoding="utf-8")
 
 
 if __name__ == "__main__":
