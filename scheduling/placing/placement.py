@@ -461,7 +461,8 @@ class Search:
         )
 
     def _share(self) -> Share | None:
-        """None, too, where requests go in the order in which they came: none is passed over there."""
+        """The figures of its tenant. None where no books are kept, and where requests go in the order in which they
+        came, as none is passed over there."""
         if self.weight is None or not self.order.by_deadline or self.leg is _DECODE:
             return None
         return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.fleet.view.ready))

@@ -16,9 +16,9 @@ from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.values import value
 
 MOST_EVICTIONS: Final = 2
-"""Times that an answer is evicted at most."""
+"""The most times that an answer is evicted."""
 MOST_AT_ONCE: Final = 4
-"""Answers that a request evicts at most."""
+"""The most answers that a request evicts."""
 
 
 @value
@@ -32,7 +32,7 @@ class AnswerUnderWay:
     context_tokens: int
     """Tokens whose KV it holds, or is to hold."""
     since_s: float
-    """When it was sent, on the driver's clock."""
+    """The time at which it was sent, on the driver's clock."""
     evictions: int
 
 

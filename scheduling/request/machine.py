@@ -636,7 +636,7 @@ class RequestRules:
     waiting_room: WaitingRoom | None = None
     """Where requests wait for the first instance; None: the pool has some at all times, or refuses."""
     eviction: EvictionRule | None = field(init=False)
-    """None: no class is evictable."""
+    """The rule by which answers leave for others; None: no class is evictable."""
     split_rule: SplitRule = field(init=False)
     decode_policy: DecodeLegs = field(init=False)
     """The policy of decode legs, whatever the other one is."""

@@ -85,7 +85,7 @@ class RoleTargets:
 
     @property
     def answer_pressure(self) -> float:
-        """1 where answers are too slow."""
+        """The pace of answers over the slowest good one: from 1 on they are too slow."""
         return self.answer_pace / SLOW_ANSWERS
 
 

@@ -29,7 +29,7 @@ from typing import Final
 from dualmap.scheduling.values import value
 
 WANTED_FROM: Final = 0.75
-"""The part of its part from which on a pool wants more."""
+"""The share of its part that a pool uses before it wants more."""
 KEPT: Final = 8
 """The share of unused budget, one in so many, that is left to pools that do not want it."""
 LEAST_PART: Final = 1e-6

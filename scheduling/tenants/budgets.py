@@ -122,7 +122,7 @@ class Drawn:
 
 @value
 class Lack:
-    """What one draw lacks to fit its budget."""
+    """The shortage of a draw that does not fit its budget."""
 
     place: int
     """The place of the draw among those of its request."""
@@ -158,7 +158,7 @@ def _wait_s(draw: Draw, lack: Lack) -> float:
 
 @value
 class Budget:
-    """A limit of a tenant, as its requests draw from it: what is the same for all of them."""
+    """A limit of a tenant, with the figures that are the same for all requests that draw from it."""
 
     name: str
     """Its name, without blanks."""

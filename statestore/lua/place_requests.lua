@@ -103,8 +103,8 @@ local function reply_again(former)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
 
--- Whether it is dispatched without a plan: the rules of scheduling/queues/queue_order.py for a queue of one entry. What is held
--- although there is room, its replica plans by the queue in the reply.
+-- Whether the request is dispatched without a plan, by the rules of scheduling/queues/queue_order.py for a queue of one entry. One
+-- that is held although there is room is planned by its replica, which has the queue in the reply.
 local function goes_at_once(instance, tokens, rank_ms)
   if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held

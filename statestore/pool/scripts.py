@@ -53,7 +53,7 @@ KEPT_INSTANCES = 2000
 """Instances of a pool that the library of scripts keeps: some megabytes."""
 
 USAGE_LOST = 10_000
-"""Requests of dead replicas of which is kept how they were metered."""
+"""Requests of dead replicas whose metering is remembered."""
 USAGE_LOG = 100_000
 """Requests that are metered one by one: some megabytes. What they add up to stays for days."""
 

@@ -19,7 +19,7 @@ from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.readable import each_readable, reads
 
 SCANNED: Final = 500
-"""About as many budgets are read in one call of a scan."""
+"""Budgets that one call of a scan reads, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class LedgerEntry:
     """The division of one budget among pools."""
 
     stamp: int = 0
-    """Above that of every change before; 0: it was never divided."""
+    """A number above that of every change before; 0: it was never divided."""
     amount: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     """The most that each pool has, by its name."""

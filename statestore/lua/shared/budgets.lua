@@ -1,8 +1,8 @@
 -- Budgets of tenants (scheduling/tenants/budgets.py): in one hash, by name. One that leaks is 'USED AT_MS', millionths of what was
 -- used of it at that time, of which some has leaked since; a quota is 'USED PERIOD', the day or month that it counts in; of what is
--- in flight it is 'USED'. One that is missing, or cannot be read, is not used. Of one that is divided among pools
--- (scheduling/tenants/allotments.py) another hash has what this pool is allotted, 'PART OF STAMP REST': its part of an amount, the
--- stamp of that change, and what was unused in other pools then.
+-- in flight it is 'USED'. One that is missing, or cannot be read, is not used. Another hash has the parts of this pool in budgets
+-- that are divided among pools (scheduling/tenants/allotments.py), as 'PART OF STAMP REST': its part of an amount, the stamp of that
+-- change, and the amount that was unused in other pools then.
 
 -- The amount that is used now of a budget, by its text; and the period that a quota counts in now, nil for others.
 local function used_of(text, leak, at_ms)

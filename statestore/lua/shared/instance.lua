@@ -33,7 +33,7 @@ local function read_instance(id)
   return instances[id] or instance_from(id, redis.call('HGET', keys.instance_records, id))
 end
 
--- Reads several at once that this call has not read.
+-- Reads several instances at once; those that this call has read stay as they are.
 local function read_instances(ids)
   local texts = redis.call('HMGET', keys.instance_records, unpack(ids))
   for place, id in ipairs(ids) do
