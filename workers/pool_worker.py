@@ -163,12 +163,11 @@ class PoolWorker:
             for decodes in (False, True)
             if self._settings.autoscale_of(decodes=decodes) is not None
         ]
-        try:
-            yield scalers
-        finally:
-            self._metrics.end_term(self.pool.name)
+        async with contextlib.AsyncExitStack() as term:
             for scaler in scalers:
-                await scaler.close()
+                term.push_async_callback(scaler.close)
+            term.callback(self._metrics.end_term, self.pool.name)
+            yield scalers
 
     @contextlib.asynccontextmanager
     async def _discovery(self, fence: int, reader: CachedPoolReader) -> AsyncIterator[list[Job]]:
