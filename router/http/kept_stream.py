@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
@@ -206,23 +206,10 @@ class KeptStream:
         splitter, self._splitter = self._splitter, None
         return b"" if splitter is None else splitter.rest
 
-    def so_far(self) -> AnswerSoFar:
-        """The part of the answer that the client has."""
-        so_far = self._so_far = self._so_far or AnswerSoFar()
-        for _ in self._read_slices(so_far):
-            pass
-        return so_far
-
     async def read_so_far(self) -> AnswerSoFar:
-        """The part of the answer that the client has, read in slices of a millisecond, between which the loop does
-        other work: a long answer takes seconds."""
+        """The part of the answer that the client has. What is kept is read in slices of a millisecond, each of which is
+        kept no more, and between which the loop does other work: a long answer takes seconds."""
         so_far = self._so_far = self._so_far or AnswerSoFar()
-        for _ in self._read_slices(so_far):
-            await asyncio.sleep(0)
-        return so_far
-
-    def _read_slices(self, so_far: AnswerSoFar) -> Iterator[None]:
-        """Read what is kept, by slices, each of which is kept no more."""
         while self._packed or self._events:
             if self._packed:
                 unpacked, packed = self._packed.pop(0)
@@ -231,9 +218,10 @@ class KeptStream:
             else:
                 events, self._events = b"".join(self._events), []
             so_far.read(self._path, events)
-            yield
+            await asyncio.sleep(0)
         if self._behind:
             so_far.count_by(self._path, b"".join(self._behind))
+        return so_far
 
     def release(self) -> None:
         """It is over."""

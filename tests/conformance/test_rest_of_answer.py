@@ -38,11 +38,11 @@ async def events_of(server: Server, path: str, body: dict[str, Any]) -> list[byt
     return [event + b"\n\n" for event in answer.content.split(b"\n\n") if event]
 
 
-def read(path: str, events: list[bytes], *, so_far: AnswerSoFar | None = None) -> AnswerSoFar:
+async def read(path: str, events: list[bytes], *, so_far: AnswerSoFar | None = None) -> AnswerSoFar:
     kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True, so_far=so_far)
     for event in events:
         kept.feed([event])
-    return kept.so_far()
+    return await kept.read_so_far()
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -53,9 +53,9 @@ async def test_a_stream_that_is_asked_for_ids_is_the_same_without_them(server: S
 
     passed = [kept.feed([event]) for event in await events_of(server, path, body | {"return_token_ids": True})]
 
-    so_far = kept.so_far()
+    so_far = await kept.read_so_far()
     assert (so_far.tokens, so_far.finished, so_far.has_ids) == (TOKENS, True, True)
-    assert so_far.text == read(path, unasked).text
+    assert so_far.text == (await read(path, unasked)).text
     assert not any(b'token_ids":[' in event for event in passed)
     names = [event.count(b"token_ids") for event in unasked if b"usage" not in event]
     assert set(names) == {event.count(b"token_ids") for event in passed if b"usage" not in event}
@@ -69,9 +69,9 @@ async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server,
     ids = {} if path in (MESSAGE, RESPONSE) else {"return_token_ids": True}
     body = asked(server, path, **({"stop": ["@@@@@@"]} if stop else {}))
     whole = await events_of(server, path, body | ids)
-    uncut = read(path, whole).text
-    cut = [at for at in range(len(whole)) if 0 < len(read(path, whole[:at]).text) < len(uncut) * 2 // 3][-1]
-    so_far = read(path, whole[:cut])
+    uncut = (await read(path, whole)).text
+    cut = [at for at in range(len(whole)) if 0 < len((await read(path, whole[:at])).text) < len(uncut) * 2 // 3][-1]
+    so_far = await read(path, whole[:cut])
     client = so_far.text
     counted = await server.post("/tokenize", prompt=client, add_special_tokens=False)
 
@@ -86,7 +86,7 @@ async def test_a_greedy_answer_goes_on_as_if_it_had_not_been_cut(server: Server,
     if path == RESPONSE:
         assert_one_response(so_far, rest, whole, events)
         return
-    more = read(rest.path, events)
+    more = await read(rest.path, events)
     assert more.text.startswith(overlap)
     assert client + more.text[len(overlap) :] == uncut
     assert more.counted is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from itertools import pairwise
 from typing import Any
@@ -58,7 +59,7 @@ def test_however_a_stream_is_cut_it_passes_by_whole_events_without_ids_and_is_re
 
     assert b"".join(passed) + kept.end() == expected
     assert all(re.search(rb"(\r?\n){2}\Z", each) for each in passed if each)
-    so_far = kept.so_far()
+    so_far = asyncio.run(kept.read_so_far())
     assert so_far.text == "".join(text for text, _ in said)
     assert list(so_far.token_ids) == [token for _, ids in said for token in ids]
     assert so_far.prompt_tokens == len(prompt_ids)
@@ -66,15 +67,16 @@ def test_however_a_stream_is_cut_it_passes_by_whole_events_without_ids_and_is_re
     assert budget.held_bytes == 0
 
 
-def test_a_stream_whose_ids_the_client_asked_for_passes_as_it_is() -> None:
+async def test_a_stream_whose_ids_the_client_asked_for_passes_as_it_is() -> None:
     wire = b"data: %b\n\n" % orjson.dumps(chunk(COMPLETION, "a", [7], [1, 2]))
     kept = KeptStream(COMPLETION, KeptBudget(1 << 20), 0, hides_ids=False)
 
     assert kept.feed([wire]) == wire
-    assert (list(kept.so_far().token_ids), kept.so_far().prompt_ids) == ([7], b"1,2")
+    so_far = await kept.read_so_far()
+    assert (list(so_far.token_ids), so_far.prompt_ids) == ([7], b"1,2")
 
 
-def test_what_was_read_takes_little_memory() -> None:
+async def test_what_was_read_takes_little_memory() -> None:
     budget, event = KeptBudget(1 << 30), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [12345]) | {"x": "y" * 300})
     kept = KeptStream(CHAT, budget, 1000, hides_ids=True)
 
@@ -82,7 +84,8 @@ def test_what_was_read_takes_little_memory() -> None:
         kept.feed([event])
 
     assert budget.held_bytes < 120_000
-    assert (kept.so_far().tokens, kept.so_far().chars) == (3000, 12_000)
+    so_far = await kept.read_so_far()
+    assert (so_far.tokens, so_far.chars) == (3000, 12_000)
 
 
 @pytest.mark.parametrize(("limit_bytes", "longest"), [(40_000, 1 << 30), (1 << 30, 40_000)])
@@ -120,7 +123,7 @@ def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: p
     assert (budget.held_bytes, budget.lost) == (0, 1)
 
 
-def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> None:
+async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> None:
     def named(event: dict[str, Any]) -> bytes:
         return f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n"
 
@@ -145,5 +148,5 @@ def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> 
     assert (whole.failure, passed) == (None, b"".join(events("end_turn")))
     aborted, passed = kept(None)
     assert (aborted.failure, passed) == (ABORTED, b"".join(events(None)[:4]))
-    so_far = aborted.so_far()
+    so_far = await aborted.read_so_far()
     assert (so_far.text, so_far.block, so_far.begin_block()) == ("one ", None, 1)

@@ -387,7 +387,7 @@ Begun = Callable[..., Awaitable[tuple[kit.Intake, Router, list[Instance], Client
 
 @pytest.fixture
 def started() -> Started:
-    """The router, the instances and the client that ``flowing`` has started."""
+    """The intakes and the routers that ``flowing`` has started."""
     return []
 
 

@@ -188,7 +188,7 @@ class Pythons:
         waiting = b"" if self.usage is None else self.usage.end()
         if self.kept is None:
             return rest + waiting, None
-        so_far = self.kept.so_far()
+        so_far = asyncio.run(self.kept.read_so_far())
         seen = so_far.text, list(so_far.token_ids), so_far.prompt_ids, so_far.tokens, so_far.unfit, self.kept.failure
         self.kept.release()
         assert self.budget.held_bytes == 0
