@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import orjson
 
 
 @contextlib.contextmanager
-def answering(content: object) -> Iterator[str]:
-    """The URL of a server that answers everything with this JSON."""
+def peer_server(answer: Callable[[str, Message], tuple[int, bytes]]) -> Iterator[str]:
+    """The URL of a server that answers a path and header fields with this status and body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = orjson.dumps(content)
-            self.send_response(200)
+            status, body = answer(self.path, self.headers)
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -33,3 +34,8 @@ def answering(content: object) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join(5)
+
+
+def answering(content: object) -> contextlib.AbstractContextManager[str]:
+    """The URL of a server that answers everything with this JSON."""
+    return peer_server(lambda *_: (200, orjson.dumps(content)))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from email.message import Message
 from typing import Any
 
 import orjson
@@ -18,7 +17,7 @@ from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router import tools
-from tests.router.admin.peer_server import answering
+from tests.router.admin.peer_server import answering, peer_server
 
 
 async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client_of: Any) -> None:
@@ -139,27 +138,14 @@ async def test_a_request_that_nobody_remembers_is_404(start_runtime: Any, client
 def peer() -> Iterator[str]:
     """Another replica's operation side, as far as it is asked."""
 
-    class Peer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked = (
-                self.path == "/admin/explain/far%2Foff?local=true" and self.headers["authorization"] == "Bearer root"
-            )
-            elsewhere = self.path.startswith("/other/")
-            body = b"<html>" if elsewhere else orjson.dumps({"request_id": "far/off", "rounds": []})
-            self.send_response(200 if asked or elsewhere else 404)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, fields: Message) -> tuple[int, bytes]:
+        asked = path == "/admin/explain/far%2Foff?local=true" and fields["authorization"] == "Bearer root"
+        elsewhere = path.startswith("/other/")
+        body = b"<html>" if elsewhere else orjson.dumps({"request_id": "far/off", "rounds": []})
+        return 200 if asked or elsewhere else 404, body
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Peer)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(5)
+    with peer_server(answer) as url:
+        yield url
 
 
 async def test_a_peer_that_placed_it_is_asked_with_the_same_key(
