@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
 
 from tests.router.http import kit
 from tests.router.http.kit import Client, Instance, Talk
@@ -21,6 +24,11 @@ async def whole_stream(talk: Talk) -> None:
     await talk.token("b")
     await talk.event({"choices": [], "usage": USAGE})
     await talk.end_stream()
+
+
+def events(body: bytes) -> list[Any]:
+    """The events of a stream that are JSON and have no name."""
+    return [orjson.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b"data: {")]
 
 
 StartFleet = Callable[..., Awaitable[tuple[kit.Intake, list[Instance], Client]]]

@@ -12,7 +12,7 @@ import pytest
 
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http.kit import Client, PlacedRequest, Talk, eventually
-from tests.router.http.phases.answers import StartFleet
+from tests.router.http.phases.answers import StartFleet, events
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 WORDS = ["one", " two", " three", " four", " five", " six"]
@@ -121,10 +121,6 @@ async def hangs(talk: Talk) -> None:
 def ask(client: Client, path: str, **more: Any) -> None:
     prompt = {"prompt": "hi|"} if path == COMPLETION else {"messages": [{"role": "user", "content": "hi"}]}
     client.request(path, {"model": "m", "stream": True, **prompt, **more})
-
-
-def events(body: bytes) -> list[Any]:
-    return [orjson.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b"data: {")]
 
 
 def named_events(body: bytes) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from dualmap.scheduling.request.outcome import Outcome
 from tests.router.http.kit import Client, Talk
-from tests.router.http.phases.answers import StartFleet
+from tests.router.http.phases.answers import StartFleet, events
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 ON = {"continue_streams": "tokens"}
@@ -130,10 +130,6 @@ class Engine:
 def ask(client: Client, path: str, **more: Any) -> None:
     prompt = {"prompt": "hi|"} if path == COMPLETION else {"messages": [{"role": "user", "content": "hi"}]}
     client.request(path, {"model": "m", "stream": True, "max_tokens": TOKENS, **prompt, **more})
-
-
-def events(body: bytes) -> list[Any]:
-    return [orjson.loads(event[6:]) for event in body.split(b"\n\n") if event.startswith(b"data: {")]
 
 
 def texts(body: bytes) -> dict[int, str]:
