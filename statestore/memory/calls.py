@@ -32,7 +32,7 @@ class MemoryCalls(Calls):
 
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
         words = [own_clock_word(self._now_ms()), *_words(arguments)]
-        reply = self._server.run_function(self._scripts.function(name), base, words)
+        reply = self._server.run_function(self._scripts.by_name[name].function, base, words)
         self._server.deliver()
         return reply
 

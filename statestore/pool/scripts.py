@@ -78,6 +78,8 @@ class Script:
     source: str
     sha: str
     """SHA-1 of the source, by which the server knows it."""
+    function: str
+    """The name of its function in the library, which no function of another library has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,6 @@ class Scripts:
     """Source of the library."""
     library_name: str
     """A name that no other source has: processes of several versions, or of other settings, use one server."""
-
-    def function(self, name: str) -> str:
-        """The name of a script's function, which no function of another library has."""
-        return f"{name}_{self.library_name}"
 
 
 NO_SCRIPTS: Final = Scripts({}, "", "")
@@ -117,12 +115,12 @@ def load_scripts(scheduling: SchedulingSettings) -> Scripts:
     def filled(text: str) -> str:
         return _NAME.sub(lambda found: values[found[1], found[2]], text)
 
+    library = filled(_library())
+    library_name = f"{LIBRARY_PREFIX}{_sha1(library)[:16]}"
     scripts = {}
     for name, parts in _texts().items():
         source = filled("\n\n".join(parts))
-        scripts[name] = Script(source, _sha1(source))
-    library = filled(_library())
-    library_name = f"{LIBRARY_PREFIX}{_sha1(library)[:16]}"
+        scripts[name] = Script(source, _sha1(source), f"{name}_{library_name}")
     return Scripts(scripts, f"#!lua name={library_name}\n{library.replace(_LIBRARY_MARK, library_name)}", library_name)
 
 

@@ -220,11 +220,10 @@ class WireCalls(Calls):
         """
         # One deadline for both tries: the store refuses a script after it, so a call that was given up changes nothing
         # later.
-        scripts, loop_s = self._scripts, asyncio.get_running_loop().time
+        script, loop_s = self._scripts.by_name[name], asyncio.get_running_loop().time
         give_up_s = loop_s() + self._timeout_s
-        verb, body, tried_again, loaded = "FCALL", scripts.function(name), False, False
-        if not self._has_functions:
-            verb, body = "EVALSHA", scripts.by_name[name].sha
+        verb, body = ("FCALL", script.function) if self._has_functions else ("EVALSHA", script.sha)
+        tried_again = loaded = False
         while True:
             wire = self._wire
             is_known = wire is not None and wire.is_connected and self._server_clock.is_known
@@ -238,12 +237,11 @@ class WireCalls(Calls):
                     raise
                 # Or this user may not call any: then it may run scripts, or is told why not.
                 self._has_functions = False
-                verb, body = "EVALSHA", scripts.by_name[name].sha
+                verb, body = "EVALSHA", script.sha
             except ScriptMissingError:
                 if verb == "FCALL" and not loaded and await self._load_library():
                     loaded = True  # functions may be flushed again before the next call: then it is a script
                     continue
-                script = scripts.by_name[name]
                 await self.command("SCRIPT", "LOAD", script.source)  # so that it is never evicted
                 # Scripts may be flushed again before the next call; the source works in any case.
                 verb, body = "EVAL", script.source
