@@ -24,6 +24,7 @@ NAME = "_relay.abi3.so"
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     PLUGIN_NAME = "custom"
+    _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         choice = os.environ.get("DUALMAP_NATIVE", "auto")
@@ -34,7 +35,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if source is None:
             raise FileNotFoundError(f"{SOURCE} is missing")
         editable = version == "editable"
-        folder = source.parent if editable else Path(tempfile.mkdtemp(prefix="dualmap-relay-"))
+        folder = source.parent if editable else self._make_folder()
         problem = build(source, folder / NAME)
         if problem is not None:
             if choice == "yes":
@@ -46,6 +47,15 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["force_include"][str(folder / NAME)] = f"dualmap/router/relay/{NAME}"
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{platform}"
+
+    def _make_folder(self) -> Path:
+        """A folder that lasts as long as this hook: the wheel is written after ``initialize``."""
+        self._folder = tempfile.TemporaryDirectory(prefix="dualmap-relay-")
+        return Path(self._folder.name)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def build(source: Path, target: Path) -> str | None:
