@@ -385,6 +385,12 @@ Started = list[tuple[kit.Intake, Router]]
 Begun = Callable[..., Awaitable[tuple[kit.Intake, Router, list[Instance], Client]]]
 
 
+async def ends(talk: Talk) -> None:
+    """Sends the rest of a chat, behind what ``begun`` has made of it."""
+    left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
+    await send(talk, [(as_chunk(each), True) for each in left] + [(b"0\r\n\r\n", True)])
+
+
 @pytest.fixture
 def started() -> Started:
     """The intakes and the routers that ``flowing`` has started."""
@@ -442,12 +448,11 @@ async def test_a_relayed_stream_of_an_instance_that_leaves_goes_on_elsewhere(flo
 
 
 async def test_a_client_that_closes_its_half_gets_its_relayed_stream_whole(flowing: Begun) -> None:
-    async def ends(talk: Talk) -> None:
+    async def ends_later(talk: Talk) -> None:
         await asyncio.sleep(0.3)
-        left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
-        await send(talk, [(as_chunk(each), True) for each in left] + [(b"0\r\n\r\n", True)])
+        await ends(talk)
 
-    intake, _, _, client = await flowing(ends)
+    intake, _, _, client = await flowing(ends_later)
     client.writer.write_eof()
     answer = await client.answer()
 
@@ -456,10 +461,6 @@ async def test_a_client_that_closes_its_half_gets_its_relayed_stream_whole(flowi
 
 
 async def test_requests_that_are_sent_ahead_of_a_relayed_answer_are_answered_in_turn(flowing: Begun) -> None:
-    async def ends(talk: Talk) -> None:
-        left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
-        await send(talk, [(as_chunk(each), True) for each in left] + [(b"0\r\n\r\n", True)])
-
     _, _, instances, client = await flowing(ends)
     ask(client, CHAT, stream=False)
     ask(client, CHAT)
@@ -471,10 +472,6 @@ async def test_requests_that_are_sent_ahead_of_a_relayed_answer_are_answered_in_
 
 
 async def test_without_memory_a_relayed_stream_passes_and_is_not_kept(flowing: Begun) -> None:
-    async def ends(talk: Talk) -> None:
-        left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
-        await send(talk, [(as_chunk(each), True) for each in left] + [(b"0\r\n\r\n", True)])
-
     _, router, _, client = await flowing(ends, max_kept_bytes=0)
     answer = await client.answer()
 
