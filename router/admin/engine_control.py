@@ -95,7 +95,7 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
 
 async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -> bytes:
     """The body with the requests alone that are the caller's, as far as this replica or the store knows them: no
-    tenant may end another one's request, even if it knows the id. An id that can also mean somebody else's is left out.
+    tenant may end another one's request, even if it knows the id. An id that can also mean another's is left out.
 
     Raises:
         InvalidRequestError, NotFoundError: it names no requests, or none of the caller's.

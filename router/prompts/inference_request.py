@@ -159,9 +159,9 @@ class InferenceRequest:
     not_continued: str = "it does not stream"
     """Why its answer is not continued by another instance should its own fail; empty where it may be."""
     prompts: int = 1
-    """The prompts that its stream answers."""
+    """The number of prompts that its stream answers."""
     answers: int = 1
-    """The answers in its stream, as many to each prompt."""
+    """The number of answers in its stream, as many to each prompt."""
     stores: bool = False
     """Its instance may store the response."""
     pinned_to: str | None = None

@@ -826,9 +826,9 @@ static int add_to(PyObject *module) {
     static const struct {
         const char *name;
         int value;
-    } numbers[] = {{"KEEP", KEEP},     {"HIDE_IDS", HIDE_IDS}, {"HIDE_USAGE", HIDE_USAGE}, {"EVENTS", EVENTS},
-                   {"MESSAGES", MESSAGES}, {"RESPONSES", RESPONSES}, {"TAKEN", TAKEN},   {"OTHER", OTHER},           {"ENDED", ENDED},
-                   {"BROKEN", BROKEN}, {"SLOW", SLOW},         {"FULL", FULL}};
+    } numbers[] = {{"KEEP", KEEP},         {"HIDE_IDS", HIDE_IDS},   {"HIDE_USAGE", HIDE_USAGE}, {"EVENTS", EVENTS},
+                   {"MESSAGES", MESSAGES}, {"RESPONSES", RESPONSES}, {"TAKEN", TAKEN},           {"OTHER", OTHER},
+                   {"ENDED", ENDED},       {"BROKEN", BROKEN},       {"SLOW", SLOW},             {"FULL", FULL}};
     for (size_t n = 0; !failed && n < sizeof numbers / sizeof *numbers; n++)
         failed = PyModule_AddIntConstant(module, numbers[n].name, numbers[n].value);
     return failed;
