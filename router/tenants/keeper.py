@@ -103,8 +103,7 @@ class TenantKeeper:
             self._remove(name, news.edition.number)
         changed = {name: text for name, text in news.texts.items() if text is not None}
         for count, (name, text) in enumerate(changed.items()):
-            if not self._put(name, text):
-                self._kept_out.add(name)
+            self._put(name, text)
             if count % ENTERED_TOGETHER == ENTERED_TOGETHER - 1:
                 await asyncio.sleep(0)  # requests go on
         self._let_in()
@@ -121,23 +120,24 @@ class TenantKeeper:
             if self.directory.put(name, self.records[name], self.is_valid):
                 self._kept_out.discard(name)
 
-    def _put(self, name: str, text: bytes) -> bool:
-        """Enter a tenant; False where another one has a key of it."""
+    def _put(self, name: str, text: bytes) -> None:
         try:
             record = TenantRecord.parse(text)
         except ValueError:
             log.warning("tenant %r cannot be read as the store has it, and is refused: set it again", name)
             self._remove(name, 0)
-            return True
+            return
         if name in self.directory.configured and name not in self.records:
             log.warning("tenant %s is in the settings and in the store: the settings count", name)
         self.records[name] = record
         self._removed.pop(name, None)
-        self._kept_out.discard(name)
         self._ending.discard(name)
         if any(key.expires_ms is not None for key in record.keys):
             self._ending.add(name)
-        return self.directory.put(name, record, self.is_valid)
+        if self.directory.put(name, record, self.is_valid):
+            self._kept_out.discard(name)
+        else:
+            self._kept_out.add(name)
 
     def _remove(self, name: str, edition: int) -> None:
         self.records.pop(name, None)
