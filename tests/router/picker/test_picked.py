@@ -428,7 +428,7 @@ class TestARequestWhoseTenantTheGatewayNames:
         ],
         ids=["another client claims it", "unknown tenant", "by another name than was set", "none is named"],
     )
-    async def test_nobody_else_is_believed(
+    async def test_no_other_client_is_believed(
         self, start_runtime: StartRuntime, peer: str, named: dict[str, str], status: int
     ) -> None:
         gateway = await self.gateway(start_runtime, *LLM_D)

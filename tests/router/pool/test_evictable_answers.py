@@ -1,4 +1,4 @@
-"""Which answers of a replica are told to leave an instance."""
+"""Answers of a replica that are told to leave an instance."""
 
 from __future__ import annotations
 
