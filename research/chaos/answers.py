@@ -257,7 +257,8 @@ def _take_response(answer: Answer, said: Mapping[str, Any]) -> None:
     for item in said["output"]:
         choice.text += "".join(part["text"] for part in item.get("content", ()))
     choice.finish_reason = _INCOMPLETE.get(said["status"], said["status"])
-    _take_usage(answer, said["usage"], "input_tokens", "output_tokens")
+    if said["usage"] is not None:  # null: nobody has counted the prompt of a stream that lacked its last events
+        _take_usage(answer, said["usage"], "input_tokens", "output_tokens")
 
 
 def _take_usage(answer: Answer, usage: Mapping[str, Any], prompt: str, completion: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualmap.research.chaos.proc import open_files, resident_mib
+from dualmap.research.chaos.report import said
 from dualmap.research.chaos.stage import Result, Scenario, Stage, books
 from dualmap.research.table import Cell, Table
 
@@ -74,8 +75,8 @@ async def soak(stage: Stage, scenarios: Sequence[Scenario], plan: SoakPlan, say:
                 await stage.hold(max(1.0, min(rest_s, end_s - time.monotonic())))
             stage.judge(result)
             say(f"{len(outcome.results)}: {result.scenario.name}, whole after {_seconds(result.recovery_s)}")
-            for problem in result.problems:
-                say(f"    {problem}")
+            for line in said(result):
+                say(f"    {line}")
             if result.recovery_s is None:
                 break
             _renew(outcome.before, _holdings(stage))

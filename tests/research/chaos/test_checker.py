@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -84,6 +85,20 @@ async def test_a_streamed_usage_that_was_asked_for_must_come(instance: HttpClien
     assert judge(asked, status, body).outcome is Outcome.RIGHT
     without = b"".join(event + b"\n\n" for event in body.split(b"\n\n")[:-1] if b'"usage"' not in event)
     assert "usage" in judge(asked, status, without).why
+
+
+@pytest.mark.parametrize(("stream", "outcome"), [(True, Outcome.RIGHT), (False, Outcome.WRONG)])
+async def test_only_a_streamed_response_may_end_with_no_usage(
+    instance: HttpClient, stream: bool, outcome: Outcome
+) -> None:
+    asked = question(*BODIES["responses"], stream=stream)
+    status, body = await answer(instance, asked)
+
+    counted = re.compile(rb'"usage": ?\{"input_tokens".*?"total_tokens": ?\d+\}')
+    without, found = counted.subn(b'"usage":null', body)
+
+    assert found == 1
+    assert judge(asked, status, without).outcome is outcome
 
 
 async def test_an_instance_with_another_seed_is_wrong_in_every_form(instance: HttpClient) -> None:
