@@ -9,9 +9,9 @@ one failure, against one budget.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from dualmap.router.errors import UpstreamError
 from dualmap.router.http.answer_so_far import AnswerSoFar
@@ -43,6 +43,8 @@ from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
 
+T = TypeVar("T")
+
 
 class Forwarding(Protocol):
     """Members of the forwarding that its answers need."""
@@ -56,7 +58,7 @@ class Forwarding(Protocol):
 
     def fleet_fields(self) -> list[Header]: ...
 
-    async def measure(self, text: str) -> tuple[int | None, int | None]: ...
+    def measure(self, text: str) -> Coroutine[Any, Any, tuple[int | None, int | None]]: ...
 
 
 class Placed(Protocol):
@@ -165,15 +167,11 @@ class SeveralAnswers:
 
     async def _rests(self, missing: Sequence[int]) -> dict[int, Rest]:
         """The request for the rest of each of them, for which an instance is found. Raises RouterError."""
-        rests, context_tokens = {}, None
+        counted, context_tokens = await self._measure(missing)
+        rests = {}
         for index in missing:
-            answer, counts = self._answers[index], needs_count(self._path, self._answers[index])
-            in_context = needs_context(self._path, self._requests[index], answer)
-            text_tokens = None
-            if counts or (in_context and context_tokens is None):
-                text_tokens, context_tokens = await self._forwarding.measure(answer.text if counts else "")
             try:
-                rest = self._rest(index, context_tokens, text_tokens if counts else None)
+                rest = self._rest(index, context_tokens, counted.get(index))
             except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
                 raise UpstreamError(f"the stream broke off; choice {index} does not go on elsewhere: {why}") from why
             if isinstance(rest, Over):
@@ -181,21 +179,24 @@ class SeveralAnswers:
             rests[index] = rest
         return rests
 
+    async def _measure(self, missing: Sequence[int]) -> tuple[dict[int, int | None], int | None]:
+        """The tokens of each text that has to be counted, and the longest context of the model; None where the instance
+        does not say. It is asked for all of them at once, so that they wait no longer than one."""
+        counts = [index for index in missing if needs_count(self._path, self._answers[index])]
+        texts = [self._answers[index].text for index in counts]
+        if not texts and any(needs_context(self._path, self._requests[at], self._answers[at]) for at in missing):
+            texts = [""]
+        measured = await _at_once(map(self._forwarding.measure, texts))
+        context_tokens = next((context for _, context in measured if context is not None), None)
+        return {index: tokens for index, (tokens, _) in zip(counts, measured, strict=False)}, context_tokens
+
     async def _send(self, rests: Mapping[int, Rest]) -> list[ExchangeResult]:
         """The results of all of them, which are sent at once."""
         sent, first_token = _once(self._placed.sent), _once(self._placed.first_token)
         if self._stream is None:
             self._stream = SharedStream(client_of(self._forwarding.downstream))
-        tasks = [
-            asyncio.ensure_future(self._send_one(self._stream, index, rest, sent, first_token))
-            for index, rest in rests.items()
-        ]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+        shared = self._stream
+        return await _at_once(self._send_one(shared, index, rest, sent, first_token) for index, rest in rests.items())
 
     async def _send_one(
         self,
@@ -266,6 +267,18 @@ class SeveralAnswers:
         if prompt_tokens is None:
             return None
         return usage_of(prompt_tokens, sum(answer.tokens for answer in self._answers))
+
+
+async def _at_once(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of calls that run at once. All of them have ended when it returns or raises."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

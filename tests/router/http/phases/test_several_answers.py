@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 import orjson
 import pytest
 
+from dualmap.router.http import forward
 from dualmap.scheduling.request.outcome import Outcome
-from tests.router.http.kit import Client, Talk
+from tests.router.http.kit import Client, Talk, eventually
 from tests.router.http.phases.answers import StartFleet, events
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -33,11 +36,14 @@ class Engine:
         self.at_once = self.most_at_once = 0
         self.refuses: str | None = None
         self.all_asked = asyncio.Event()
+        self.counted: list[str] = []
+        self.holds_counts = 0
+        self.all_counting = asyncio.Event()
 
     async def __call__(self, talk: Talk) -> None:
         path, asked = talk.head.split(b" ")[1].decode(), orjson.loads(talk.body)
         if path == "/tokenize":
-            return await talk.answer({"count": len(asked["prompt"].split()), "max_model_len": 4096})
+            return await self.count(talk, asked["prompt"])
         self.asked.append((path, asked))
         if len(self.asked) == 1:
             return await self.answer_all(talk, path, asked)
@@ -47,6 +53,14 @@ class Engine:
             return await self.answer_one(talk, path, asked)
         finally:
             self.at_once -= 1
+
+    async def count(self, talk: Talk, text: str) -> None:
+        """Nothing is counted before it is asked for as many texts as it is to hold, each on a connection of its own."""
+        self.counted.append(text)
+        if len(self.counted) >= self.holds_counts:
+            self.all_counting.set()
+        await self.all_counting.wait()
+        await talk.answer({"count": len(text.split()), "max_model_len": 4096})
 
     async def answer_all(self, talk: Talk, path: str, asked: dict[str, Any]) -> None:
         await talk.begin_stream()
@@ -242,4 +256,73 @@ async def test_answers_that_are_all_over_lack_their_end_alone(fleet: StartFleet)
 
     assert (answer.whole, texts(answer.body)) == (True, {0: whole("a"), 1: whole("b")})
     assert events(answer.body)[-1]["usage"]["completion_tokens"] == 2 * TOKENS
+    assert len(engine.asked) == 1
+
+
+async def test_the_texts_of_all_answers_are_counted_at_once(fleet: StartFleet) -> None:
+    # given an engine that counts none of them before it was asked for all
+    engine = Engine([2, 1, 4, 3], tells_ids=False)
+    engine.holds_counts = 4
+    _, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, CHAT, n=4)
+    answer = await client.answer()
+
+    assert (answer.whole, texts(answer.body)) == (True, {index: whole(LETTERS[index]) for index in range(4)})
+    assert sorted(engine.counted) == [" a0 a1", " b0", " c0 c1 c2 c3", " d0 d1 d2"]
+    assert sorted(rest["max_tokens"] for _, rest in engine.asked[1:]) == [2, 3, 4, 5]
+
+
+async def test_one_text_that_is_not_counted_in_time_delays_the_others_by_that_time_alone(
+    fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "MEASURED_WITHIN_S", 0.5)
+
+    class CountsOne(Engine):
+        async def count(self, talk: Talk, text: str) -> None:
+            self.counted.append(text)
+            if len(self.counted) == 3:
+                self.all_counting.set()
+            if text != " a0 a1":
+                return await talk.until_closed()
+            await self.all_counting.wait()
+            return await talk.answer({"count": 3, "max_model_len": 4096})
+
+    engine = CountsOne([2, 1, 4], tells_ids=False)
+    _, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, CHAT, n=3)
+    answer = await client.answer()
+
+    assert (answer.whole, texts(answer.body)) == (True, {index: whole(LETTERS[index]) for index in range(3)})
+    limits = {rest["messages"][-1]["content"]: rest["max_tokens"] for _, rest in engine.asked[1:]}
+    assert limits == {" a0 a1": TOKENS - 3, " b0": TOKENS - 1, " c0 c1 c2 c3": TOKENS - 4}, "the others by their events"
+
+
+async def test_the_longest_context_is_asked_for_once(fleet: StartFleet) -> None:
+    engine = Engine([2, 1, 3])
+    _, _, client = await fleet(engine, engine, settings=ON)
+
+    ask(client, CHAT, n=3, max_tokens=None)
+    answer = await client.answer()
+
+    assert (answer.whole, engine.counted) == (True, [""])
+    assert sorted(rest["max_tokens"] for _, rest in engine.asked[1:]) == [4096 - 3 - said for said in (3, 2, 1)]
+
+
+async def test_a_client_that_leaves_while_texts_are_counted_leaves_no_connection_open(fleet: StartFleet) -> None:
+    engine = Engine([2, 1, 3], tells_ids=False)
+    engine.holds_counts = 99
+    intake, [_, second], client = await fleet(engine, engine, settings=ON)
+    ask(client, CHAT, n=3)
+    await eventually(lambda: len(engine.counted) == 3)
+
+    connected = client.writer.get_extra_info("socket")
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it closes with RST
+    client.reset()
+
+    await eventually(lambda: intake.placed_request.finished)
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
+    engine.all_counting.set()  # it answers what nobody awaits, and sees that its connections are closed
+    await eventually(lambda: second.open == 0)
     assert len(engine.asked) == 1
