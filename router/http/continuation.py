@@ -281,6 +281,12 @@ def _envelope_of(so_far: AnswerSoFar) -> dict[str, Any]:
     return {name: given for name, given in (so_far.envelope or {}).items() if name in _ENVELOPE}
 
 
+def comment_on(instance_id: str, tokens: int, rests: Iterable[Rest]) -> bytes:
+    """The comment event that says where a stream goes on, after how many tokens, and by what."""
+    by = "tokens" if all(rest.by_tokens for rest in rests) else "text"
+    return f": dualmap: goes on at {instance_id} after {tokens} tokens, by {by}\n\n".encode()
+
+
 def client_of(downstream: Downstream) -> Downstream:
     """The client itself, of an answer that may go on in another one's stream."""
     return downstream._client if isinstance(downstream, Continuation) else downstream

@@ -16,7 +16,7 @@ from dualmap.router.http.added_fields import BLANK, added_fields, field_edit
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import separate
-from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
+from dualmap.router.http.continuation import Continuation, ContinuedAnswer, comment_on, ending_events
 from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.downstream import ClientDownstream, Downstream
 from dualmap.router.http.exchange import Exchange
@@ -382,8 +382,7 @@ class _Forwarding:
         self._so_far = so_far
         self.downstream = Continuation(self.downstream, answer)
         if self.plane.settings.tell_continuations:
-            told = f": dualmap: goes on at {self._placed.answering_id} after {so_far.tokens} tokens\n\n"
-            self.downstream.comment(told.encode())
+            self.downstream.comment(comment_on(self._placed.answering_id, so_far.tokens, (rest,)))
 
     def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> ExchangeResult:
         """End a stream of which nothing else is missing."""

@@ -15,7 +15,14 @@ from typing import Any, Protocol, TypeVar
 
 from dualmap.router.errors import UpstreamError
 from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.continuation import Continuation, ContinuedAnswer, client_of, ending_choice, ending_events
+from dualmap.router.http.continuation import (
+    Continuation,
+    ContinuedAnswer,
+    client_of,
+    comment_on,
+    ending_choice,
+    ending_events,
+)
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange_result import ExchangeResult
 from dualmap.router.http.heads import Header
@@ -125,7 +132,7 @@ class SeveralAnswers:
             await self._placed.failed(Failed(failure, sent_tokens=tokens, overdue=overdue))
             rests = await self._rests(missing)
             if self._forwarding.plane.settings.tell_continuations:
-                client.comment(f": dualmap: goes on at {self._placed.answering_id} after {tokens} tokens\n\n".encode())
+                client.comment(comment_on(self._placed.answering_id, tokens, rests.values()))
             try:
                 results = await self._send(rests)
             except _BrokenOffError as broken:

@@ -358,14 +358,17 @@ async def test_a_client_that_left_is_not_continued(fleet: StartFleet) -> None:
     assert len(engine.asked) == 1
 
 
-async def test_a_client_is_told_where_it_goes_on_if_the_router_is_to_say_so(fleet: StartFleet) -> None:
-    engine = Engine(breaks)
+@pytest.mark.parametrize(("tells_ids", "by"), [(True, b"tokens"), (False, b"text")])
+async def test_a_client_is_told_where_it_goes_on_and_by_what_if_the_router_is_to_say_so(
+    fleet: StartFleet, tells_ids: bool, by: bytes
+) -> None:
+    engine = Engine(breaks, tells_ids=tells_ids)
     _, _, client = await fleet(engine, engine, settings={**ON, "tell_continuations": True})
 
     ask(client, COMPLETION, max_tokens=20)
     answer = await client.answer()
 
-    assert b": dualmap: goes on at i1 after 3 tokens\n\n" in answer.body
+    assert b": dualmap: goes on at i1 after 3 tokens, by %b\n\n" % by in answer.body
     assert text_of(answer.body) == "".join(WORDS)
 
 
