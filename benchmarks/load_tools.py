@@ -2,6 +2,7 @@
 fleet's?
 
     python benchmarks/load_tools.py --install tools                        # once: an environment for each tool
+    python benchmarks/load_tools.py --install tools --only inference-perf --python /path/to/python3.13
     python benchmarks/load_tools.py --tools tools                          # a fleet with emulated instances of its own
     python benchmarks/load_tools.py --tools tools --url http://router:8000 --model NAME --tokenizer FOLDER --key KEY
     python benchmarks/load_tools.py --tools tools --only guidellm,aiperf --vllm /path/to/venv/bin/vllm
@@ -18,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,9 @@ REQUESTS, CLIENTS, INPUT_TOKENS, OUTPUT_TOKENS = 64, 8, 256, 32
 MODEL = "qwen2.5-7b"
 INSTANCES = 4
 TOOL_WITHIN_S = 420.0
+SHARES_TRIES = 5
+PYTHONS = (sys.executable, "python3.14", "python3.13", "python3.12")
+"""Where a Python that is new enough for a tool is looked for, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class Tool:
     words: Callable[[Target, Path], list[str]]
     """Its arguments; the folder is for its report."""
     told: Callable[[Path], Told]
+    oldest_python: tuple[int, int] = (3, 11)
+    """Major and minor version of the oldest Python that it runs on."""
 
 
 def _only(folder: Path, pattern: str) -> Any:
@@ -168,7 +175,11 @@ def _inference_perf_words(target: Target, folder: Path) -> list[str]:
             **({} if target.key is None else {"api_key": target.key}),
         },
         "tokenizer": {"pretrained_model_name_or_path": str(target.tokenizer)},
-        "report": {"request_lifecycle": {"summary": True, "per_stage": False, "per_request": False}},
+        "report": {
+            "request_lifecycle": {
+                "summary": True, "per_stage": False, "per_request": False, "use_server_output_tokens": True,
+            },
+        },
         "storage": {"local_storage": {"path": str(folder / "report")}},
     }  # fmt: skip
     path = folder / "config.yml"
@@ -182,7 +193,7 @@ def _inference_perf_told(folder: Path) -> Told:
     return Told(
         answered["count"],
         report["failures"]["count"],
-        answered["output_len"]["mean"] * answered["count"],
+        answered["output_tokens"]["total"],
         answered["latency"]["time_to_first_token"]["median"],
     )
 
@@ -215,27 +226,55 @@ TOOLS: Mapping[str, Tool] = {
     "vllm bench serve": Tool("", "vllm", _vllm_words, _vllm_told),
     "guidellm": Tool("guidellm==0.8.1", "guidellm", _guidellm_words, _guidellm_told),
     "aiperf": Tool("aiperf==0.13.0", "aiperf", _aiperf_words, _aiperf_told),
-    "inference-perf": Tool("inference-perf==0.7.0", "inference-perf", _inference_perf_words, _inference_perf_told),
+    "inference-perf": Tool(
+        "inference-perf==0.7.0", "inference-perf", _inference_perf_words, _inference_perf_told, (3, 12)
+    ),
     "evalscope": Tool("evalscope[perf]==1.14.1", "evalscope", _evalscope_words, _evalscope_told),
 }
 
 
-def install(folder: Path, python: str) -> None:
-    """An environment of its own for each tool but vLLM's, whose is that of an installed vLLM.
+def version_of(python: str) -> tuple[int, int] | None:
+    """Major and minor version of a Python, None if there is no such program."""
+    try:
+        words = [python, "-c", "import sys; print(*sys.version_info[:2])"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    major, minor = done.stdout.split()
+    return int(major), int(minor)
+
+
+def python_for(name: str, pythons: Sequence[str] = PYTHONS) -> str:
+    """The first of these Pythons that is new enough for a tool. Raises LackingError."""
+    needed = TOOLS[name].oldest_python
+    for python in pythons:
+        if shutil.which(python) and (version_of(python) or (0, 0)) >= needed:
+            return python
+    needed_text = ".".join(map(str, needed))
+    raise LackingError(f"{name} needs Python {needed_text} or newer, which {', '.join(pythons)} is not: add --python")
+
+
+def install(folder: Path, names: Sequence[str], pythons: Sequence[str]) -> None:
+    """An environment of its own for each of these tools but vLLM's, whose is that of an installed vLLM.
 
     Raises:
         LackingError: some could not be installed; the others are.
     """
     failed = []
-    for name, tool in TOOLS.items():
-        home = folder / name
-        steps = ([python, "-m", "venv", str(home)], [str(home / "bin" / "pip"), "install", "--quiet", tool.package])
-        if tool.package and any(subprocess.run(step, check=False).returncode != 0 for step in steps):
-            failed.append(tool.package)
+    for name in names:
+        package, home = TOOLS[name].package, folder / name
+        if not package:
+            continue
+        try:
+            python = python_for(name, pythons)
+        except LackingError as error:
+            failed.append(str(error))
+            continue
+        steps = ([python, "-m", "venv", str(home)], [str(home / "bin" / "pip"), "install", "--quiet", package])
+        if any(subprocess.run(step, check=False).returncode != 0 for step in steps):
+            failed.append(f"{package} could not be installed into {home}")
     if failed:
-        raise LackingError(
-            f"{', '.join(failed)} could not be installed into {folder}; is {python} new enough for them?"
-        )
+        raise LackingError("; ".join(failed))
 
 
 def program_of(name: str, tools: Path | None, vllm: str) -> str:
@@ -272,13 +311,24 @@ def answers_of(shares: Mapping[str, Any]) -> tuple[int, int, int]:
     return answered, sum(each["requests"] for each in served.values()) - answered, len(served.keys() - {"none"})
 
 
-def shares_since(target: Target, seconds: float) -> dict[str, Any]:
-    request = urllib.request.Request(f"{target.url}/admin/shares?seconds={seconds:.1f}")
-    if target.key is not None:
-        request.add_header("authorization", f"Bearer {target.key}")
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+def shares_since(target: Target, since_s: float) -> dict[str, Any]:
+    """``/admin/shares`` from this moment on, by ``time.monotonic``. A busy replica may not answer the first time.
+
+    Raises:
+        LackingError: a replica does not answer at all.
+    """
+    missing: object = None
+    for _ in range(SHARES_TRIES):
+        seconds = time.monotonic() - since_s + 1
+        request = urllib.request.Request(f"{target.url}/admin/shares?seconds={seconds:.1f}")
+        if target.key is not None:
+            request.add_header("authorization", f"Bearer {target.key}")
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+        missing = found["not_asked"]
+        if not missing:
+            return found
+    raise LackingError(f"the counts of some replicas are missing: {missing}")
 
 
 # the runs --------------------------------------------------------------------------------------------------------
@@ -307,7 +357,10 @@ def run(name: str, program: str, target: Target, folder: Path) -> Verdict:
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             return Verdict(name, None, None, f"{error}; its output: {log}")
-    seen = answers_of(shares_since(target, time.monotonic() - started_s + 1))
+    try:
+        seen = answers_of(shares_since(target, started_s))
+    except LackingError as error:
+        return Verdict(name, None, None, str(error))
     if done.returncode != 0:
         return Verdict(name, None, seen, f"ended with {done.returncode}; its output: {log}")
     try:
@@ -347,7 +400,9 @@ def table(verdicts: Sequence[Verdict]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", type=Path, metavar="DIR", help="install the tools there, run nothing")
-    parser.add_argument("--python", default=sys.executable, metavar="PROGRAM", help="the Python of their environments")
+    parser.add_argument(
+        "--python", metavar="PROGRAM", help="the Python of their environments (none: the first that does)"
+    )
     parser.add_argument("--tools", type=Path, metavar="DIR", help="folder of the tools (none: this environment's)")
     parser.add_argument("--vllm", default="vllm", metavar="PROGRAM", help="the program of an installed vLLM")
     parser.add_argument("--only", metavar="T,U", help=f"of {', '.join(TOOLS)}")
@@ -362,12 +417,12 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     options = _options()
     try:
-        if options.install is not None:
-            install(options.install, options.python)
-            return 0
         names = [name.strip() for name in options.only.split(",")] if options.only else list(TOOLS)
         if unknown := [name for name in names if name not in TOOLS]:
             raise LackingError(f"--only {', '.join(unknown)}: known are {', '.join(TOOLS)}")
+        if options.install is not None:
+            install(options.install, names, PYTHONS if options.python is None else (options.python,))
+            return 0
         programs = {name: program_of(name, options.tools, options.vllm) for name in names}
         with contextlib.ExitStack() as stack:
             folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="load-tools-")))

@@ -1,20 +1,26 @@
 """Models without weights to download: the shapes of Qwen2.5 with random weights, and a small tokenizer.
 
 The tokenizer's tokens are the words that ``dualmap replay`` writes, so that prompts have exactly the lengths of the
-trace. The vocabulary has 4,096 entries instead of 151,936, which is all that differs from the shape's real engine time.
+trace, and words with a capital, so that a load tool that draws ids at random gets a text of as many tokens. The
+vocabulary has 4,096 entries instead of 151,936, which is all that differs from the shape's real engine time.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from string import ascii_uppercase
 
 from dualmap.simulation.prompts import WORDS
 from real_fleet.errors import LackingError
 
 VOCABULARY = 4096
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_SPACE = "Ġ"
+"""A space as byte level BPE writes it."""
 _FIRST_WORD = 300
 """Words begin there, as ``simulation.prompts`` has them when it sends ids."""
 _SPLITS = (
@@ -79,6 +85,16 @@ def write_model(folder: Path, shape: Shape) -> None:
         (folder / f"{name}.json").write_text(json.dumps(page, indent=1))
 
 
+def _capital_merges() -> Iterator[tuple[str, str]]:
+    """Merges that make words of three letters with a capital. None of them begins in the middle of another one, so
+    that a word is one token wherever it stands."""
+    for first, vowel in product(ascii_uppercase, "aeiou"):
+        yield first, vowel
+        for last in "bcdfghjklmnpqrstvwxyz":
+            yield first + vowel, last
+            yield _SPACE, first + vowel + last
+
+
 def _write_tokenizer(path: Path) -> None:
     try:
         from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -88,10 +104,11 @@ def _write_tokenizer(path: Path) -> None:
         token: number for number, token in enumerate((*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))
     }
     merges: list[tuple[str, str]] = []
+    capitals = _capital_merges()
 
     def fill(size: int) -> None:
         while len(vocabulary) < size:
-            vocabulary[f"filler{len(vocabulary)}"] = len(vocabulary)
+            merge(*next(capitals))
 
     def merge(first: str, second: str) -> None:
         if first + second not in vocabulary:
@@ -102,7 +119,7 @@ def _write_tokenizer(path: Path) -> None:
     for word in (word.decode().strip() for word in WORDS):
         merge(word[0], word[1])
         merge(word[:2], word[2])
-        merge("Ġ", word)  # byte level BPE writes a space as this letter
+        merge(_SPACE, word)
     fill(VOCABULARY)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in _SPECIAL])

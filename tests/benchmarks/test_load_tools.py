@@ -8,6 +8,7 @@ from pathlib import Path
 import load_tools
 import pytest
 from load_tools import OUTPUT_TOKENS, REQUESTS, TOOLS, Target, Told, answers_of
+from real_fleet.errors import LackingError
 
 WELL = Told(REQUESTS, 0, REQUESTS * OUTPUT_TOKENS, 0.1)
 
@@ -48,3 +49,26 @@ def test_every_tool_is_given_the_model_its_tokenizer_and_the_seed(tmp_path: Path
         else:
             assert "4711" in words, name
         assert all(part in words for part in ("http://h:1", "the-model", str(tmp_path / "tokenizer"))), name
+
+
+def stub_python(folder: Path, version: str) -> str:
+    """A program that answers with this version, whatever it is asked."""
+    program = folder / f"python-{version.replace(' ', '.')}"
+    program.write_text(f"#!/bin/sh\necho {version}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_tool_is_installed_with_the_first_python_that_is_new_enough_for_it(tmp_path: Path) -> None:
+    old, new, newer = (stub_python(tmp_path, version) for version in ("3 11", "3 12", "3 13"))
+    pythons = ("no-such-python", old, new, newer)
+
+    assert load_tools.python_for("guidellm", pythons) == old
+    assert load_tools.python_for("inference-perf", pythons) == new
+
+
+def test_a_tool_that_no_python_is_new_enough_for_says_which_it_needs(tmp_path: Path) -> None:
+    old = stub_python(tmp_path, "3 11")
+
+    with pytest.raises(LackingError, match=r"inference-perf needs Python 3\.12 or newer"):
+        load_tools.install(tmp_path / "tools", ["inference-perf"], [old])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 from real_fleet.model_shape import SHAPES, write_model
@@ -23,6 +24,16 @@ def test_the_tokenizer_counts_a_replays_prompts_as_the_trace_does(tmp_path: Path
         # The space behind the last word is a token of its own.
         assert len(tokenizer.encode(prompt).ids) in (length, length + 1)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 28
+
+
+def test_a_text_of_ids_drawn_at_random_has_as_many_tokens(tmp_path: Path) -> None:
+    """But for bytes that are no text by themselves, as with any tokenizer."""
+    write_model(tmp_path, SHAPES["qwen2.5-0.5b"])
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+
+    ids = Random(1).choices(range(300, tokenizer.get_vocab_size()), k=500)
+
+    assert len(tokenizer.encode(tokenizer.decode(ids)).ids) == pytest.approx(500, rel=0.02)
 
 
 def test_weights_are_counted_as_the_shape_has_them() -> None:
