@@ -76,11 +76,12 @@ class IdleWork:
         return bool(self._idle)
 
     def plan(self, queue: HotQueue) -> tuple[Move, ...]:
-        """The moves out of this queue to idle instances, the least prefill first."""
+        """The moves out of this queue to idle instances: those of the lowest band first, and within a band the least
+        prefill."""
         late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
         moves: list[Move] = []
         free = [request for request in late if not request.pinned and request.attempt == 1]
-        free.sort(key=lambda each: min(each.prompt_tokens, self._alternative_tokens(each)))
+        free.sort(key=lambda each: (each.band, min(each.prompt_tokens, self._alternative_tokens(each))))
         missed: list[StoredRequest] = []
         for request in free:
             move = self._move(request, queue, on_time=True)

@@ -20,6 +20,9 @@ window to prefill, its prefix being cached, does not wait for memory: it takes n
 its session would lose the cache that it lives on. It waits as long as its client does, unless the pool refuses what is
 still deferred ``max_deferred_s`` after its deadline.
 
+Deferred requests go in the order of bands, too. One that stays for want of memory does not keep the others back, with
+one exception: that of a tenant within its share does not see late requests of higher bands go before it.
+
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
 
@@ -55,6 +58,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.classes import class_band
+from dualmap.scheduling.tenants.shares import is_within_share
 from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
@@ -250,6 +254,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
     deferred_tokens = load.deferred_tokens
     steps: list[PlanStep] = []
     waiting: list[QueueEntry] = []
+    deferred: list[QueueEntry] = []
     for entry in queue.entries:
         if entry.deferred:
             continue
@@ -258,6 +263,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
             waiting.append(entry)
             continue
         steps.append(PlanStep(entry.request_id, entry.place + DEFERRED_RANK_MS))
+        deferred.append(entry)
         deferred_tokens += entry.uncached_tokens
     if waiting and waiting[-1].band:
         waiting.sort(key=_rank_ms)
@@ -272,10 +278,24 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
                 break
             steps.append(room.take(waiting.pop(0)))
     if not waiting:
-        for entry in queue.entries:
-            if entry.deferred and room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
-                steps.append(room.take(entry))
+        last_band = min((entry.band for entry in deferred if is_within_share(entry.band)), default=MANY_BANDS)
+        steps += _plan_late(queue, order, room, last_band)
     return steps, plan.passed_over_tokens
+
+
+def _plan_late(queue: QueueHead, order: QueueOrder, room: _Room, last_band: int) -> list[PlanStep]:
+    """The deferred requests that go, up to a band. What stays of a tenant within its share keeps back higher bands."""
+    steps = []
+    for entry in queue.entries:
+        if not entry.deferred:
+            continue
+        if entry.band > last_band:
+            break
+        if room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
+            steps.append(room.take(entry))
+        elif is_within_share(entry.band):
+            last_band = entry.band
+    return steps
 
 
 def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> bool:

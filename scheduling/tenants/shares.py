@@ -48,6 +48,8 @@ LEVELS_FROM: Final = 0.7
 LEVEL_STEP: Final = 1.05
 LEVELS: Final = 48
 """A number of levels that reaches to ten times that part."""
+FIRST_ABOVE: Final = 2
+"""The first level of tenants that got more than their share."""
 NO_TENANT_WEIGHT: Final = 1.0
 """The weight of all requests without a tenant together."""
 NO_TENANT: Final = "-"
@@ -86,6 +88,12 @@ class Work:
     """The part that this is of the work that they were given of all tenants."""
     share: float
     """The part that is its share by weight."""
+
+
+def is_within_share(band: int) -> bool:
+    """Whether a request in this band of a queue, of whatever class, is of a tenant that got no more than its share when
+    the request was placed."""
+    return band % LEVELS < FIRST_ABOVE
 
 
 def left_of(work_s: float, since_ms: int, now_ms: int) -> float:

@@ -114,12 +114,13 @@ local function goes_at_once(instance, tokens, rank_ms)
       and (instance.running_requests == 0 or instance.context_tokens + tokens <= terms.fill_memory * instance.kv_capacity_tokens)
   end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
+  local is_late = placement.defers and best.missed -- among late requests a plan decides who goes
   local waits = instance.queued_requests > 0
-  if placement.band == 0 then -- what fills idle room waits for it
+  if placement.band == 0 and not is_late then -- what is late, or fills idle room, waits for it
     waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
   end
   return not waits and (not placement.defers or finds_memory(instance, tokens)) and (
-    has_room(instance, placement.at_once and math.huge) and (is_idle or not (placement.defers and best.missed))
+    has_room(instance, placement.at_once and math.huge) and (is_idle or not is_late)
     or placement.defers and is_calm(instance, tokens, rank_ms, now_ms))
 end
 

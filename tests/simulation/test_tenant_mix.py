@@ -69,6 +69,20 @@ def test_a_light_tenant_of_long_prompts_is_on_time_beside_one_that_offers_twice_
     assert work_s[1] == pytest.approx(work_s[0], rel=0.05)
 
 
+def test_late_requests_of_a_light_tenant_go_before_those_of_one_above_its_share() -> None:
+    mix = tenant_mix(
+        ["light=uncached:tokens=8000,answer=20@0.2", "heavy=uncached:tokens=4000,answer=20@2x"], 40, ENGINE, 1
+    )
+    # given an SLO that no prompt can meet, so that all are late, and served late
+    scenario = Scenario(SchedulingSettings(slo_ttft_s=0.3), ENGINE, instances=1, late_requests="serve")
+
+    before = simulate(mix.load(), scenario)
+    shared = simulate(mix.load(), replace(scenario, tenants=mix.tenants))
+
+    assert before.by_tenant["light"].ttft_p99_s > 20.0
+    assert shared.by_tenant["light"].ttft_p99_s < 3.0, "its own second, and the rest of what was begun"
+
+
 def test_tenants_that_all_want_more_get_their_weights_of_the_work() -> None:
     mix = tenant_mix([f"one={LONG}@1.5x@weight=2", f"two={SHORT}@1.5x"], 60, ENGINE, 2)
     scenario = Scenario(SchedulingSettings(), ENGINE, instances=2, late_requests="refuse", tenants=mix.tenants)

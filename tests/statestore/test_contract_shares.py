@@ -208,6 +208,20 @@ async def test_what_fills_idle_room_waits_deferred_and_nobody_waits_for_it(pool:
     assert [(entry.request_id, entry.band, entry.deferred) for entry in queue.entries] == [("filler", 48, True)]
 
 
+async def test_what_is_late_goes_by_a_plan_where_others_wait_though_its_instance_is_idle(pool: PoolStore) -> None:
+    classed = {"tokens": 400, "rank_ms": 5000, "defers": True}
+    await place(pool, "busy", band=48, **classed)
+    assert (await place(pool, "filler", band=48, fills=True, **classed)).status is PlaceStatus.HELD
+    await first_token(pool, "busy", "a")
+
+    late = await place(pool, "late", band=0, slo_ms=1, **classed)
+
+    assert late.status is PlaceStatus.HELD
+    assert late.queue is not None
+    assert [(entry.request_id, entry.band) for entry in late.queue.entries] == [("late", 0), ("filler", 48)]
+    await assert_sums_hold(pool)
+
+
 async def test_what_fills_idle_room_is_dispatched_at_once_where_a_plan_would_dispatch_it(
     pool: PoolStore, clock: HandClock
 ) -> None:

@@ -116,6 +116,13 @@ def test_what_is_late_wherever_it_goes_moves_to_an_instance_with_hardly_any_work
     assert bool(moves(IdleWork({"b": load("b", **figures)}), of)) is goes
 
 
+def test_the_lowest_band_goes_to_the_idle_first_however_long_it_is(load: Load) -> None:
+    overdue = {"deferred": True, "enqueued_ms": NOW_MS - 60_000}
+    of = queue(load, held("within", 900, **overdue), held("over", 100, band=2, **overdue))
+
+    assert moves(IdleWork({"b": load("b", dispatch_window_tokens=900)}), of) == [("within", "b")]
+
+
 def test_what_can_be_on_time_goes_to_the_idle_before_what_cannot(load: Load) -> None:
     overdue = held("overdue", 100, deferred=True, enqueued_ms=NOW_MS - 60_000)
     of = queue(load, held("late", 900, deferred=True), overdue)

@@ -28,6 +28,8 @@ from dualmap.scheduling.queues.queue_order import (
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.classes import class_band
+from dualmap.scheduling.tenants.shares import FIRST_ABOVE
 
 Load = Callable[..., InstanceLoad]
 TOKENS_PER_S = 1000.0  # one token per millisecond
@@ -329,6 +331,33 @@ def test_a_short_late_request_goes_before_a_long_one_where_decoding_fills_the_me
     steps = plan(load, deferred("long", -900, 4097), deferred("short", -800, 4096), context_tokens=1_000_000)
 
     assert dispatched(steps) == ["short"]
+
+
+@pytest.mark.parametrize(
+    ("band", "gone"),
+    [
+        (0, []),
+        (1, []),
+        (FIRST_ABOVE, ["over"]),  # both are above their shares
+        (class_band(1), []),
+        (class_band(1) + FIRST_ABOVE, ["over"]),
+    ],
+)
+def test_what_is_late_of_a_tenant_within_its_share_does_not_see_those_above_theirs_go_first(
+    load: Load, band: int, gone: list[str]
+) -> None:
+    over = deferred("over", -900, 4096)._replace(band=band + FIRST_ABOVE)
+    steps = plan(load, deferred("within", -800, 4097)._replace(band=band), over, context_tokens=1_000_000)
+
+    assert dispatched(steps) == gone
+
+
+def test_what_becomes_late_in_a_plan_keeps_those_above_their_shares_back_until_the_next(load: Load) -> None:
+    over = deferred("over", -900, 100)._replace(band=FIRST_ABOVE)
+    within = entry("within", 10, 100)
+
+    assert plan(load, within, over) == [PlanStep("within", NOW_MS + 10 + DEFERRED_RANK_MS)]
+    assert dispatched(plan(load, deferred("within", 10, 100), over)) == ["within", "over"]
 
 
 def test_deferred_work_waits_behind_all_that_are_on_time(load: Load) -> None:
