@@ -51,15 +51,15 @@ def limit_fields(path: str, draws: Sequence[Draw], drawn: Drawn, now: datetime) 
     """The fields of an answer on ``path``, as the API's own service has them. Of several limits on the same figure, the
     one of which the least is left is told."""
     names = _ANTHROPIC_FIELDS if path == MESSAGES_PATH else _OPENAI_FIELDS
-    tightest: dict[tuple[bytes, bytes, bytes], tuple[int, Draw]] = {}
-    for draw, left in zip(draws, drawn.left, strict=True):
+    tightest: dict[tuple[bytes, bytes, bytes], tuple[int, int, Draw]] = {}
+    for place, (draw, left) in enumerate(zip(draws, drawn.left, strict=True)):
         if draw.limit.period is _MINUTE:
             of_measure = names.get(draw.limit.measure)
             if of_measure is not None and (of_measure not in tightest or left < tightest[of_measure][0]):
-                tightest[of_measure] = left, draw
+                tightest[of_measure] = left, place, draw
     fields: list[tuple[bytes, bytes]] = []
-    for (limit_field, left_field, reset_field), (left, draw) in tightest.items():
-        reset_s = max(0.0, (draw.capacity - left) / draw.leak_per_s)
+    for (limit_field, left_field, reset_field), (left, place, draw) in tightest.items():
+        reset_s = drawn.unused_in_s(place, draw)
         reset = _time_text(now + timedelta(seconds=reset_s)) if names is _ANTHROPIC_FIELDS else duration(reset_s)
         fields += (
             (limit_field, b"%d" % draw.capacity),

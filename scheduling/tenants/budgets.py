@@ -21,13 +21,14 @@ Everything here is a function of values: the store only adds, subtracts and comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from enum import StrEnum
 from math import ceil
 from operator import itemgetter
 from typing import Final
 
-from dualmap.scheduling.tenants.allotments import LEAST_PART, ROUND_S, Division
+from dualmap.scheduling.tenants.allotments import ROUND_S, Division
 from dualmap.scheduling.values import value
 
 MINUTE_S: Final = 60.0
@@ -117,7 +118,17 @@ class Drawn:
     """The place of the draw that kept the request out, the one that takes longest to fit; None: all were drawn."""
     wait_s: float = 0.0
     """Time until it would fit if no other request drew; 0 where that depends on what is in flight, or a quota is spent.
-    Where other pools have what it lacks, the time until the leader has moved it."""
+    Where the budget is divided, what other pools have left is there after a round of the leader, and so is what leaks
+    in them."""
+    parts: Mapping[int, int] = field(default_factory=dict)
+    """The part that this pool has of each budget that is divided, by the place of its draw."""
+
+    def unused_in_s(self, place: int, draw: Draw) -> float:
+        """Time until nothing is used of a budget that leaks, or of this pool's part of it, if no other request drew. A
+        part that is overdrawn grows to what is used."""
+        part = self.parts.get(place, draw.capacity)
+        used = part - self.left[place]
+        return max(0, used) * draw.capacity / (draw.leak_per_s * max(1, part, used))
 
 
 @value
@@ -134,11 +145,13 @@ class Lack:
     """The amount that is unused in other pools; None: the budget is not divided."""
 
 
-def drawn_of(draws: Sequence[Draw], left: tuple[int, ...], lacks: Iterable[Lack]) -> Drawn:
+def drawn_of(
+    draws: Sequence[Draw], left: tuple[int, ...], lacks: Iterable[Lack], parts: Mapping[int, int] | None = None
+) -> Drawn:
     """The reply to draws of which some do not fit: of these it names the first one of those that take longest to."""
     waits = [(_wait_s(draws[lack.place], lack), lack.place) for lack in lacks]
     wait_s, unmet = max(waits, key=itemgetter(0))
-    return Drawn(left, unmet, wait_s)
+    return Drawn(left, unmet, wait_s, parts or {})
 
 
 def _wait_s(draw: Draw, lack: Lack) -> float:
@@ -148,12 +161,11 @@ def _wait_s(draw: Draw, lack: Lack) -> float:
         return ROUND_S if lack.elsewhere is not None and lack.beyond <= lack.elsewhere else 0.0
     if not draw.leak_per_s:
         return 0.0
-    leak_per_s = draw.leak_per_s
+    wait_s = lack.beyond / draw.leak_per_s
     if lack.elsewhere is not None:
-        if draw.cost > lack.part:
-            return ROUND_S
-        leak_per_s *= max(lack.part, LEAST_PART) / draw.capacity
-    return ceil(lack.beyond * 1000 / leak_per_s) / 1000
+        moved_s = ROUND_S + max(0.0, lack.beyond - lack.elsewhere) / draw.leak_per_s
+        wait_s = moved_s if draw.cost > lack.part else min(moved_s, wait_s * draw.capacity / max(1, lack.part))
+    return ceil(wait_s * 1000) / 1000
 
 
 @value

@@ -172,14 +172,18 @@ def _standing_from(text: bytes) -> Standing:
 def drawn_from(draws: Sequence[Draw], found: Sequence[Any]) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
     text, *left = found
+    parts = {}
+    for place, each in enumerate(left):
+        if isinstance(each, bytes):
+            left[place], parts[place] = map(int, each.split())
     if not text:
-        return Drawn(tuple(left))
+        return Drawn(tuple(left), parts=parts)
     words = text.split()
     lacks = [
         Lack(int(place) - 1, float(beyond), int(part), None if rest == _NOT_DIVIDED else int(rest))
         for place, beyond, part, rest in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
     ]
-    return drawn_of(draws, tuple(left), lacks)
+    return drawn_of(draws, tuple(left), lacks, parts)
 
 
 class Batcher(Generic[Item, Result]):

@@ -41,16 +41,18 @@ async def test_a_pool_admits_by_its_part_alone(pool: PoolStore) -> None:
     refused = await place_drawing(pool, "r2", draw(1))
     await allot(pool, 1, 3500)
 
-    assert (first.status, first.drawn) == (PlaceStatus.DISPATCHED, Drawn((0,))), "an equal part, as nothing is entered"
+    assert (first.status, first.drawn) == (PlaceStatus.DISPATCHED, Drawn((0,), parts={0: 3000})), (
+        "an equal part, as nothing is entered"
+    )
     assert refused.status is PlaceStatus.LIMITED
-    assert (await place_drawing(pool, "r3", draw(500))).drawn == Drawn((0,))
+    assert (await place_drawing(pool, "r3", draw(500))).drawn == Drawn((0,), parts={0: 3500})
 
 
 async def test_a_pool_without_a_part_admits_nothing_where_limits_are_closed(pool: PoolStore) -> None:
     refused = await place_drawing(pool, "r1", draw(1, division=CLOSED))
     await allot(pool, 1, 10)
 
-    assert refused.drawn == Drawn((-1,), 0, ROUND_S)
+    assert refused.drawn == Drawn((-1,), 0, ROUND_S, {0: 0})
     assert (await place_drawing(pool, "r2", draw(10, division=CLOSED))).status is PlaceStatus.DISPATCHED
 
 
@@ -62,9 +64,23 @@ async def test_the_part_of_the_rate_leaks(pool: PoolStore, clock: HandClock) -> 
     early = await place_drawing(pool, "r3", draw(100))
     clock.advance(1)
 
-    assert refused.drawn == Drawn((-100,), 0, 10.0)
+    assert refused.drawn == Drawn((-100,), 0, ROUND_S + 1.0, {0: 600}), "a leader would bring what leaks in other pools"
     assert early.status is PlaceStatus.LIMITED
     assert (await place_drawing(pool, "r4", draw(100))).status is PlaceStatus.DISPATCHED
+
+
+async def test_a_reply_says_when_nothing_will_be_used_of_the_part(pool: PoolStore, clock: HandClock) -> None:
+    await allot(pool, 1, 600)
+    drawing, undivided = draw(60), Limit(Measure.TOKENS, Period.MINUTE, 6000, "model:big")
+    whole = Draw(budget_of("acme", undivided), 60, 6000, 100.0, undivided)
+    drawn = (await place_drawing(pool, "r1", drawing, whole)).drawn
+    assert drawn is not None
+    assert [drawn.unused_in_s(0, drawing), drawn.unused_in_s(1, whole)] == [6.0, 0.6]
+
+    clock.advance(5_999)
+    assert (await pool.allotments.of("acme/tokens/minute", 6000, 0)).used == 1
+    clock.advance(1)
+    assert (await pool.allotments.of("acme/tokens/minute", 6000, 0)).used == 0
 
 
 async def test_what_leaked_at_the_former_rate_stays_so_when_a_part_changes(pool: PoolStore, clock: HandClock) -> None:
@@ -121,8 +137,10 @@ async def test_a_refusal_says_whether_others_have_what_it_lacks(pool: PoolStore)
     await allot(pool, 1, 100, DAY, rest=50)
     await place_drawing(pool, "r1", draw(100, DAY))
 
-    assert (await place_drawing(pool, "r2", draw(50, DAY))).drawn == Drawn((-50,), 0, ROUND_S)
-    assert (await place_drawing(pool, "r3", draw(51, DAY))).drawn == Drawn((-51,), 0, 0.0), "the quota is spent"
+    assert (await place_drawing(pool, "r2", draw(50, DAY))).drawn == Drawn((-50,), 0, ROUND_S, {0: 100})
+    assert (await place_drawing(pool, "r3", draw(51, DAY))).drawn == Drawn((-51,), 0, 0.0, {0: 100}), (
+        "the quota is spent"
+    )
 
 
 async def test_an_answer_that_was_longer_than_expected_draws_at_the_rate_of_the_part(

@@ -48,7 +48,7 @@ end
 -- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {'PLACE BEYOND PART
 -- REST …' of those that do not fit; what is left of each}, and what is to be written where all fit, or must be drawn all the same.
 -- A draw at a place lacks the amount BEYOND, its pool may use PART, and REST is unused in other pools, or -1 where the budget is
--- not divided. Where it is, the leak is {leak, part that this pool begins with, pools}.
+-- not divided. Where it is, the leak is {leak, part that this pool begins with, pools}, and what is left of it 'LEFT PART'.
 local function weigh_draws(draws, must, at_ms)
   local names, found, written, parts = {}, { '' }, {}, nil
   for place = 1, #draws / 4 do
@@ -73,7 +73,8 @@ local function weigh_draws(draws, must, at_ms)
     if divided and (not is_right or used > terms.wanted_from * capacity) then
       want(name, used > capacity and not must and cost or 0, amount, divided[3])
     end
-    found[place + 1] = math.floor(capacity - used)
+    local left = math.floor(capacity - used)
+    found[place + 1] = divided and string.format('%d %d', left, capacity) or left
   end
   return found, written
 end

@@ -52,6 +52,14 @@ def test_of_several_limits_the_tightest_is_told() -> None:
     assert (fields[b"x-ratelimit-limit-requests"], fields[b"x-ratelimit-remaining-requests"]) == (b"60", b"12")
 
 
+def test_of_a_limit_that_is_divided_the_reset_is_that_of_the_part() -> None:
+    fields = dict(limit_fields(CHAT, DRAWS, Drawn((299, 58_800, 29_000, 7), parts={0: 300}), NOW))
+
+    assert fields[b"x-ratelimit-remaining-requests"] == b"299"
+    assert fields[b"x-ratelimit-reset-requests"] == b"200ms"
+    assert fields[b"x-ratelimit-reset-tokens"] == b"1.2s"
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.0, "0ms"), (0.0121, "13ms"), (1.5, "1.5s"), (360.0, "6m0s")])
 def test_durations_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -92,8 +92,12 @@ def test_a_request_beyond_the_whole_limit_never_fits() -> None:
     ("period", "lack", "wait_s"),
     [
         (Period.MINUTE, Lack(0, 10.5, 600), 1.05),
-        (Period.MINUTE, Lack(0, 10.0, 300, 0), 2.0),
-        (Period.MINUTE, Lack(0, 10.0, 99, 0), ROUND_S),
+        (Period.MINUTE, Lack(0, 1.0, 300, 0), 0.2),  # at the rate of the part
+        (Period.MINUTE, Lack(0, 10.0, 300, 0), ROUND_S + 1.0),  # at the whole rate, as the leader brings it from others
+        (Period.MINUTE, Lack(0, 10.0, 300, 4), ROUND_S + 0.6),
+        (Period.MINUTE, Lack(0, 10.0, 300, 10), ROUND_S),
+        (Period.MINUTE, Lack(0, 1.0, 99, 1), ROUND_S),  # more than the part ever holds
+        (Period.MINUTE, Lack(0, 10.0, 99, 0), ROUND_S + 1.0),
         (Period.DAY, Lack(0, 10.0, 600), 0.0),
         (Period.DAY, Lack(0, 10.0, 300, 10), ROUND_S),
         (Period.DAY, Lack(0, 10.0, 300, 9), 0.0),
@@ -107,11 +111,32 @@ def test_a_draw_fits_once_enough_has_leaked_or_came_from_other_pools(period: Per
     assert drawn_of(draws, (-10,), [lack]) == Drawn((-10,), 0, wait_s)
 
 
-def test_a_draw_of_nothing_from_a_pool_without_a_part_has_a_wait_too() -> None:
+def test_a_draw_of_nothing_from_a_pool_without_a_part_waits_for_a_round() -> None:
     division = Division(("a", "b"), 0, begins=False)
     draws = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 60)], division), (), 0, 0)
 
-    assert drawn_of(draws, (-1,), [Lack(0, 1.0, 0, 0)]).wait_s > 60
+    assert drawn_of(draws, (-1,), [Lack(0, 1.0, 0, 0)]).wait_s == ROUND_S + 1.0
+
+
+@pytest.mark.parametrize(
+    ("parts", "left", "unused_in_s"),
+    [
+        ({}, 588, 1.2),
+        ({0: 600}, 588, 1.2),
+        ({0: 300}, 288, 2.4),  # at half of the rate
+        ({0: 300}, 300, 0.0),
+        ({0: 300}, 301, 0.0),  # the limit was raised meanwhile
+        ({0: 300}, -60, 60.0),
+        ({0: 0}, -12, 60.0),
+        ({0: 0}, 0, 0.0),
+    ],
+)
+def test_nothing_is_used_of_a_part_after_the_time_in_which_it_leaks(
+    parts: dict[int, int], left: int, unused_in_s: float
+) -> None:
+    (draw,) = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 600)]), (), 12, 0)
+
+    assert Drawn((left,), parts=parts).unused_in_s(0, draw) == pytest.approx(unused_in_s)
 
 
 def test_the_first_of_the_draws_that_take_longest_to_fit_is_named() -> None:
