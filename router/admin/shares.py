@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -49,6 +49,9 @@ class Served:
         self.output_tokens += one.output_tokens or 0
 
 
+_SUMS = tuple(each.name for each in fields(Served))
+
+
 @dataclass(slots=True)
 class Remembered:
     """One replica's sums over its last ``seconds``."""
@@ -85,7 +88,9 @@ def shares_of(replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         shortest_s = seconds if shortest_s is None else min(shortest_s, seconds)
         for instance_id, sums in replica["instances"].items():
             total, rate = totals.setdefault(instance_id, Served()), rates.setdefault(instance_id, {})
-            for name, value in sums.items():
+            # A replica of another version may have more fields, or fewer.
+            for name in _SUMS:
+                value = sums.get(name, 0)
                 setattr(total, name, getattr(total, name) + value)
                 rate[name] = rate.get(name, 0.0) + value / seconds
     all_per_s = sum(rate["requests"] for rate in rates.values())

@@ -60,6 +60,18 @@ def test_rates_of_replicas_add_up_each_over_its_own_time() -> None:
     }  # fmt: skip
 
 
+def test_replicas_of_other_versions_count_by_the_fields_that_this_one_knows() -> None:
+    newer = asdict(Remembered(10.0, {"a": Served(10, 10, output_tokens=50)}))
+    newer["instances"]["a"]["rejected"] = 3
+    older = asdict(Remembered(10.0, {"a": Served(10, 10, output_tokens=50)}))
+    del older["instances"]["a"]["output_tokens"]
+
+    found = shares_of([newer, older])
+
+    assert (found["requests_per_s"], found["output_tokens_per_s"]) == (2.0, 5.0)
+    assert "rejected" not in found["instances"]["a"]
+
+
 async def test_any_replica_answers_for_all(start_runtime: Any, client_of: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     for number in range(3):
