@@ -37,6 +37,7 @@ from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, T
 from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.port import ReplicaPool, ReplicaStore, RequestPort
 from dualmap.statestore.tenants.tenant_book import TenantBook
 
@@ -45,6 +46,8 @@ LONGEST_PROBE_S = 1.0
 STEADY_S = 5.0
 """A store that is away again sooner than this after a hand-over was not really back: its backoff continues."""
 HAND_OVER_TIMEOUT_S = 10.0
+REMEMBERED_PARTS = 10_000
+"""Budgets divided among pools whose parts a replica remembers; of others it uses equal parts without the store."""
 
 _log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -108,6 +111,9 @@ class FailoverPool:
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
         self._calls = _Calls()
+        self._parts: dict[str, tuple[int, Draw]] = {}
+        """The last known parts of this pool in budgets that are divided among pools, and a draw from each, the one
+        seen last behind the others."""
         self._early_grants: list[Callable[[], None]] = []
         self._returning: asyncio.Task[None] | None = None
         self._probes = 0
@@ -137,7 +143,10 @@ class FailoverPool:
     def place(self, placement: Placement) -> Awaitable[PlaceReply]:
         if self._needs_limits and placement.draws and not placement.must_draw:
             return self._either(lambda pool: self._by_limits(pool).place(placement), self._trusts_reply)
-        return self._either(lambda pool: pool.place(placement), self._trusts_reply)
+        trusts: Callable[[PlaceReply], bool] = self._trusts_reply
+        if any(draw.division is not None for draw in placement.draws):
+            trusts = partial(self._trusts_drawn, placement.draws)
+        return self._either(lambda pool: pool.place(placement), trusts)
 
     def register(self, request: StoredRequest, draws: Sequence[Draw]) -> Awaitable[tuple[PlaceStatus, Drawn]]:
         if self._needs_limits and draws:
@@ -203,6 +212,18 @@ class FailoverPool:
     def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
         return self._known is None or reply.epoch >= self._known.epoch
 
+    def _trusts_drawn(self, draws: Sequence[Draw], reply: PlaceReply) -> bool:
+        """Like ``_trusts_reply``; remembers the parts of this pool in budgets that are divided."""
+        trusted = self._trusts_reply(reply)
+        if trusted and reply.drawn is not None:
+            for place, part in reply.drawn.parts.items():
+                draw = draws[place]
+                self._parts.pop(draw.budget, None)
+                self._parts[draw.budget] = part, draw
+            while len(self._parts) > REMEMBERED_PARTS:
+                del self._parts[next(iter(self._parts))]
+        return trusted
+
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         self._beat = (replica_id, lease_ms, info)
@@ -267,9 +288,13 @@ class FailoverPool:
         return self._local
 
     def _local_state(self, known: Membership) -> PoolStore:
-        """The last known members and rates, and only this replica's live requests."""
+        """The last known members, rates and parts of budgets, and only this replica's live requests."""
         store = MemoryStore(self._scheduling, now_ms=self._now_ms)
         local = store.pool_of(self.name, known, self._rates())
+        for budget, (part, draw) in self._parts.items():
+            assert draw.division is not None
+            begins_with = draw.division.first_part(draw.capacity)
+            at_once(local.allotments.allot(Allotment(budget, draw.capacity, begins_with, 1, part)))
         at_once(local.adopt(self._live(self._now_ms())))
         return local
 

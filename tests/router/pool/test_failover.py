@@ -20,6 +20,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period
 from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
@@ -27,6 +28,7 @@ from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, Stor
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -733,3 +735,18 @@ async def test_where_limits_must_hold_nothing_draws_from_them_without_the_store(
     assert (await pool.place(placement("after", "a", draws=draws))).status is PlaceStatus.DISPATCHED
     await store.close()
     again.stop()
+
+
+async def test_without_the_store_a_replica_admits_by_the_part_that_its_pool_had_last(
+    server: EmbeddedValkey, shared: PoolStore, replica: Replica
+) -> None:
+    limit = Limit(Measure.REQUESTS, Period.DAY, 8)
+    draw = Draw("acme/requests/day", 1, 8, 0.0, limit, Division(("default", "other"), 0, begins=True))
+    await shared.allotments.allot(Allotment(draw.budget, 8, 4, stamp=1, part=6))
+    await replica.place("before", "a", draws=(draw,))
+    stop(server)
+
+    statuses = [(await replica.place(f"during-{n}", "b", tokens=10, draws=(draw,))).status for n in range(7)]
+
+    assert replica.degraded
+    assert statuses == [PlaceStatus.DISPATCHED] * 6 + [PlaceStatus.LIMITED]
