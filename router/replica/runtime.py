@@ -197,6 +197,7 @@ class Runtime:
 
     def _tenants_changed(self) -> None:
         """Keys may have ended: so do their requests, where the settings say so."""
+        self.intake.tenants_changed()
         if self.context.settings.revoked_requests == "finish":
             return
         for live in self.context.live:

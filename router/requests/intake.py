@@ -40,6 +40,11 @@ class Intake:
         self._tenants = tenants
         self._budgets = TenantBudgets(pools, begins=context.settings.limits_without_store == "open")
 
+    def tenants_changed(self) -> None:
+        """Some may have been removed: nothing is kept of these."""
+        if self._tenants is not None:
+            self._budgets.keep(self._tenants.tenants.keys())
+
     async def place(self, request: InferenceRequest) -> LiveRequest:
         """Hash, route, reserve, and wait for the grant (bounded).
 

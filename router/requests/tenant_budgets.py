@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from dualmap.router.pool.pool_directory import PoolDirectory
@@ -35,6 +36,11 @@ class TenantBudgets:
         if known is None or known[0] is not tenant or known[1] is not routes:
             known = self._known[tenant.name] = tenant, routes, self._made(tenant)
         return known[2][pool]
+
+    def keep(self, tenants: AbstractSet[str]) -> None:
+        """Forget all tenants but these."""
+        for name in self._known.keys() - tenants:
+            del self._known[name]
 
     def _made(self, tenant: Tenant) -> dict[str, PoolBudgets]:
         names = _pools_of(self._pools, tenant)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from dualmap.router.errors import ConflictError, NotFoundError
 from dualmap.router.tenants.keeper import TenantKeeper
 from dualmap.router.tenants.tenant_record import TenantRecord
+from dualmap.scheduling.tenants.budgets import budget_of
 
 MAX_TRIES: Final = 32
 """Tries of a change before concurrent ones are reported as a conflict."""
@@ -63,7 +64,10 @@ class TenantAdministration:
                 wanted = wanted.model_copy(update={"revision": edition.number + 1})
             before, after = differences(known, wanted)
             text = None if wanted is None else wanted.text()
-            made = await keeper.book.change(edition, {name: text}, by=by, action=action, before=before, after=after)
+            gone = _budgets(name, known) - _budgets(name, wanted)
+            made = await keeper.book.change(
+                edition, {name: text}, by=by, action=action, before=before, after=after, gone=sorted(gone)
+            )
             if made is not None:
                 await keeper.refresh()
                 return wanted
@@ -73,6 +77,10 @@ class TenantAdministration:
         """Raises ConflictError where somebody has a key of this hash."""
         if self._keeper.directory.owner(bytes.fromhex(digest)) is not None:
             raise ConflictError("a tenant has this key already: make another one", param="sha256")
+
+
+def _budgets(name: str, record: TenantRecord | None) -> set[str]:
+    return set() if record is None else {budget_of(name, limit) for limit in record.as_tenant(name).limits}
 
 
 def found(record: TenantRecord | None, name: str) -> TenantRecord:

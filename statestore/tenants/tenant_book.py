@@ -12,7 +12,7 @@ A change names the edition that it was derived from, and is made if that is stil
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -135,9 +135,12 @@ class TenantBook(Changes):
         before: Mapping[str, Any],
         after: Mapping[str, Any],
         beyond: int = 0,
+        gone: Collection[str] = (),
     ) -> Edition | None:
         """Enter tenants, or remove those without a text; the new edition, or None where ``known`` is not the present
-        one any more. Its number is above ``beyond``. A repetition changes nothing."""
+        one any more. Its number is above ``beyond``. A repetition changes nothing. ``gone`` are budgets that no tenant
+        has any more: how they were divided among pools is forgotten. Should one come back, the pools know their parts.
+        """
         number, token = max(known.number, beyond) + 1, secrets.token_hex(8)
         edition, now_ms = Edition(number, token), await self._calls.now_ms()
         follows = "" if known.text is None else known.text.decode()
@@ -147,6 +150,8 @@ class TenantBook(Changes):
             ("HDEL", keys.tenants, name) if text is None else ("HSET", keys.tenants, name, text)
             for name, text in texts.items()
         ]
+        if gone:
+            commands.append(("HDEL", keys.tenants_allotments, *gone))
         assert edition.text is not None
         commands.append(("HSET", keys.tenants_meta, _EDITION, edition.text))
         commands += logged(keys.tenants_history, line, LOGGED_CHANGES)

@@ -9,6 +9,7 @@ import pytest
 
 from dualmap.statestore.connect import Store
 from dualmap.statestore.tenants import tenant_book
+from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 from tests.statestore.samples import HandClock
 
@@ -95,3 +96,17 @@ async def test_tenants_are_read_in_parts(book: TenantBook, monkeypatch: pytest.M
     await entered(book, Edition(), texts)
 
     assert (await book.news(None)).texts == texts
+
+
+async def test_the_division_of_budgets_that_nobody_has_any_more_is_forgotten_in_the_same_step(
+    store: Store, book: TenantBook
+) -> None:
+    first = await entered(book, Edition(), {"acme": b"1"})
+    for budget in ("acme/tokens/day", "acme/tokens/minute", "other/tokens/day"):
+        await store.allotments.enter(budget, LedgerEntry(), LedgerEntry(1, 80, {"a": 40, "b": 40}))
+
+    await entered(book, first, {"acme": None}, gone=("acme/tokens/day", "acme/tokens/minute"))
+    assert await book.change(first, {}, by="bob", action="set", before={}, after={}, gone=("other/tokens/day",)) is None
+
+    _, left = await store.allotments.scan(0)
+    assert left.keys() == {"other/tokens/day"}

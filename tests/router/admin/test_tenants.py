@@ -15,6 +15,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.settings import AdminSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 
 ADMINS = (
     AdminSettings(name="ada", key=SecretStr("ada-secret")),
@@ -237,3 +238,19 @@ async def test_no_key_is_logged(start_runtime: Any, client_of: Any, caplog: pyte
 
     digest = hashlib.sha256(key["key"].encode()).hexdigest()
     assert key["key"] not in caplog.text and digest not in caplog.text and "ada-secret" not in caplog.text
+
+
+async def test_how_a_limit_was_divided_is_forgotten_with_it(start_runtime: Any, client_of: Any, store: Any) -> None:
+    client = client_of(await start_runtime())
+    for name in ("acme", "other"):
+        await made(client, name, limits={"requests_per_minute": 60, "tokens_per_day": 9})
+        for budget in ("requests/minute", "tokens/day"):
+            await store.allotments.enter(f"{name}/{budget}", LedgerEntry(), LedgerEntry(1, 60, {"a": 60}))
+
+    await client.patch("/admin/tenants/acme", json={"limits": {"tokens_per_day": None}})
+    assert (await store.allotments.scan(0))[1].keys() == {
+        "acme/requests/minute", "other/requests/minute", "other/tokens/day"
+    }  # fmt: skip
+    await client.delete("/admin/tenants/other")
+
+    assert (await store.allotments.scan(0))[1].keys() == {"acme/requests/minute"}

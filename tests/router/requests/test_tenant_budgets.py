@@ -66,3 +66,14 @@ def test_budgets_follow_changes_of_the_tenant_and_of_model_names() -> None:
     pools.learn("a", {"adapter": "lora"}, {})
 
     assert division(budgets, by_model, "a") is None
+
+
+def test_nothing_is_kept_of_tenants_that_were_removed() -> None:
+    budgets = TenantBudgets(directory("a"), begins=True)
+    acme_budgets = budgets.of(tenant := acme(), "a")
+    budgets.of(Tenant("gone", (TOKENS,)), "a")
+
+    budgets.keep({"acme", "new"})
+
+    assert budgets._known.keys() == {"acme"}
+    assert budgets.of(tenant, "a") is acme_budgets
