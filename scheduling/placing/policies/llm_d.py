@@ -13,10 +13,10 @@ from dualmap.scheduling.state.instance import InstanceLoad
 
 @dataclass(frozen=True)
 class LlmD(FleetPolicy):
-    """Source: llm-d inference scheduler, default profile: scorers 3 / 2 / 2 with the max-score picker.
+    """Source: llm-d router, default profile: scorers 3 / 2 / 2 with the max-score picker.
 
     ``3 * match / total + 2 * (max queue - queue) / (max - min) + 2 * (1 - KV use)``; equal queues all score 1.
-    The queue is what waits, not what runs. Equal scores take turns, where llm-d picks at random.
+    The queue is what waits, not what runs. Equal scores take turns.
     """
 
     settings: LlmDSettings = field(default_factory=LlmDSettings)

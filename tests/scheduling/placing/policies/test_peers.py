@@ -164,14 +164,15 @@ def test_llm_d_latency_stays_with_a_long_match_until_it_costs_too_much(choose: C
     assert choose("llm-d-latency", replace(cached, hit_blocks=7), idle).instance_id == "idle", "no long match"
 
 
-def test_llm_d_latency_explores_beside_the_match_now_and_then(
-    choose: Choose, load: Load, query: GenerationRequest
+def test_llm_d_latency_leaves_a_match_for_the_slo_unless_it_is_nearly_the_whole_prompt(
+    choose: Choose, load: Load
 ) -> None:
-    cached, idle = load("cached", hit_blocks=9, pending_tokens=4000), load("idle")
+    # given 5.5 s of work before the match, and an SLO of 5 s
+    whole, idle = load("cached", hit_blocks=10, pending_tokens=5500), load("idle")
 
-    chosen = [choose("llm-d-latency", cached, idle, ask=query(sequence=turn)).instance_id for turn in range(100)]
-
-    assert chosen.count("idle") == 1
+    assert choose("llm-d-latency", whole, idle).instance_id == "cached"
+    assert choose("llm-d-latency", replace(whole, hit_blocks=9), idle).instance_id == "idle"
+    assert choose("llm-d-latency", replace(whole, pending_tokens=6100), idle).instance_id == "idle", "5.1 s later"
 
 
 def test_llm_d_latency_takes_the_most_headroom_or_the_least(choose: Choose, load: Load) -> None:
