@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
-from dualmap.router.http.sse import EventSplitter, is_comment
+from dualmap.router.http.sse import EventSplitter, event_object, is_comment
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 from dualmap.router.relay.event_log import unpack
 from dualmap.scheduling.request.outcome import InstanceFailure
@@ -39,6 +39,11 @@ _MESSAGE_WORDS: Final = (*_FAILURE_WORDS, b'"message_delta')
 reason that it lacks."""
 _RESPONSE_WORDS: Final = (b'"error', b"response.failed", b'"cancelled')
 """An event by which an instance fails a response has one of these; one that is aborted ends as if it was cancelled."""
+_MESSAGE_DONE: Final = (b'"response.output_text.done"', b'"response.output_item.done"')
+"""An event that begins the end of a response's message has one of these."""
+_MESSAGE_ENDS: Final = frozenset(
+    {"response.output_text.done", "response.content_part.done", "response.output_item.done"}
+)
 _WORDS: Final = {MESSAGES_PATH: _MESSAGE_WORDS, RESPONSES_PATH: _RESPONSE_WORDS}
 _EVENT_ENDS: Final = (b"\n\n", b"\r\n\r\n")
 _GOES_ON: Final = b'finish_reason":null'
@@ -122,6 +127,9 @@ class KeptStream:
         self.failure: InstanceFailure | None = None
         """The failure that an event has announced."""
         self._behind: list[bytes] = []
+        self._message_end = b""
+        """The last events, which end a response's message: they are passed on with the next one. An instance that
+        aborts an answer ends its message, too, and that must then go on."""
         self.on_loss: Callable[[], None] | None = None
         """Called where it is kept no more, as there is too much of it."""
 
@@ -138,7 +146,8 @@ class KeptStream:
                 return data[: at + _IDS_BYTES] + b"null" + data[data.find(b"]", at) + 1 :]
             return data
         data = self._feed(data)
-        self._is_plain = self._splitter is None and not (self._first or self._is_several) and self.failure is None
+        waits = self._splitter is not None or bool(self._message_end)
+        self._is_plain = not (waits or self._first or self._is_several) and self.failure is None
         return data
 
     def _feed(self, data: bytes) -> bytes:
@@ -147,6 +156,8 @@ class KeptStream:
             data = self._whole(data)
             if not data:
                 return data
+        if self._message_end:
+            data, self._message_end = self._message_end + data, b""
         begins = self._first
         if begins:
             data = self._first_events(data)
@@ -161,6 +172,12 @@ class KeptStream:
                     if not data:
                         return data
                     break
+        if self._path == RESPONSES_PATH and not self.lost:
+            data, end = _before_message_end(data)
+            if self.failure is None:
+                self._message_end = end
+            if not data:
+                return data
         self._events.append(data)
         kept = self._bytes = self._bytes + len(data) + EVENT_BYTES
         if kept > self._reserved:
@@ -202,9 +219,10 @@ class KeptStream:
             self._grow()
 
     def end(self) -> bytes:
-        """The part of an event with which the stream ended."""
+        """What has not been passed on when the stream ends: the end of a message, and a part of an event."""
         splitter, self._splitter = self._splitter, None
-        return b"" if splitter is None else splitter.rest
+        end, self._message_end = self._message_end, b""
+        return end if splitter is None else end + splitter.rest
 
     async def read_so_far(self) -> AnswerSoFar:
         """The part of the answer that the client has. What is kept is read in slices of a millisecond, each of which is
@@ -308,6 +326,28 @@ class KeptStream:
         self.release()
         if first and self.on_loss is not None:
             self.on_loss()
+
+
+def _before_message_end(data: bytes) -> tuple[bytes, bytes]:
+    """Whole events of a response, and behind them those that end a message, if they are the last."""
+    if not any(word in data for word in _MESSAGE_DONE):
+        return data, b""
+    splitter = EventSplitter(MAX_EVENT_BYTES)
+    events = splitter.feed(data)
+    at = len(events)
+    while at and _ends_message(events[at - 1]):
+        at -= 1
+    if splitter.rest or at == len(events):  # a comment is passed on at once
+        return data, b""
+    return b"".join(events[:at]), b"".join(events[at:])
+
+
+def _ends_message(event: bytes) -> bool:
+    found = event_object(event)
+    if found is None or found.get("type") not in _MESSAGE_ENDS:
+        return False
+    item = found.get("item")
+    return not isinstance(item, dict) or item.get("type") == "message"
 
 
 def without_ids(data: bytes) -> bytes:

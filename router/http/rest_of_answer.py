@@ -202,9 +202,7 @@ def rest_of(
         return Over(None)
     limit = _limit_of(path, request)
     if so_far.response is not None and so_far.response.is_between_items:
-        if request.get("tools"):
-            raise CannotContinueError("it was between two items of its output")
-        return Over("length" if limit is not None and so_far.tokens >= limit else "stop")
+        raise CannotContinueError("it was between two items of its output")
     if _is_by_tokens(path, request, so_far, limit, context_tokens) and (kept := _kept(request, so_far)) is not None:
         tokens, chars = kept
         if limit is not None and tokens >= limit:

@@ -218,21 +218,28 @@ def test_responses_that_do_not_go_on_say_why(more: dict[str, Any], why: str) -> 
     assert why_not_continued(RESPONSE, asked(), 1) == ""
 
 
-@pytest.mark.parametrize(("limit", "status"), [(None, "completed"), (2, "incomplete")])
-def test_a_response_that_lacks_its_end_alone_gets_it(limit: int | None, status: str) -> None:
-    events = stream("a", ["one", " two"])[:-1]
-    so_far, request = had(events), asked(**({} if limit is None else {"max_output_tokens": limit}))
+def test_a_response_with_all_tokens_that_it_may_have_lacks_its_end_alone() -> None:
+    so_far, request = had(stream("a", ["one", " two"], ends=False)), asked(max_output_tokens=2)
 
-    over = rest_of(RESPONSE, request, so_far, context_tokens=None, text_tokens=None)
+    over = rest_of(RESPONSE, request, so_far, context_tokens=None, text_tokens=2)
 
-    assert isinstance(over, Over)
-    ended = ending_events(RESPONSE, so_far, over.finish_reason, shows_usage=False)
-    end = orjson.loads(ended.split(b"\ndata: ")[1])
-    assert (end["type"], end["sequence_number"]) == ("response.completed", len(events))
-    assert (end["response"]["id"], end["response"]["status"]) == ("resp_a", status)
+    assert over == Over("length")
+    ended = ending_events(RESPONSE, so_far, "length", shows_usage=False)
+    end = orjson.loads(ended.split(b"\ndata: ")[-1])
+    assert (end["type"], end["response"]["id"], end["response"]["status"]) == (
+        "response.completed",
+        "resp_a",
+        "incomplete",
+    )
     assert end["response"]["output"][0]["content"][0]["text"] == "one two"
+
+
+@pytest.mark.parametrize("more", [{}, {"max_output_tokens": 2}, {"tools": [{"type": "function"}]}])
+def test_a_response_whose_message_has_ended_does_not_go_on_as_it_may_have_been_aborted(more: dict[str, Any]) -> None:
+    so_far = had(stream("a", ["one", " two"])[:-1])
+
     with pytest.raises(CannotContinueError, match="between two items"):
-        rest_of(RESPONSE, request | {"tools": [{"type": "function"}]}, so_far, context_tokens=None, text_tokens=None)
+        rest_of(RESPONSE, asked(**more), so_far, context_tokens=None, text_tokens=None)
 
 
 def test_an_open_message_is_ended_where_nothing_else_is_missing() -> None:

@@ -16,7 +16,8 @@ from dualmap.router.http import kept_stream
 from dualmap.router.http.answer_checks import ABORTED
 from dualmap.router.http.exchange_result import failure_in
 from dualmap.router.http.kept_stream import KeptBudget, KeptStream, without_ids
-from dualmap.router.prompts.inference_request import MESSAGES_PATH
+from dualmap.router.http.sse import event_object
+from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -150,3 +151,70 @@ async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own
     assert (aborted.failure, passed) == (ABORTED, b"".join(events(None)[:4]))
     so_far = await aborted.read_so_far()
     assert (so_far.text, so_far.block, so_far.begin_block()) == ("one ", None, 1)
+
+
+def response_event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+RESPONSE_TEXT = [
+    response_event("response.created", response={"status": "in_progress"}),
+    response_event("response.output_item.added", item={"type": "message", "id": "m"}),
+    response_event("response.content_part.added", part={"type": "output_text"}),
+    response_event("response.output_text.delta", delta='half "response.output_text.done"'),
+]
+MESSAGE_END = [
+    response_event("response.output_text.done", text="half"),
+    response_event("response.content_part.done", part={"type": "output_text"}),
+    response_event("response.output_item.done", item={"type": "message", "id": "m"}),
+]
+COMPLETED = response_event("response.completed", response={"status": "completed"})
+CANCELLED = response_event("response.completed", response={"status": "cancelled"})
+
+
+def kept_response() -> KeptStream:
+    kept = KeptStream(RESPONSES_PATH, KeptBudget(1 << 20), 100, hides_ids=False)
+    kept.watch = lambda event: failure_in(event, event_object(event))
+    return kept
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_the_end_of_a_message_passes_with_what_follows_it(together: bool) -> None:
+    kept = kept_response()
+    ends = [b"".join([*MESSAGE_END, COMPLETED])] if together else [*MESSAGE_END, COMPLETED]
+
+    begin = b"".join(kept.feed([event]) for event in RESPONSE_TEXT)
+    assert (begin, kept.is_plain) == (b"".join(RESPONSE_TEXT), True)
+    *held, last = [(kept.feed([data]), kept.is_plain) for data in ends]
+
+    assert held == [(b"", False)] * len(held)
+    assert last == (b"".join([*MESSAGE_END, COMPLETED]), True)
+    assert (await kept.read_so_far()).finished
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_the_end_of_a_message_that_was_aborted_does_not_pass(together: bool) -> None:
+    kept = kept_response()
+    for event in RESPONSE_TEXT:
+        kept.feed([event])
+    ends = [b"".join([*MESSAGE_END, CANCELLED])] if together else [*MESSAGE_END, CANCELLED]
+
+    assert b"".join(kept.feed([data]) for data in ends) == b""
+    assert kept.failure is ABORTED and kept.end() == b""
+    so_far = await kept.read_so_far()
+    assert so_far.response is not None and so_far.response.message is not None
+
+
+def test_the_end_of_a_message_passes_where_the_stream_ends_with_it() -> None:
+    kept = kept_response()
+    for event in [*RESPONSE_TEXT, *MESSAGE_END]:
+        kept.feed([event])
+
+    assert kept.end() == b"".join(MESSAGE_END)
+
+
+def test_another_item_that_ends_passes_at_once() -> None:
+    kept = kept_response()
+    call = response_event("response.output_item.done", item={"type": "function_call"})
+
+    assert kept.feed([b"".join([*RESPONSE_TEXT, *MESSAGE_END, call])]).endswith(call)
