@@ -1,6 +1,6 @@
 """What a cluster of shards carries: CPU of each shard for a request, where pools are spread over a Redis Cluster.
 
-    python -m benchmarks.store_shards [--shards 1 2 4] [--pools 8] [--requests 4000] [--callers 64]
+    python benchmarks/store_shards.py [--shards 1 2 4] [--pools 8] [--requests 4000] [--callers 64]
 
 Starts a cluster of so many nodes of the private Valkey, with the pools spread evenly, and sends whole requests of each
 pool through ``PoolStore`` as ``store_cost.py`` does, all from one process, as a router that serves all pools would. The
@@ -26,8 +26,8 @@ from typing import Any
 import redis
 import uvloop
 from redis.crc import key_slot
+from store_cost import Bench, Scenario, ServerCpu, chains, members
 
-from benchmarks.store_cost import Bench, Scenario, ServerCpu, chains, members
 from dualmap.research.table import Cell, Table, text_rows
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
