@@ -309,6 +309,8 @@ class BlindRequest:
         self.expected_cached_tokens, self.tries = 0, 1
         self.expected_ttft_s: float | None = None
         self.is_decoded, self.connector = False, ""
+        self.is_evictable = False
+        self.on_evict: Callable[[str], None] | None = None
         self.loss_notifier = loss_notifier
 
     @property
