@@ -33,7 +33,7 @@ def expected_answer_tokens(means: Sequence[float], limit: int | None) -> int:
     """Assumed length of the answer to a request with this limit; None and 0: without one. At least 1, and never above
     the limit."""
     mean = means[class_of(limit)]
-    return max(1, round(min(mean, limit) if limit else mean))
+    return round(limit if limit and limit < mean else mean) or 1
 
 
 @dataclass(slots=True)

@@ -72,7 +72,7 @@ def judge(
         chosen,
         hits[chosen],
         chain.uncached_tokens(hits[chosen]),
-        max(0.0, ttft_s) + option.transfer_s,
+        (ttft_s if ttft_s > 0.0 else 0.0) + option.transfer_s,
         _ONLY_ONE if alternative_id is None else policy.reason(option.query, hits, loads, chosen, alternative_id),
         alternative_id,
         0 if alternative_id is None else chain.uncached_tokens(hits[alternative_id]),

@@ -243,8 +243,8 @@ Hashed = tuple[tuple[int, ...], int | None]
 
 
 def _text_chain(hashed: Hashed, text_bytes: int, block_bytes: int, bytes_per_token: float) -> Chain:
-    block_tokens = max(1, round(block_bytes / bytes_per_token))
-    return Chain(hashed[0], block_tokens, max(1, round(text_bytes / bytes_per_token)), hashed[1])
+    block_tokens, tokens = round(block_bytes / bytes_per_token), round(text_bytes / bytes_per_token)
+    return Chain(hashed[0], block_tokens or 1, tokens or 1, hashed[1])
 
 
 def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> Hashed:

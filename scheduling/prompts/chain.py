@@ -60,8 +60,10 @@ class Chain:
 
     def uncached_tokens(self, hit_blocks: int) -> int:
         """Prompt tokens left to prefill after a hit, at least 1."""
-        # ``hit_tokens`` written out: a decision calls this for every instance it weighs.
-        return self.prompt_tokens - min(hit_blocks, (self.prompt_tokens - 1) // self.block_tokens) * self.block_tokens
+        # ``hit_tokens`` written out, and without ``min``: a decision calls this for every instance it weighs.
+        tokens, block_tokens = self.prompt_tokens, self.block_tokens
+        whole_blocks = (tokens - 1) // block_tokens
+        return tokens - (hit_blocks if hit_blocks < whole_blocks else whole_blocks) * block_tokens
 
 
 def sample_depths(chain: Chain) -> tuple[int, ...]:
@@ -69,8 +71,10 @@ def sample_depths(chain: Chain) -> tuple[int, ...]:
 
     A prompt shorter than one block has no full block and no sample: there is nothing to find again.
     """
-    full_blocks = min(len(chain.hashes), chain.prompt_tokens // chain.block_tokens)
+    block_tokens, full_blocks = chain.block_tokens, len(chain.hashes)
+    if (whole_blocks := chain.prompt_tokens // block_tokens) < full_blocks:
+        full_blocks = whole_blocks
     if full_blocks == 0:
         return ()
-    stride = max(1, SAMPLE_TOKENS // chain.block_tokens)
-    return (*range(stride, full_blocks, stride), full_blocks)
+    stride = SAMPLE_TOKENS // block_tokens or 1
+    return (*range(stride, full_blocks, stride), full_blocks) if stride < full_blocks else (full_blocks,)

@@ -17,5 +17,7 @@ def slo_s(settings: SchedulingSettings, prompt_tokens: int, requested_s: float |
     if requested_s is not None:
         return requested_s
     base_s = settings.slo_ttft_s
+    if not settings.slo_ttft_s_per_1k_tokens:
+        return base_s
     by_length_s = base_s + settings.slo_ttft_s_per_1k_tokens * prompt_tokens / 1000
     return min(by_length_s, max(base_s, settings.slo_ttft_max_s))

@@ -28,14 +28,17 @@ class HotnessTree:
     def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
         """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
         hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        least = max_key_blocks if max_key_blocks < MIN_KEY_BLOCKS else MIN_KEY_BLOCKS
+        if len(hashes) < least:
+            least = len(hashes)
         if not hot or hashes[0] not in hot:
-            return max(1, min(MIN_KEY_BLOCKS, len(hashes), max_key_blocks))
+            return least
         is_whole = chain.tail_hash is None and len(hashes) * chain.key_stride >= len(chain.hashes)
         limit = min(len(hashes) if is_whole else len(hashes) + 1, max_key_blocks)
         depth = 0
         while depth < limit - 1 and hashes[depth] in hot:
             depth += 1
-        return max(depth + 1, min(MIN_KEY_BLOCKS, len(hashes), max_key_blocks))
+        return max(depth + 1, least)
 
     def key(self, chain: Chain, max_key_blocks: int) -> int:
         """The hash key: the prefix hash at the key length."""

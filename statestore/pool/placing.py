@@ -26,6 +26,9 @@ from dualmap.statestore.records import HASH_BYTES, ReportedLoads, pack_chain, re
 MAX_PLACEMENTS = 16
 """Most placements in one script call: a script stops everything else, and its memory is not reused before it ends."""
 
+MAX_OPTION_TEXTS = 256
+"""Options whose texts are kept."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -37,9 +40,10 @@ _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placement, PlaceReply]:
     """How requests are placed in the pool, whose keys begin with ``pool``. Of a chain's head, ``key_blocks`` go to the
     arrival log."""
+    texts = OptionTexts()
 
     async def place(placements: Sequence[Placement]) -> Sequence[PlaceReply]:
-        replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks))
+        replies = await calls.script("place_requests", pool, *_arguments_of(placements, key_blocks, texts))
         try:
             return list(map(_reply_from, placements, replies))
         except UNREADABLE as error:
@@ -48,7 +52,7 @@ def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placeme
     return Batcher(place, MAX_PLACEMENTS)
 
 
-def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argument]:
+def _arguments_of(placements: Sequence[Placement], key_blocks: int, texts: OptionTexts) -> list[Argument]:
     options: dict[bytes, int] = {}
     arguments: list[Argument] = []
     for placement in placements:
@@ -56,11 +60,11 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int) -> list[Argu
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_placement_json(placement, options), packed, reported_of(placement.request), head)
+        arguments += (_placement_json(placement, options, texts), packed, reported_of(placement.request), head)
     return [b"[%b]" % b",".join(options), *arguments]
 
 
-def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
+def _placement_json(placement: Placement, options: dict[bytes, int], texts: OptionTexts) -> bytes:
     """The placement as JSON, without fields that are false, empty or not given. ``options`` has the number of each
     option; new ones are added."""
     request, chain = placement.request, placement.chain
@@ -76,10 +80,10 @@ def _placement_json(placement: Placement, options: dict[bytes, int]) -> bytes:
     if placement.band is not None:
         known += b'"band":%d,' % placement.band
         known += b'"fills":true,' if placement.fills else b""
-    option = _number_of(placement, options)
+    option = _number_of(placement, options, texts)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)
-        known += b'"other":{%b"option":%d,"instances":%b},' % (excluded, _number_of(other, options), named)
+        known += b'"other":{%b"option":%d,"instances":%b},' % (excluded, _number_of(other, options, texts), named)
     return b'{"request_id":%b,"block_tokens":%d,"option":%d,"instances":%b,"samples_at":%b,%b%b}' % (
         orjson.dumps(request.request_id),
         chain.block_tokens,
@@ -110,16 +114,39 @@ def draw_words(draws: Sequence[Draw]) -> list[str | float | list[float | str]]:
     return [word for each in draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
 
 
-def _number_of(option: Placement | SecondOption, options: dict[bytes, int]) -> int:
-    text = _option_json(option.weights, option.beyond_from_s, option.leg, option.roles, option.decider)
-    return options.setdefault(text, len(options) + 1)
+class OptionTexts:
+    """The JSON of options: the terms that most requests share, as a replica uses the same few weights until new ones
+    are learned.
+
+    Forms that are used again are known by their identity: to compare all their figures for every request would take
+    longer than the rest of its option.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], tuple[bytes, tuple[Form, ...]]] = {}
+
+    def of(self, option: Placement | SecondOption) -> bytes:
+        weights, decider = option.weights, option.decider
+        cost, ttft, missed = weights
+        key = (id(cost), id(ttft), id(missed), id(decider), option.beyond_from_s, option.leg, option.roles)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MAX_OPTION_TEXTS:
+                self._known.clear()
+            text = _option_json(weights, option.beyond_from_s, option.leg, option.roles, decider)
+            # The forms are kept with their text: no other form gets the identity of one that is kept.
+            known = self._known[key] = text, (cost, ttft, missed, decider)
+        return known[0]
+
+
+def _number_of(option: Placement | SecondOption, options: dict[bytes, int], texts: OptionTexts) -> int:
+    return options.setdefault(texts.of(option), len(options) + 1)
 
 
 @lru_cache(maxsize=256)
 def _option_json(
     weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
 ) -> bytes:
-    """The terms that most requests share, as JSON: a replica uses the same few weights until new ones are learned."""
     forms = {"cost": weights.cost, "ttft": weights.ttft, "missed": weights.missed, "decider": decider}
     terms: dict[str, object] = {"leg": leg} | {name: _placed(form) for name, form in forms.items()}
     if beyond_from_s is not None:

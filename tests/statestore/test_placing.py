@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 
+import orjson
 import pytest
 
+from dualmap.scheduling.estimates.weights import Form, Weights
+from dualmap.scheduling.placing.options import SecondOption
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.connect import Store
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.pool.placing import Batcher
+from dualmap.statestore.pool.placing import MAX_OPTION_TEXTS, Batcher, OptionTexts
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, assert_sums_hold, chain, instance, place
@@ -84,6 +88,19 @@ async def test_one_who_gave_up_takes_nothing_from_the_others() -> None:
 
     assert await other == "to b"
     assert script.calls == [["a", "b"]]
+
+
+def test_the_text_of_an_option_is_that_of_its_weights_wherever_their_forms_are_in_memory() -> None:
+    texts = OptionTexts()
+    for number in range(1, 3 * MAX_OPTION_TEXTS):  # forms that are dropped leave their place to the next ones
+        text = texts.of(option(float(number)))
+
+        assert orjson.loads(text)["cost"] == [1, number]
+        assert texts.of(option(float(number))) == text
+
+
+def option(cost: float) -> SecondOption:
+    return SecondOption(Leg.WHOLE, ("a", "b"), Weights(Form(cost), Form(ahead_s=1.0)), Form())
 
 
 async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Final
 
 from dualmap.scheduling.estimates.learned import Learned
@@ -17,6 +17,12 @@ from dualmap.scheduling.state.instance import InstanceLoad
 _BEYOND_PAIR: Final = Reason.BEYOND_PAIR
 _CACHE: Final = Reason.CACHE
 _COST: Final = Reason.COST
+
+
+@lru_cache(maxsize=256)
+def _miss_cost(cost: float) -> Form:
+    """The same form for all requests with the same SLO, as most have."""
+    return Form(cost)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class DualMapLeastCost(BeyondPair):
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return Weights(self._cost, learned.ttft, Form(self.settings.miss_penalty * query.slo_s))
+        return Weights(self._cost, learned.ttft, _miss_cost(self.settings.miss_penalty * query.slo_s))
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str
