@@ -41,7 +41,7 @@ from dualmap.router.http.rest_of_answer import (
     rest_of,
     wants_usage,
 )
-from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.sse import Ending
@@ -71,12 +71,10 @@ _log = logging.getLogger(__name__)
 async def serve_inference(request: ClientRequest, downstream: ClientDownstream, plane: DataPlane) -> None:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
-    request_id = mint_request_id()
+    request_id = mint_request_id() if sent_id is None else read_request_id(sent_id.decode("latin-1"))
     placed: PlacedRequest | None = None
     forwarding: _Forwarding | None = None
     try:
-        if sent_id is not None:
-            request_id = read_request_id(sent_id.decode("latin-1"))
         inference_request = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client, inference_request.caller = request.client, request.caller
@@ -424,8 +422,7 @@ class _Forwarding:
     def _to_placed(self) -> Sending:
         """The whole request, to the instance that it was placed on."""
         placed = self._placed
-        exchange, awaits_output = self.answer_exchange, self._is_decoded
-        return self.to_client(placed.target, on_sent=placed.sent, exchange=exchange, awaits_output=awaits_output)
+        return self.to_client(placed.target, (), placed.first_token, self._is_decoded, placed.sent)
 
     async def _try_legs(self) -> tuple[ExchangeResult, Leg | None]:
         """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""
@@ -453,23 +450,31 @@ class _Forwarding:
     def to_client(
         self,
         target: InstanceSpec,
-        edits: Sequence[Edit] = (),
-        on_first_token: Callable[[], None] | None = None,
-        **how: Any,
+        edits: Sequence[Edit],
+        on_first_token: Callable[[], None],
+        awaits_output: bool,
+        on_sent: Callable[[], None] = nothing,
+        abandoned: Abandoned = abort_abandoned,
+        kv_within_s: float | None = None,
     ) -> Sending:
-        """The client's request, with these edits, to an instance whose answer it gets; ``how`` are further fields."""
+        """The client's request, with these edits, to an instance whose answer it gets; see ``Sending``."""
         leaves_usage_open = self._inference_request.leaves_usage_open and self.plane.settings.ask_usage
         requests_usage = leaves_usage_open and self.plane.usage_requests.needed(target.url)
+        as_it_came = not (edits or requests_usage)
         return Sending(
             target,
-            partial(self.body, *edits, requests_usage=requests_usage),
+            self.body if as_it_came else partial(self.body, *edits, requests_usage=requests_usage),
             self.downstream,
             self.fleet_fields,
             self._begin_answer,
-            on_first_token or self._placed.first_token,
+            on_first_token,
             leaves_usage_open,
             requests_usage,
-            **how,
+            awaits_output,
+            kv_within_s,
+            self.answer_exchange,
+            on_sent,
+            abandoned,
         )
 
     # what goes to the instance -------------------------------------------------------------------------------
@@ -551,7 +556,9 @@ class _Forwarding:
         body, placed = self.request.body, self._placed
         if self._asks_ids:
             more = (ids_edit(body), *more)
-        return body_for(self._inference_request, body, placed, *more, *((usage_edit(body),) if requests_usage else ()))
+        if requests_usage:
+            more = (*more, usage_edit(body))
+        return body_for(self._inference_request, body, placed, *more)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:

@@ -87,12 +87,7 @@ class LayerwiseLegs:
     async def _answer(self) -> ExchangeResult:
         forwarding, url = self._forwarding, self._live.metaserver.url
         edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
-        sending = forwarding.to_client(
-            self._live.decode_target,
-            (edit,),
-            awaits_output=True,
-            exchange=forwarding.answer_exchange,
-        )
+        sending = forwarding.to_client(self._live.decode_target, (edit,), self._live.first_token, awaits_output=True)
         return await forwarding.sender.send(sending)
 
 

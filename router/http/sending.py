@@ -36,7 +36,11 @@ ACCEPTS_S: Final = 0.5
 def nothing() -> None: ...
 
 
-def _abort(connection: UpstreamConnection, _: Exchange) -> None:
+Abandoned = Callable[[UpstreamConnection, Exchange], None]
+"""Closes the connection of a try that was cancelled."""
+
+
+def abort_abandoned(connection: UpstreamConnection, _: Exchange) -> None:
     connection.abort()
 
 
@@ -59,8 +63,7 @@ class Sending:
     """Time within which the KV of a decode leg must come, see ``ExchangeTimes``."""
     exchange: Callable[..., Exchange] = Exchange
     on_sent: Callable[[], None] = nothing
-    abandoned: Callable[[UpstreamConnection, Exchange], None] = _abort
-    """Closes the connection of a try that was cancelled."""
+    abandoned: Abandoned = abort_abandoned
     path: str | None = None
     """Path to send it to; None: that of the client's request."""
 

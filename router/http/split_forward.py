@@ -26,7 +26,7 @@ from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_bo
 from dualmap.router.http.model_field import BodyPart, Edit
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
 from dualmap.router.http.transfers import Try
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.requests.live_request import LiveRequest
@@ -50,17 +50,17 @@ class Forwarding(Protocol):
     @property
     def other_fields(self) -> bytes: ...
 
-    @property
-    def answer_exchange(self) -> Callable[..., Exchange]: ...
-
     def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]: ...
 
     def to_client(
         self,
         target: InstanceSpec,
-        edits: Sequence[Edit] = (),
-        on_first_token: Callable[[], None] | None = None,
-        **how: Any,
+        edits: Sequence[Edit],
+        on_first_token: Callable[[], None],
+        awaits_output: bool,
+        on_sent: Callable[[], None] = nothing,
+        abandoned: Abandoned = abort_abandoned,
+        kv_within_s: float | None = None,
     ) -> Sending: ...
 
     def pass_on(self, answer: ErrorAnswer) -> None: ...
@@ -120,11 +120,10 @@ class SplitLegs:
             self._live.decode_target,
             self._takes_over if self._staged_body is not None else (),
             self._first_token,
-            on_sent=self._live.sent,
             awaits_output=True,
-            kv_within_s=self._live.kv_within_s,
-            exchange=forwarding.answer_exchange,
+            on_sent=self._live.sent,
             abandoned=self._abandoned,
+            kv_within_s=self._live.kv_within_s,
         )
         result = await forwarding.sender.send(sending)
         if result.failure is None and result.status < 400:

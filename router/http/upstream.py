@@ -93,6 +93,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._file = -1
         """Descriptor of a plain connection."""
+        self._unread = bytearray(_NOTHING_UNREAD)
+        """Where the kernel writes how many bytes wait. It is kept, as it is read at every use; ``ioctl`` tries one that
+        it may write to first, and for any other raises and drops an exception."""
         self._parser = httptools.HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._paused = False
@@ -153,7 +156,10 @@ class UpstreamConnection(asyncio.Protocol):
         Bytes that are under way cannot be seen, nor can any over TLS."""
         if self.closed or self._transport is None or self._transport.is_closing():
             return False
-        return self._file < 0 or fcntl.ioctl(self._file, termios.FIONREAD, _NOTHING_UNREAD) == _NOTHING_UNREAD
+        if self._file < 0:
+            return True
+        fcntl.ioctl(self._file, termios.FIONREAD, self._unread)
+        return self._unread == _NOTHING_UNREAD
 
     def pause_reading(self) -> None:
         """The client is slower than the instance."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.queue_planner import QueuePlanner
@@ -84,12 +84,12 @@ class PoolFleet:
             raise
         finally:
             call.latency_s.observe(time.perf_counter() - started_s)
-        self._note(reply)
+        self._note(reply, reply.hits)
         return reply
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         seen = await measured(self._observing, self._store.observe(instance_ids, chain))
-        self._note(seen)
+        self._note(seen, seen.loads)
         return seen
 
     async def refresh(self) -> None:
@@ -124,12 +124,12 @@ class PoolFleet:
         except StoreError as error:
             log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
 
-    def _note(self, reply: PlaceReply | Observation) -> None:
+    def _note(self, reply: PlaceReply | Observation, instance_ids: Iterable[str]) -> None:
         view = self._keeper.view
         # The test is not "newer than": a store that came back empty counts from the start again.
         if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
             self._keeper.renew()
-        self._seen.update(dict.fromkeys(reply.loads, reply.loads))
+        self._seen.update(dict.fromkeys(instance_ids, reply.loads))
 
     def teaches(self) -> bool:
         """Whether the next first token is one that the TTFT is learned from."""

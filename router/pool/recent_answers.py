@@ -53,8 +53,9 @@ class RecentAnswers:
 
     def cached(self, instance_id: str, chain: Chain, uncached_tokens: int) -> int:
         """The prompt tokens that the instance is expected to find; by its KV metadata, all but ``uncached_tokens``."""
-        expected = max(0, chain.prompt_tokens - uncached_tokens)
-        hashes = chain.hashes
+        expected, hashes = chain.prompt_tokens - uncached_tokens, chain.hashes
+        if expected < 0:
+            expected = 0
         if not self._since_s or not isinstance(hashes, array):
             return expected
         self._forget()

@@ -187,7 +187,7 @@ def explanation(
     spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
     if spec.chain is None:
         return _explanation_of_passed_on(machine, request, pool, received_unix_s)
-    chain, decode, usage = spec.chain, machine.decode, machine.usage or Usage()
+    chain, decode, usage = spec.chain, machine.decode, machine.usage or _NO_USAGE
     epoch, tree_version, tree = seen
     key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     is_placed = machine.tries or machine.placed is not None
@@ -217,7 +217,7 @@ def explanation(
         machine.instance_id or None,
         machine.placed_s,
         machine.held_so_far_s(now_s) if is_placed else None,
-        None if machine.estimate is None else machine.estimate.decision.expected_ttft_s,
+        None if (estimate := machine.estimate) is None else estimate.decision.expected_ttft_s,
         machine.first_token_s,
         machine.ended_s,
         machine.outcome,
@@ -244,6 +244,7 @@ def explanation(
     )
 
 
+_NO_USAGE: Final = Usage()
 _NO_CLASS: Final = ("", 0)
 
 
