@@ -17,10 +17,19 @@ from dualmap.router.http.connection_limit import ConnectionLimit
 from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.forward import serve_inference
 from dualmap.router.http.half_closed import DepartureProbes
-from dualmap.router.http.heads import CONTINUE, HTTP2_GOAWAY, HTTP2_PREFACE, Header, error_answer, options_answer
+from dualmap.router.http.heads import (
+    CONTINUE,
+    HTTP2_GOAWAY,
+    HTTP2_PREFACE,
+    Header,
+    as_chunk,
+    error_answer,
+    options_answer,
+)
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, RequestReader
+from dualmap.router.http.sse import COMMENT
 from dualmap.scheduling.request.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -84,6 +93,7 @@ class ClientConnection(asyncio.Protocol):
         self.http_10 = False
         self.bodiless = False
         self.committed = False
+        self.between_events = False
         self.gone = False
 
     # uvicorn and the transport ---------------------------------------------------------------------------------------
@@ -142,6 +152,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(CONTINUE)
         elif self._source is not None:
             self._source.probe()
+        elif self.between_events:
+            self._transport.write(COMMENT if self.http_10 else as_chunk(COMMENT))
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -267,6 +279,7 @@ class ClientConnection(asyncio.Protocol):
         self._server_state.tasks.discard(cast("asyncio.Task[None]", self._serving))
         self._server_state.total_requests += 1
         self._source = self._request = None
+        self.between_events = False
         if request.body:
             request.drop_body()
 

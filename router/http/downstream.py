@@ -98,5 +98,8 @@ class NotLent:
 class ClientDownstream(Downstream, Protocol):
     """The client's own connection."""
 
+    between_events: bool
+    """Its stream waits for the next instance, behind a whole event: without a source, it is probed by comments."""
+
     def cut_off(self, error: RouterError) -> bool:
         """End the present answer with an error; False if there is none."""

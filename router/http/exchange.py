@@ -45,6 +45,7 @@ from dualmap.router.http.exchange_result import (
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
 from dualmap.router.http.relayed_answer import RelayedAnswer
 from dualmap.router.http.sse import (
+    COMMENT,
     EventSplitter,
     ends_event,
     error_event,
@@ -201,7 +202,7 @@ class Exchange:
     def probe(self) -> None:
         self._take_back()
         if not self.done.done() and self._between_events():
-            self._downstream.write(self._framed(b":\n\n"))
+            self._downstream.write(self._framed(COMMENT))
 
     def cut_off(self, error: RouterError) -> None:
         head = self._head

@@ -202,12 +202,13 @@ class _Forwarding:
         request: ClientRequest,
         inference_request: InferenceRequest,
         placed: PlacedRequest,
-        downstream: Downstream,
+        downstream: ClientDownstream,
         plane: DataPlane,
     ) -> None:
         self.request = request
         self._inference_request = inference_request
         self._placed = placed
+        self._client = downstream
         self.downstream: Downstream = downstream
         self.plane = plane
         self._split: SplitLegs | None = None
@@ -243,6 +244,7 @@ class _Forwarding:
         try:
             result = await self._try_until_sent()
             if result.kept is not None:
+                self._client.between_events = True
                 result = await (
                     self._go_on_each(result) if self._inference_request.answers > 1 else self._go_on(result)
                 )

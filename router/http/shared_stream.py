@@ -8,7 +8,7 @@ from dualmap.router.errors import RouterError, error_body
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header
-from dualmap.router.http.sse import error_event
+from dualmap.router.http.sse import COMMENT, error_event
 
 
 class SharedStream:
@@ -46,6 +46,8 @@ class SharedStream:
     def probe(self) -> None:
         for source in tuple(self._sources.values())[:1]:
             source.probe()
+        if not self._sources:
+            Continuation(self.client).comment(COMMENT)
 
     def give_up(self, error: RouterError) -> None:
         for source in tuple(self._sources.values()):

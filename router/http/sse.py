@@ -20,6 +20,8 @@ EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LONGEST_END: Final = 4
 _AT_EVENT_END: Final = re.compile(EVENT_END.pattern + rb"\Z")
 _BOM: Final = b"\xef\xbb\xbf"
+COMMENT: Final = b":\n\n"
+"""Bytes that a client skips between two events."""
 _COMMENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))*")
 """Whole lines that are comments, or empty."""
 _TOKENS: Final = re.compile(

@@ -358,6 +358,51 @@ async def test_a_client_that_left_is_not_continued(fleet: StartFleet) -> None:
     assert len(engine.asked) == 1
 
 
+@pytest.mark.parametrize("leave", ["close", "reset"])
+async def test_nothing_is_asked_on_for_a_client_that_leaves_between_two_instances(
+    fleet: StartFleet, leave: str
+) -> None:
+    counting = asyncio.Event()
+
+    async def counts_never(talk: Talk) -> None:
+        counting.set()
+        await talk.until_closed()
+
+    engine = Engine(breaks, tells_ids=False)
+    intake, [_, second], client = await fleet(engine, counts_never, settings=ON)
+    ask(client, COMPLETION, max_tokens=20)
+    await counting.wait()
+
+    getattr(client, leave)()
+
+    await eventually(lambda: intake.placed_request.finished)
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
+    await eventually(lambda: second.open == 0)
+    assert [talk.head.split(b" ")[1] for talk in second.talks] == [b"/tokenize"]
+
+
+async def test_a_client_that_closed_its_half_between_two_instances_gets_the_rest(fleet: StartFleet) -> None:
+    counting, counted = asyncio.Event(), asyncio.Event()
+    engine = Engine(breaks, tells_ids=False)
+
+    async def counts_late(talk: Talk) -> None:
+        if b"/tokenize " not in talk.head:
+            return await engine(talk)
+        counting.set()
+        await counted.wait()
+        return await talk.answer({"count": 3, "max_model_len": 4096})
+
+    _, _, client = await fleet(engine, counts_late, settings=ON)
+    ask(client, COMPLETION, max_tokens=20)
+    await counting.wait()
+
+    client.writer.write_eof()
+    await asyncio.sleep(0.3)  # until it was asked more than once whether it is there
+    counted.set()
+
+    assert text_of((await client.answer()).body) == "".join(WORDS)
+
+
 @pytest.mark.parametrize(("tells_ids", "by"), [(True, b"tokens"), (False, b"text")])
 async def test_a_client_is_told_where_it_goes_on_and_by_what_if_the_router_is_to_say_so(
     fleet: StartFleet, tells_ids: bool, by: bytes

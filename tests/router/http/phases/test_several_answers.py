@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from typing import Any
 
 import orjson
@@ -310,19 +308,41 @@ async def test_the_longest_context_is_asked_for_once(fleet: StartFleet) -> None:
     assert sorted(rest["max_tokens"] for _, rest in engine.asked[1:]) == [4096 - 3 - said for said in (3, 2, 1)]
 
 
-async def test_a_client_that_leaves_while_texts_are_counted_leaves_no_connection_open(fleet: StartFleet) -> None:
+@pytest.mark.parametrize("leave", ["close", "reset"])
+async def test_a_client_that_leaves_while_texts_are_counted_leaves_no_connection_open(
+    fleet: StartFleet, leave: str
+) -> None:
     engine = Engine([2, 1, 3], tells_ids=False)
     engine.holds_counts = 99
     intake, [_, second], client = await fleet(engine, engine, settings=ON)
     ask(client, CHAT, n=3)
     await eventually(lambda: len(engine.counted) == 3)
 
-    connected = client.writer.get_extra_info("socket")
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it closes with RST
-    client.reset()
+    getattr(client, leave)()
 
     await eventually(lambda: intake.placed_request.finished)
     assert intake.placed_request.outcome is Outcome.CLIENT_GONE
     engine.all_counting.set()  # it answers what nobody awaits, and sees that its connections are closed
     await eventually(lambda: second.open == 0)
     assert len(engine.asked) == 1
+
+
+async def test_a_client_that_leaves_between_two_instances_is_noticed_again_at_the_second_failure(
+    fleet: StartFleet,
+) -> None:
+    class CountsOnce(Engine):
+        async def count(self, talk: Talk, text: str) -> None:
+            self.counted.append(text)
+            if len(self.counted) <= 2:
+                return await talk.answer({"count": len(text.split()), "max_model_len": 4096})
+            return await talk.until_closed()
+
+    engine = CountsOnce([2, 3], {"a": 4, "b": 5}, tells_ids=False)
+    intake, _, client = await fleet(engine, engine, engine, settings=ON)
+    ask(client, COMPLETION, n=2)
+    await eventually(lambda: len(engine.counted) > 2)
+
+    client.close()
+
+    await eventually(lambda: intake.placed_request.finished)
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
