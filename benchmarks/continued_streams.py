@@ -563,10 +563,14 @@ async def _until_ready(up: FleetProcess, within_s: float) -> None:
 
 async def measure(options: argparse.Namespace, folder: Path) -> int:
     made, numbers = Provenance.here(()), [signal.Signals[f"SIG{name}"] for name in options.signals]
+    results = []
     async with local_fleet(options, folder) as (fleet, engines):
-        results = [each async for each in rounds(fleet, engines, numbers, options)]
-    print("\n".join([head(), *map(rows, results), ""]))
-    print("\n\n".join(sentences(each, options) for each in results))
+        print(head(), flush=True)
+        async for each in rounds(fleet, engines, numbers, options):
+            results.append(each)
+            print(rows(each), flush=True)
+    for each in results:
+        print(f"\n{sentences(each, options)}")
     print(f"\nCommit {made.commit}, {made.date}: `python benchmarks/continued_streams.py {shlex.join(sys.argv[1:])}`")
     return 0 if all(map(is_as_wanted, results)) else 1
 
@@ -602,6 +606,7 @@ def _options() -> argparse.Namespace:
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # engines end with this command, however it ends
     with tempfile.TemporaryDirectory(prefix="dualmap-") as made:
         folder = options.keep or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
