@@ -56,6 +56,7 @@ from dualmap.scheduling.tenants.budgets import (
     Limit,
     Measure,
     Period,
+    budget_of,
     budgets_of,
     drawn_text,
     draws_of,
@@ -64,6 +65,8 @@ from dualmap.scheduling.tenants.budgets import (
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.codec import budget_with
+from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 
@@ -290,6 +293,7 @@ async def measure(
     bench: Bench | None = None
     try:
         bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling, scenario.tenants)
+        await fill_books(url, scenario.tenants)
         waiting = scenario.held * scenario.instances
         filling, *asked = chains(waiting + requests + 1, scenario.blocks, random_source)
         for number, chain in enumerate([filling, *asked[:waiting]]):
@@ -329,6 +333,26 @@ async def members(pool: PoolStore, scheduling: SchedulingSettings, scenario: Sce
         instances=membership.instances,
         tree=membership.tree,
     )
+
+
+async def fill_books(url: str, tenants: int) -> None:
+    """Enter tenants in the books, as if each had sent requests before: then a request finds its tenant's entry among so
+    many, as it does in a fleet that runs."""
+    keys, client = PoolKeys("dualmap", "default"), redis.Redis.from_url(url, socket_timeout=START_TIMEOUT_S)
+    if not tenants:
+        return
+    now_ms = int(1000 * float(client.time()[0]))
+    later_ms = now_ms + 3_600_000  # nobody is forgotten, however slow the server is
+    sums = f"0 {now_ms} {tenants}"
+    client.hset(keys.shares, "*", sums)
+    for first in range(0, tenants, 1000):
+        names = [f"tenant-{number}" for number in range(first, min(first + 1000, tenants))]
+        budgets = [budget_of(name, limit) for name in names for limit in LIMITS]
+        client.hset(keys.budgets, mapping={budget: budget_with(budget, None, 1, now_ms) for budget in budgets})
+        client.hset(keys.shares, mapping=dict.fromkeys(names, f"0.5 0.5 {now_ms} 1 {now_ms}"))
+        client.zadd(keys.shares_active, dict.fromkeys(names, later_ms))
+        accounts = [str(Account(name, "key", "", "model")) for name in names]
+        client.hset(keys.usage(day_of(now_ms).isoformat()), mapping=dict.fromkeys(accounts, "1 512 100 256 0 0 0"))
 
 
 async def by_steps(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> dict[str, Cost]:

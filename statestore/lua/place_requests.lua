@@ -7,12 +7,13 @@
 --       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
---       or nil, 'LEVEL SENT SHARE' of a tenant in the books of shares or nil, and of each instance that was weighed: its id, its record, its hit}
+--       or nil, {level, work that it sent, its share, both in microseconds} of a tenant in the books of shares or nil, and of each
+--       instance that was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local met, replies = {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
-local options, placement, chain, samples, seen, known, best, second, option, budgets, drawn, kept, standing
+local options, placement, chain, samples, seen, known, best, second, option, budgets, kept, standing
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -136,8 +137,8 @@ local function enter_chosen(request, resident, told, head)
   if kept then
     redis.call('ZREM', keys.passed_on, request.id)
   end
-  if drawn then
-    redis.call('HSET', keys.budgets, unpack(drawn))
+  if budgets then
+    draw(placement.draws)
   end
   enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
@@ -169,20 +170,20 @@ local function place_one(told, head)
     return reply_again(former)
   end
   if placement.draws then
-    budgets, drawn = weigh_draws(placement.draws, placement.must_draw, now_ms)
+    budgets = weigh_draws(placement.draws, placement.must_draw, now_ms)
     if budgets[1] ~= '' then
       if placement.told.account ~= '' then
-        add_usage(placement.told.account, terms.refused, now_ms)
+        add_usage(placement.told.account, terms.refused)
       end
       return reply('limited')
     end
   end
   local share, books, band, level, within, fair = placement.share, nil, placement.band or 0, 0, false, 0
   if share then
-    books = read_shares(share.name, now_ms)
+    books = share_books[share.name]
     level, within, fair = level_of(books, share)
     band = band + level
-    standing = placement.told.tenant ~= '' and string.format('%d %.6g %.6g', level, books.sent, fair)
+    standing = placement.told.tenant ~= '' and { level, microseconds(books.sent), microseconds(fair) }
   end
   placement.precedes = band == 0 and (within or placement.band)
   weigh_options()
@@ -212,19 +213,46 @@ local function place_one(told, head)
   enter_chosen(request, resident, told, head)
   if share then
     local work_s = tokens / instance.tokens_per_s
-    write_shares(books, share, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, now_ms)
+    send_work(books, share, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, now_ms)
   end
   return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end
 
+-- Reads the books of budgets and shares that the placements need.
+local function read_books(placements)
+  local draws, names, is_named = {}, {}, {}
+  for _, each in ipairs(placements) do
+    draws[#draws + 1] = each.draws
+    local name = each.share and each.share.name
+    if name and not is_named[name] then
+      names[#names + 1], is_named[name] = name, true
+    end
+  end
+  if draws[1] then
+    read_budgets(draws)
+  end
+  if names[1] then
+    read_shares(names, now_ms)
+  end
+end
+
 options = options_from(ARGV[2])
+local placements = {}
 for first = FIRST_REQUEST, #ARGV, 4 do
-  placement, chain, samples, seen, best, second = cjson.decode(ARGV[first]), ARGV[first + 1], {}, {}, nil, nil
-  budgets, drawn, standing = nil, nil, nil
+  placements[#placements + 1] = cjson.decode(ARGV[first])
+end
+read_books(placements)
+for place, each in ipairs(placements) do
+  local first = FIRST_REQUEST + 4 * (place - 1)
+  placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
+  budgets, standing = nil, nil
   placement.told = cjson.decode(ARGV[first + 2])
   for place, depth in ipairs(placement.samples_at) do
     samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
   end
   replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])
 end
+write_budgets(now_ms)
+write_shares(now_ms)
+write_usage(now_ms)
 return replies

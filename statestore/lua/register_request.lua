@@ -8,17 +8,18 @@ if former or is_damaged then -- a repetition after a lost answer has been admitt
   local is_same = former and former.told.replica_id == told.replica_id and former.instance_id == ''
   return { is_same and 'dispatched' or 'duplicate', {} }
 end
-local budgets, drawn = { '' }, {}
+local budgets = { '' }
 if #draws > 0 then
-  budgets, drawn = weigh_draws(draws, false, now_ms)
+  read_budgets({ draws })
+  budgets = weigh_draws(draws, false, now_ms)
 end
 if budgets[1] ~= '' then
-  add_usage(told.account, terms.refused, now_ms)
+  add_usage(told.account, terms.refused)
+  write_usage(now_ms)
   return { 'limited', budgets }
 end
-if #draws > 0 then
-  redis.call('HSET', keys.budgets, unpack(drawn))
-end
+draw(draws)
+write_budgets(now_ms)
 local request = { id = id, instance_id = '', leg = 'whole', state = 'dispatched', uncached_tokens = 0, enqueued_ms = now_ms,
   dispatched_ms = now_ms, prefilled_ms = 0, alternative_id = '', alternative_uncached_tokens = 0, deferred = 0, band = 0 }
 redis.call('HSET', keys.request .. id, 'placed', placed_text(request), 'told', ARGV[4])

@@ -75,10 +75,10 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     log_sample('noted', note)
   end
   if request.told.drawn and request.told.drawn ~= '' then
-    give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms, now_ms)
+    give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms)
   end
   if is_metered and not keeps and used ~= '' then
-    meter(request, used, now_ms)
+    meter(request, used)
     if lease ~= '' then
       remember_lost(request, used, now_ms)
     end
@@ -88,7 +88,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     leave(instance, request)
     if request.dispatched_ms > 0 then
       local memory_s = context_tokens_of(request) / instance.kv_capacity_tokens * math.max(0, now_ms - request.dispatched_ms) / 1000
-      give_work(request.told.shares_as, memory_s, memory_s, now_ms)
+      give_work(request.told.shares_as, memory_s, memory_s)
     end
   end
   if instance and seen and request.prefilled_ms == 0 then
@@ -112,4 +112,7 @@ for id, place in pairs(last) do
   write_instance(read_instance(id))
   replies[place] = room(read_instance(id), now_ms)
 end
+take_given_back(now_ms)
+write_shares(now_ms)
+write_usage(now_ms)
 return replies

@@ -191,9 +191,9 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     )
 
 
-def _standing_from(text: bytes) -> Standing:
-    level, sent_s, share_s = text.split()
-    return Standing(int(level), float(sent_s), float(share_s))
+def _standing_from(found: Sequence[int]) -> Standing:
+    level, sent_us, share_us = found
+    return Standing(level, sent_us / 1_000_000, share_us / 1_000_000)
 
 
 def drawn_from(draws: Sequence[Draw], found: Sequence[Any]) -> Drawn:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, drawn_text
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import HandClock, assert_sums_hold, finish, instance, place_drawing, placement, record
@@ -189,6 +190,42 @@ async def test_what_leaked_away_is_no_credit_for_a_longer_answer(pool: PoolStore
     await finish(pool, "r1", returned="acme/tokens/minute -2000:100.0")
 
     assert (await place_drawing(pool, "r2", draw(1))).drawn == Drawn((3999,))
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_requests_that_end_in_one_call_give_back_what_they_would_one_by_one(
+    pool: PoolStore, together: bool
+) -> None:
+    for name in ("less", "longer", "all"):
+        await place_drawing(pool, name, draw(1000), quota(1000))
+    ends = [
+        Release("less", returned="acme/tokens/minute 900 acme/tokens/month 900"),
+        Release("longer", returned="acme/tokens/minute -500:100.0 acme/tokens/month -500:0.0"),
+        Release("all"),
+        Release("less", returned="acme/tokens/minute 900 acme/tokens/month 900"),
+    ]
+
+    for calls in [ends] if together else [[each] for each in ends]:
+        await pool.release(calls)
+
+    last = await place_drawing(pool, "r4", draw(1), quota(1))
+    assert last.drawn == Drawn((6000 - 1601, 5000 - 1601))
+
+
+async def test_requests_of_one_call_draw_one_after_the_other_and_a_refused_one_draws_nothing(pool: PoolStore) -> None:
+    draws = [(3000, 1), (2500, 1), (2000, 1), (400, 1)]
+
+    replies = await asyncio.gather(
+        *[place_drawing(pool, f"r{place}", draw(tokens), quota(of)) for place, (tokens, of) in enumerate(draws)]
+    )
+
+    assert [reply.status is PlaceStatus.DISPATCHED for reply in replies] == [True, True, False, True]
+    assert [reply.drawn and reply.drawn.left for reply in replies] == [
+        (3000, 4999),
+        (500, 4998),
+        (-1500, 4997),
+        (100, 4997),
+    ]
 
 
 @pytest.mark.parametrize("text", ["a lot", "", "7", "9 9", "1.2.3 4 5"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -16,6 +17,7 @@ from dualmap.scheduling.queues.queue_order import (
     QueuePlan,
     plan_queue,
 )
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.shares import ACTIVE_S, NO_TENANT, WINDOW_S, Share
 from dualmap.statestore.pool import PoolStore
@@ -99,6 +101,28 @@ async def test_each_tenants_part_of_the_work_is_read_beside_its_share(pool: Pool
     assert (work["light"].part, work["heavy"].part) == pytest.approx((0.25, 0.75), rel=0.01)
     assert (work["light"].share, work["heavy"].share) == pytest.approx((0.2, 0.8))
     assert await pool.usage.work([]) == {}
+
+
+async def test_the_work_of_requests_that_are_placed_or_end_in_one_call_adds_up(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    names = ("light", "heavy", "heavy")
+    shares = [Share(name, 1.0, INSTANCES) for name in names]
+
+    sent = [
+        place(pool, f"r{number}", tokens=8000, share=share, shares_as=share.name) for number, share in enumerate(shares)
+    ]
+    assert all(reply.status is PlaceStatus.DISPATCHED for reply in await asyncio.gather(*sent))
+    placed = await pool.usage.work(["light", "heavy"])
+    clock.advance(1000)
+    await pool.release([Release(f"r{number}") for number in range(3)])
+
+    assert (placed["light"].given_s, placed["heavy"].given_s) == pytest.approx((1.0, 2.0), rel=0.01)
+    left, memory_s = math.exp(-1 / WINDOW_S), 8050 / 50_000
+    ended = await pool.usage.work(["light", "heavy"])
+    assert ended["light"].given_s == pytest.approx(left + memory_s, rel=0.01)
+    assert ended["heavy"].given_s == pytest.approx(2 * (left + memory_s), rel=0.01)
+    assert ended["light"].part == pytest.approx(1 / 3, rel=0.01)
 
 
 async def test_a_weight_is_a_part_of_the_fleet(pool: PoolStore) -> None:

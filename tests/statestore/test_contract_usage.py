@@ -50,6 +50,19 @@ async def test_a_request_is_metered_by_its_end_and_once(pool: PoolStore, clock: 
     assert (record.counts, record.outcome, record.reported) == (Counts(1, 100, 64, 20), "completed", True)
 
 
+async def test_requests_that_end_in_one_call_are_metered_each_by_itself_and_added_up(pool: PoolStore) -> None:
+    await place(pool, "before")
+    await finish(pool, "before", used=used())
+    for name, account in (("r1", ACME), ("r2", OTHER), ("r3", ACME)):
+        await place(pool, name, account)
+
+    await pool.release([Release(name, used=used()) for name in ("r1", "r2", "r3", "r1")])
+
+    assert await counts_of(pool) == {ACME: Counts(3, 300, 192, 60), OTHER: Counts(1, 100, 64, 20)}
+    logged = [(record.request_id, record.account) for _, record in await pool.usage.records("0", 10)]
+    assert logged == [("before", ACME), ("r1", ACME), ("r2", OTHER), ("r3", ACME)]
+
+
 async def test_accounts_add_up_by_themselves_and_day_by_day_in_utc(pool: PoolStore, clock: HandClock) -> None:
     clock.now_ms = 1_772_323_199_999  # the last millisecond of February 2026
     for number, account in enumerate((ACME, ACME, OTHER)):

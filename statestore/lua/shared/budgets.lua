@@ -45,28 +45,57 @@ local function want(name, needs, capacity, pools)
   redis.call(needs > 0 and 'HSET' or 'HSETNX', keys.budgets_wanted, name, string.format('%d %d %s', needs, capacity, pools))
 end
 
--- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {'PLACE BEYOND PART
--- REST …' of those that do not fit; what is left of each}, and what is to be written where all fit, or must be drawn all the same.
--- A draw at a place lacks the amount BEYOND, its pool may use PART, and REST is unused in other pools, or -1 where the budget is
--- not divided. Where it is, the leak is {leak, part that this pool begins with, pools}, and what is left of it 'LEFT PART'.
-local function weigh_draws(draws, must, at_ms)
-  local names, found, written, parts = {}, { '' }, {}, nil
-  for place = 1, #draws / 4 do
-    names[place] = draws[4 * place - 3]
+-- What this call has read: texts of budgets and of parts by name; budgets that were drawn from, as {used, leak, period}, by name; of
+-- these the names of those that it changed; and what requests give back, as name, amount, time of the draw, name, …
+local budget_texts, part_texts, budgets_now, budgets_changed, given_back = {}, {}, {}, {}, {}
+
+-- Enters the texts of a hash at some names in a table.
+local function read_texts(key, names, texts)
+  local found = names[1] and redis.call('HMGET', key, unpack(names)) or {}
+  for place, name in ipairs(names) do
+    texts[name] = found[place]
   end
-  local texts = redis.call('HMGET', keys.budgets, unpack(names))
-  for place = 1, #names do
-    local name, cost, capacity, leak = names[place], draws[4 * place - 2], draws[4 * place - 1], draws[4 * place]
+end
+
+-- Reads all that is needed to weigh the draws of some requests.
+local function read_budgets(all_draws)
+  local names, divided = {}, {}
+  for _, draws in ipairs(all_draws) do
+    for first = 1, #draws, 4 do
+      local name = draws[first]
+      if budget_texts[name] == nil then
+        budget_texts[name], names[#names + 1] = false, name
+      end
+      if type(draws[first + 3]) == 'table' and part_texts[name] == nil then
+        part_texts[name], divided[#divided + 1] = false, name
+      end
+    end
+  end
+  read_texts(keys.budgets, names, budget_texts)
+  read_texts(keys.budgets_allotted, divided, part_texts)
+end
+
+-- Compares the draws {name, cost, capacity, leak per second or 'day' or 'month', name, …} with their budgets: {'PLACE BEYOND PART
+-- REST …' of those that do not fit; what is left of each}. A draw at a place lacks the amount BEYOND, its pool may use PART, and REST
+-- is unused in other pools, or -1 where the budget is not divided. Where it is, the leak is {leak, part that this pool begins with,
+-- pools}, and what is left of it 'LEFT PART'.
+local function weigh_draws(draws, must, at_ms)
+  local found = { '' }
+  for place = 1, #draws / 4 do
+    local name, cost, capacity, leak = draws[4 * place - 3], draws[4 * place - 2], draws[4 * place - 1], draws[4 * place]
     local divided, amount, rest, is_right = type(leak) == 'table' and leak, capacity, nil, true
     if divided then
-      parts = parts or redis.call('HMGET', keys.budgets_allotted, unpack(names))
-      local part, of_amount, _, unused = part_of(parts[place], amount, divided[2])
+      local part, of_amount, _, unused = part_of(part_texts[name], amount, divided[2])
       capacity, is_right, rest = part, of_amount, unused
       leak = part_of_leak(divided[1], capacity, amount)
     end
-    local used, period = used_of(texts[place], leak, at_ms)
-    used = used + cost
-    written[2 * place - 1], written[2 * place] = name, budget_text(used, leak, period, at_ms)
+    local budget = budgets_now[name]
+    if not budget then
+      budget = { leak = leak }
+      budget.used, budget.period = used_of(budget_texts[name], leak, at_ms)
+      budgets_now[name] = budget
+    end
+    local used = budget.used + cost
     if used > capacity and not must then
       found[1] = found[1] .. string.format('%d %.17g %d %d ', place, used - capacity, capacity, rest or -1)
     end
@@ -76,58 +105,102 @@ local function weigh_draws(draws, must, at_ms)
     local left = math.floor(capacity - used)
     found[place + 1] = divided and string.format('%d %d', left, capacity) or left
   end
-  return found, written
+  return found
+end
+
+-- Draws what was weighed.
+local function draw(draws)
+  for first = 1, #draws, 4 do
+    local budget = budgets_now[draws[first]]
+    budget.used = budget.used + draws[first + 1]
+    if not budget.is_changed then
+      budget.is_changed, budgets_changed[#budgets_changed + 1] = true, draws[first]
+    end
+  end
 end
 
 -- Takes from budgets what 'NAME AMOUNT …' says, drawn at a time. 'NAME -AMOUNT:LEAK_PER_S' adds, and what has leaked away before
 -- is no credit for it; where the budget is divided, '/CAPACITY' follows, of which that leaks.
-local function give_back(returned, drawn_ms, at_ms)
-  local names, amounts, written, unused = {}, {}, {}, {}
+local function give_back(returned, drawn_ms)
   for name, amount in string.gmatch(returned, '(%S+) (%S+)') do
-    names[#names + 1], amounts[#names + 1] = name, amount
+    local place = #given_back
+    given_back[place + 1], given_back[place + 2], given_back[place + 3] = name, amount, drawn_ms
   end
-  if #names == 0 then
-    return -- nothing, or it was changed by hand
+end
+
+-- Takes one amount from a budget that was read as {used, rest of its text, units in one of its amounts}.
+local function take(budget, name, amount, drawn_ms, at_ms)
+  local less, leaked = tonumber(amount), 0
+  if not less then
+    local extra, leak, of = string.match(amount, '^%-(%d+):([%d.e+-]+)/?(%d*)$')
+    less, leak, of = -(tonumber(extra) or 0), tonumber(leak) or 0, tonumber(of)
+    if of then
+      leak = part_of_leak(leak, part_of(redis.call('HGET', keys.budgets_allotted, name), of, of), of)
+    end
+    leaked = budget.units > 1 and extra and math.max(0, at_ms - (tonumber(budget.rest) or at_ms)) * leak * 1000 or 0
   end
-  local texts = redis.call('HMGET', keys.budgets, unpack(names))
-  for place = 1, #names do
-    local amount, extra, leak, of = tonumber(amounts[place]), nil, nil, nil
-    if not amount then
-      extra, leak, of = string.match(amounts[place], '^%-(%d+):([%d.e+-]+)/?(%d*)$')
-      amount, of = -(tonumber(extra) or 0), tonumber(of)
-      if of then
-        local part = part_of(redis.call('HGET', keys.budgets_allotted, names[place]), of, of)
-        leak = part_of_leak(tonumber(leak) or 0, part, of)
-      end
-    end
-    local former, rest = string.match(texts[place] or '', '^(%d+)(.*)$')
-    local left = former and former - amount
-    if former and string.find(rest, '-', 1, true) then
-      if rest == ' ' .. string.sub(utc_day(drawn_ms), 1, #rest - 1) then
-        rest = string.format('%d%s', left, rest)
-      else
-        left = nil -- of another period
-      end
-    elseif former and rest ~= '' then
-      left = former - amount * 1000000
-      if extra then
-        local leaked = math.max(0, at_ms - (tonumber(rest) or at_ms)) * (tonumber(leak) or 0) * 1000
-        left = math.max(left, leaked - amount * 1000000)
-      end
-      rest = string.format('%d%s', left, rest)
-    else
-      rest = left
-    end
-    if left and left > 0 then
-      written[#written + 1], written[#written + 2] = names[place], rest
-    elseif left then
-      unused[#unused + 1] = names[place]
+  if budget.period and budget.period ~= string.sub(utc_day(drawn_ms), 1, #budget.period) then
+    return -- of another period
+  end
+  budget.used, budget.is_changed = math.max(leaked, budget.used) - less * budget.units, true
+  budget.used = math.max(0, budget.used)
+end
+
+-- The budgets of names, as take changes them; none that is not used, or cannot be read.
+local function budgets_of(names)
+  local texts, found = {}, {}
+  read_texts(keys.budgets, names, texts)
+  for _, name in ipairs(names) do
+    local used, rest = string.match(texts[name] or '', '^(%d+)(.*)$')
+    if used then
+      local period = string.find(rest, '-', 1, true) and string.sub(rest, 2)
+      found[name] = { used = tonumber(used), rest = rest, period = period, units = (period or rest == '') and 1 or 1000000 }
     end
   end
-  if #written > 0 then
+  return found
+end
+
+-- Enters what requests gave back.
+local function take_given_back(at_ms)
+  local names, is_named = {}, {}
+  for first = 1, #given_back, 3 do
+    local name = given_back[first]
+    if not is_named[name] then
+      names[#names + 1], is_named[name] = name, true
+    end
+  end
+  local budgets, written, unused = budgets_of(names), {}, {}
+  for first = 1, #given_back, 3 do
+    local budget = budgets[given_back[first]]
+    if budget then
+      take(budget, given_back[first], given_back[first + 1], given_back[first + 2], at_ms)
+    end
+  end
+  for _, name in ipairs(names) do
+    local budget = budgets[name]
+    if budget and budget.is_changed and budget.used > 0 then
+      written[#written + 1], written[#written + 2] = name,
+        budget.rest == '' and budget.used or string.format('%d%s', budget.used, budget.rest)
+    elseif budget and budget.is_changed then
+      unused[#unused + 1] = name
+    end
+  end
+  if written[1] then
     redis.call('HSET', keys.budgets, unpack(written))
   end
-  if #unused > 0 then
+  if unused[1] then
     redis.call('HDEL', keys.budgets, unpack(unused))
+  end
+end
+
+-- Writes the budgets that this call drew from, at its end.
+local function write_budgets(at_ms)
+  local written = {}
+  for _, name in ipairs(budgets_changed) do
+    local budget = budgets_now[name]
+    written[#written + 1], written[#written + 2] = name, budget_text(budget.used, budget.leak, budget.period, at_ms)
+  end
+  if written[1] then
+    redis.call('HSET', keys.budgets, unpack(written))
   end
 end

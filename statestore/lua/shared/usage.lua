@@ -22,19 +22,28 @@ local function utc_day(at_ms)
   return days[number]
 end
 
--- Adds to the counts of an account today, where 'used' begins with figures for all of them. What cannot be read is lost.
-local function add_usage(account, used, at_ms)
-  local key = keys.usage .. utc_day(at_ms)
-  local requests, prompt, cached, output, unanswered, lost, refused = string.match(used, terms.counts)
-  local former = redis.call('HGET', key, account)
-  if former then
-    local a, b, c, d, e, f, g = string.match(former, terms.counts)
-    if a then
-      requests, prompt, cached, output = requests + a, prompt + b, cached + c, output + d
-      unanswered, lost, refused = unanswered + e, lost + f, refused + g
-    end
+-- What this call meters: the counts of accounts by account, these accounts in order, and records of the log.
+local account_counts, accounts, usage_records = {}, {}, {}
+
+-- The seven counts that a text begins with, as texts; nothing where it has none.
+local function counts_of(text)
+  return string.match(text or '', terms.counts)
+end
+
+-- Adds counts to those of an account; the first of them is nil where there are none.
+local function add_counts(account, requests, prompt, cached, output, unanswered, lost, refused)
+  local sums = account_counts[account]
+  if requests and sums then
+    sums[1], sums[2], sums[3], sums[4] = sums[1] + requests, sums[2] + prompt, sums[3] + cached, sums[4] + output
+    sums[5], sums[6], sums[7] = sums[5] + unanswered, sums[6] + lost, sums[7] + refused
+  elseif requests then
+    account_counts[account], accounts[#accounts + 1] = { requests, prompt, cached, output, unanswered, lost, refused }, account
   end
-  redis.call('HSET', key, account, string.format('%d %d %d %d %d %d %d', requests, prompt, cached, output, unanswered, lost, refused))
+end
+
+-- Adds to the counts of an account today, where 'used' begins with figures for all of them.
+local function add_usage(account, used)
+  add_counts(account, counts_of(used))
 end
 
 -- Remembers how a request of a dead replica was metered: should that come back with it, it is taken back (UsageBooks.taken_back).
@@ -47,9 +56,26 @@ local function remember_lost(request, used, at_ms)
 end
 
 -- Meters a request that is over.
-local function meter(request, used, at_ms)
+local function meter(request, used)
   local account = request.told.account
-  redis.call('XADD', keys.usage_log, 'MAXLEN', '~', terms.usage_log, '*', 'record',
-    string.format('%d %s %s %s', at_ms, used, request.id, account))
-  add_usage(account, used, at_ms)
+  usage_records[#usage_records + 1] = used .. ' ' .. request.id .. ' ' .. account
+  add_usage(account, used)
+end
+
+-- Writes what this call metered, at its end. Former counts that cannot be read are lost.
+local function write_usage(at_ms)
+  local at = string.format('%d ', at_ms)
+  for _, record in ipairs(usage_records) do
+    redis.call('XADD', keys.usage_log, 'MAXLEN', '~', terms.usage_log, '*', 'record', at .. record)
+  end
+  if not accounts[1] then
+    return
+  end
+  local key, texts = keys.usage .. utc_day(at_ms), {}
+  for place, former in ipairs(redis.call('HMGET', key, unpack(accounts))) do
+    add_counts(accounts[place], counts_of(former))
+    texts[2 * place - 1], texts[2 * place] = accounts[place],
+      string.format('%d %d %d %d %d %d %d', unpack(account_counts[accounts[place]]))
+  end
+  redis.call('HSET', key, unpack(texts))
 end
