@@ -9,6 +9,7 @@ is measured apart: neither belongs to a request.
 
     python benchmarks/overhead_in_turns.py [--modes full,full,logged,traced] [--turns 100] [--requests 1000]
         [--prompt-bytes 2048] [--chunks 0]
+    python benchmarks/overhead_in_turns.py --modes full,full,tenants
     python benchmarks/overhead_in_turns.py --modes full@/tmp/older,full,full@/tmp/older --chunks 8
 
 ``full@/tmp/older`` is the router of another version, checked out there.
@@ -26,7 +27,7 @@ from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import uvloop
-from router_overhead import CONNECTIONS, Router, closed_loop, request, running
+from router_overhead import CONNECTIONS, Router, closed_loop, key_of, request, running
 
 IDLE_S = 10.0
 
@@ -36,11 +37,11 @@ async def measure(options: argparse.Namespace, core: int) -> list[dict[str, obje
     async with AsyncExitStack() as stack:
         routers = [(await stack.enter_async_context(running(mode, core, options.instances)))[0] for mode in modes]
         start_s = [router.cpu_s() for router in routers]
-        for router in routers:
-            await closed_loop(router.port, _requests(options, 10**9, 500), CONNECTIONS)
+        for router, mode in zip(routers, modes, strict=True):
+            await closed_loop(router.port, _requests(options, mode, 10**9, 500), CONNECTIONS)
         await asyncio.sleep(6)  # the first export connects
         idle_s = await _idle(routers)
-        us = await _turns(routers, options, idle_s)
+        us = await _turns(routers, modes, options, idle_s)
     rows = []
     for number, mode in enumerate(modes):
         ratios = [each / base for each, base in zip(us[number], us[0], strict=True)]
@@ -58,9 +59,9 @@ async def measure(options: argparse.Namespace, core: int) -> list[dict[str, obje
     return rows
 
 
-def _requests(options: argparse.Namespace, seed: int, count: int) -> list[bytes]:
+def _requests(options: argparse.Namespace, mode: str, seed: int, count: int) -> list[bytes]:
     mock = f"{options.chunks},0" if options.chunks else None
-    return [request(options.prompt_bytes, seed + n, mock) for n in range(count)]
+    return [request(options.prompt_bytes, seed + n, mock, key_of(mode, n)) for n in range(count)]
 
 
 async def _idle(routers: list[Router]) -> list[float]:
@@ -70,14 +71,16 @@ async def _idle(routers: list[Router]) -> list[float]:
     return [(router.cpu_s() - each) / IDLE_S for router, each in zip(routers, before_s, strict=True)]
 
 
-async def _turns(routers: list[Router], options: argparse.Namespace, idle_s: list[float]) -> list[list[float]]:
+async def _turns(
+    routers: list[Router], modes: list[str], options: argparse.Namespace, idle_s: list[float]
+) -> list[list[float]]:
     """CPU per request of each router, in each turn, in us: from the start of its turn to the start of its next one,
     less what it costs while idle. So what is written or exported later counts."""
     order = list(range(len(routers)))
     began: list[list[tuple[float, float]]] = [[] for _ in routers]
     for turn in range(options.turns + 1):
-        wires = _requests(options, turn * options.requests, options.requests)
         for number in order:
+            wires = _requests(options, modes[number], turn * options.requests, options.requests)
             began[number].append((routers[number].cpu_s(), time.monotonic()))
             if turn < options.turns:
                 await closed_loop(routers[number].port, wires, CONNECTIONS)

@@ -13,7 +13,7 @@ With ``--bytecodes`` it counts, of the whole request, the bytecodes that each mo
 library included. Unlike times they are the same on a busy machine.
 
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
-    python benchmarks/request_hops.py --bytecodes [--chunks 0]      # 0: the answer does not stream
+    python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants]      # 0: the answer does not stream
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def entries_of(calls: Sequence[Call]) -> Counter[str]:
 
 
 async def trace_requests(
-    prompt_bytes: int, chunks: int, *, split: bool, bytecodes: bool = False
+    prompt_bytes: int, chunks: int, *, split: bool, bytecodes: bool = False, tenants: bool = False
 ) -> tuple[list[Trace], list[Bytecodes]]:
     """The traces of some requests, of one kind or the other."""
     mock = await asyncio.get_running_loop().create_server(router_overhead.MockInstance, "127.0.0.1", 0)
@@ -129,6 +129,7 @@ async def trace_requests(
                 scheduling,
                 settings,
                 [PoolSettings()],
+                tenants=router_overhead.tenants() if tenants else (),
                 on_ready=lambda port, _: ready.set_result(port),
             )
         )
@@ -136,7 +137,8 @@ async def trace_requests(
         traces, counted = [], []
         for number in range(REQUESTS):
             trace, counting = Trace(), Bytecodes()
-            wire = router_overhead.request(prompt_bytes, number, f"{chunks},0" if chunks else None)
+            key = router_overhead.key_of("tenants" if tenants else "full", number)
+            wire = router_overhead.request(prompt_bytes, number, f"{chunks},0" if chunks else None, key)
             if number and bytecodes:  # the first one opens connections
                 sys.settrace(counting)
             elif number:
@@ -177,9 +179,10 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=1, help="of the answer, before its end")
     parser.add_argument("--bytecodes", action="store_true", help="count these, by module")
     parser.add_argument("--split", action="store_true", help="prefill and decode on two instances")
+    parser.add_argument("--tenants", action="store_true", help="each request has the key of a tenant with limits")
     parser.add_argument("--functions", action="store_true", help="also every function, and how often it was called")
     options = parser.parse_args()
-    how = {"split": options.split, "bytecodes": options.bytecodes}
+    how = {"split": options.split, "bytecodes": options.bytecodes, "tenants": options.tenants}
     traces, counted = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, **how))
     if options.bytecodes:
         fewest = min((each.counts for each in counted), key=Counter.total)

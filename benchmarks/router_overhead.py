@@ -8,6 +8,7 @@ python  the same without the native relay
 text    the same, by their text (router.continue_streams)
 cut     the same, not at all: each ends with its instance
 logged  the same with a request log
+tenants the same where each request has the key of one of four tenants, with limits of four kinds, a share, and metering
 traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
 traced10  the same with 10 %: what a sampled request costs
 split   the same where each request has two legs: instances prefill or decode, and every prompt is transferred
@@ -53,6 +54,7 @@ from urllib.parse import urlsplit
 import orjson
 import uvicorn
 import uvloop
+from pydantic import SecretStr
 from redis.asyncio import ConnectionPool
 
 from dualmap.router.errors import UpstreamError
@@ -63,6 +65,7 @@ from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
@@ -80,6 +83,7 @@ PACED_STREAMS = 20
 PACED_CHUNKS = 100
 PACE_S = 0.01
 TRACED_SHARE = {"traced": 0.01, "traced10": 0.1}
+KEYS = tuple(f"a-long-random-secret-{n}" for n in range(4))
 CONTINUED = {"text": "text", "cut": "off"}
 TOKEN = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m",'
@@ -100,6 +104,23 @@ MODELS = b'{"object":"list","data":[{"id":"default","object":"model","owned_by":
 ASKS_IDS = b'"return_token_ids":true'
 PREFILL_LEG = b'"do_remote_decode":true'
 SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def tenants() -> tuple[TenantSettings, ...]:
+    """Tenants with limits of four kinds, which nobody meets."""
+    amount = 10**12
+    limits = LimitSettings(
+        requests_per_minute=amount, tokens_per_minute=amount, tokens_per_month=amount, requests_in_flight=amount
+    )
+    return tuple(
+        TenantSettings(name=f"tenant-{n}", limits=limits, keys=(TenantKeySettings(name="main", key=SecretStr(key)),))
+        for n, key in enumerate(KEYS)
+    )
+
+
+def key_of(mode: str, number: int) -> str | None:
+    """The key that a request to a router of this mode has."""
+    return KEYS[number % len(KEYS)] if mode.partition("@")[0] == "tenants" else None
 
 
 # the mock instance -----------------------------------------------------------------------------------------------
@@ -170,8 +191,8 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 
 # the load --------------------------------------------------------------------------------------------------------
-def request(prompt_bytes: int, seed: int, mock: str | None = None) -> bytes:
-    """A chat request whose system prompt it shares with one in eight others."""
+def request(prompt_bytes: int, seed: int, mock: str | None = None, key: str | None = None) -> bytes:
+    """A chat request whose system prompt it shares with one in eight others; with the key of a tenant."""
     rng = random.Random(seed)
     system = random.Random(seed % 8).randbytes(prompt_bytes // 4).hex()
     order = "" if mock is None else f"mock:{mock} "
@@ -182,6 +203,7 @@ def request(prompt_bytes: int, seed: int, mock: str | None = None) -> bytes:
     body = orjson.dumps({"model": "default", "messages": messages, "stream": mock is not None, "max_tokens": 64})
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n"
+    head += "" if key is None else f"authorization: Bearer {key}\r\n"
     return head.encode() + b"\r\n" + body
 
 
@@ -277,9 +299,12 @@ async def streams_begun(port: int, wires: Sequence[bytes], within_s: float) -> A
             transport.close()
 
 
-async def paced_streams(router: Router, count: int, pace_ms: int, chunks: int) -> dict[str, float]:
+async def paced_streams(router: Router, count: int, pace_ms: int, chunks: int, mode: str = "full") -> dict[str, float]:
     """CPU and memory of so many streams at once, and the gaps that their clients see."""
-    rss_mb, wires = router.rss_mb(), [request(256, number, f"{chunks},{pace_ms}") for number in range(count)]
+    rss_mb, wires = (
+        router.rss_mb(),
+        [request(256, number, f"{chunks},{pace_ms}", key_of(mode, number)) for number in range(count)],
+    )
     async with streams_begun(router.port, wires, pace_ms / 1000) as streams:
         await asyncio.sleep(1.0)  # requests are over, streams flow
         begun_s, begun_cpu_s, seen = time.perf_counter(), router.cpu_s(), sum(len(each.times_s) for each in streams)
@@ -459,7 +484,9 @@ def run_router(
         else:
             settings = RouterSettings(port=0, settle_s=0.0, **extra)
             scheduling = SchedulingSettings(split=SplitSettings(mode="always" if mode == "split" else "auto"))
-            await serve(settings, scheduling, StoreSettings(url=store_url), [PoolSettings()], on_ready=on_ready)
+            served = tenants() if mode == "tenants" else ()
+            store = StoreSettings(url=store_url)
+            await serve(settings, scheduling, store, [PoolSettings()], tenants=served, on_ready=on_ready)
 
     if profile is None:
         uvloop.run(run())
@@ -534,24 +561,28 @@ def start_router(
 
 
 # the measurement -------------------------------------------------------------------------------------------------
-async def measure_once(router: Router, requests: int, seed: int) -> dict[str, float]:
+async def measure_once(router: Router, requests: int, seed: int, mode: str = "full") -> dict[str, float]:
     figures = {}
     for name, size in (("2 KB", 2048), ("32 KB", 32768)):
-        wires = [request(size, seed + n) for n in range(requests)]
+        wires = [request(size, seed + n, key=key_of(mode, n)) for n in range(requests)]
         cpu_s = await router.cpu_of(closed_loop(router.port, wires, CONNECTIONS))
         figures[f"us/request {name}"] = cpu_s / requests * 1e6
-    wires = [request(2048, seed + n, f"{BURST_CHUNKS},0") for n in range(40)]
+    wires = [request(2048, seed + n, f"{BURST_CHUNKS},0", key_of(mode, n)) for n in range(40)]
     cpu_s = await router.cpu_of(closed_loop(router.port, wires, 4))
     figures["us/chunk burst"] = cpu_s / (len(wires) * BURST_CHUNKS) * 1e6
-    wires = [request(2048, seed + n, f"{PACED_CHUNKS},{PACE_S * 1000:.0f}") for n in range(PACED_STREAMS)]
+    paced = f"{PACED_CHUNKS},{PACE_S * 1000:.0f}"
+    wires = [request(2048, seed + n, paced, key_of(mode, n)) for n in range(PACED_STREAMS)]
     cpu_s = await router.cpu_of(closed_loop(router.port, wires, PACED_STREAMS))
     figures["us/chunk paced"] = cpu_s / (PACED_STREAMS * PACED_CHUNKS) * 1e6
     return figures
 
 
-async def added_latency_ms(router: Listener, mock_port: int, requests: int, rate_per_s: float) -> dict[str, float]:
-    wires = [request(2048, n) for n in range(requests)]
-    await closed_loop(router.port, [request(2048, 10**6 + n) for n in range(200)], 4)  # connections and caches
+async def added_latency_ms(
+    router: Listener, mock_port: int, requests: int, rate_per_s: float, mode: str = "full"
+) -> dict[str, float]:
+    wires = [request(2048, n, key=key_of(mode, n)) for n in range(requests)]
+    first = [request(2048, 10**6 + n, key=key_of(mode, n)) for n in range(200)]
+    await closed_loop(router.port, first, 4)  # connections and caches
     direct_s = await open_loop(mock_port, wires, rate_per_s)
     through_s = await open_loop(router.port, wires, rate_per_s)
     ranks = {"added ms P50": requests // 2, "added ms P99": int(requests * 0.99)}
@@ -604,18 +635,18 @@ async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str
     async with started as (router, mock_port):
         rss_mb = router.rss_mb()
         if options.repetitions:
-            await measure_once(router, 200, seed=10**6)
-        runs = [await measure_once(router, options.requests, n * 10**7) for n in range(options.repetitions)]
+            await measure_once(router, 200, 10**6, mode)
+        runs = [await measure_once(router, options.requests, n * 10**7, mode) for n in range(options.repetitions)]
         names = runs[0] if runs else ()
         medians = {name: round(statistics.median(run[name] for run in runs), 1) for name in names}
         for streams in options.streams.split(",") if options.streams else ():
             count, pace_ms = map(int, streams.split(":"))
-            measured = await paced_streams(router, count, pace_ms, options.stream_chunks)
+            measured = await paced_streams(router, count, pace_ms, options.stream_chunks, mode)
             medians |= {name: round(value, 3) for name, value in measured.items()}
         if not options.latency_requests:
             return {"mode": mode, **medians, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
         with awake(core) if options.awake else contextlib.nullcontext():
-            latency = await added_latency_ms(router, mock_port, options.latency_requests, options.rate)
+            latency = await added_latency_ms(router, mock_port, options.latency_requests, options.rate, mode)
         rounded = {name: round(value, 2) for name, value in latency.items()}
         return {"mode": mode, **medians, **rounded, "RSS MB": f"{rss_mb:.0f} -> {router.rss_mb():.0f}"}
 

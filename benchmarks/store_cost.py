@@ -52,14 +52,14 @@ from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
 from dualmap.scheduling.tenants.budgets import (
-    Draw,
+    BudgetGroup,
+    Draws,
     Limit,
     Measure,
     Period,
     budget_of,
     budgets_of,
     drawn_text,
-    draws_of,
     returned_text,
 )
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
@@ -185,7 +185,7 @@ class Bench:
         self._delivering = asyncio.create_task(self._outbox.run())
         self._tenants = tenants
         self._weight = 1.0 if tenants else None
-        self._drawn: dict[str, tuple[Draw, ...]] = {}
+        self._drawn: dict[str, Draws] = {}
 
     async def close(self) -> None:
         """End the plans under way, and the outbox."""
@@ -197,10 +197,10 @@ class Bench:
         request = StoredRequest(
             request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000
         )
-        draws: tuple[Draw, ...] = ()
+        draws: Draws | None = None
         if self._tenants:
             tenant = f"tenant-{len(self._drawn) % self._tenants}"
-            draws = self._drawn[request_id] = draws_of(budgets_of(tenant, LIMITS), (), chain.prompt_tokens, 256)
+            draws = self._drawn[request_id] = BudgetGroup(budgets_of(tenant, LIMITS)).draws(chain.prompt_tokens, 256)
             account = str(Account(tenant, "key", "", "model"))
             request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)

@@ -17,7 +17,7 @@ from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members
@@ -36,7 +36,7 @@ class RequestPort(Protocol):
 
     def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
 
-    def register(self, request: StoredRequest, draws: Sequence[Draw], /) -> Awaitable[tuple[PlaceStatus, Drawn]]: ...
+    def register(self, request: StoredRequest, draws: Draws | None, /) -> Awaitable[tuple[PlaceStatus, Drawn]]: ...
 
     def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
 

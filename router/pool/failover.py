@@ -32,7 +32,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
-from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.budgets import Budget, Drawn, Draws
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
@@ -111,9 +111,9 @@ class FailoverPool:
         self._beat: tuple[str, int, Mapping[str, str]] | None = None
         """The last heartbeat: repeated at a hand-over, before a reaper takes this replica for dead."""
         self._calls = _Calls()
-        self._parts: dict[str, tuple[int, Draw]] = {}
-        """The last known parts of this pool in budgets that are divided among pools, and a draw from each, the one
-        seen last behind the others."""
+        self._parts: dict[str, tuple[int, Budget]] = {}
+        """The last known parts of this pool in budgets that are divided among pools, and these; the one seen last
+        is behind the others."""
         self._early_grants: list[Callable[[], None]] = []
         self._returning: asyncio.Task[None] | None = None
         self._probes = 0
@@ -141,15 +141,15 @@ class FailoverPool:
         return self._either(lambda pool: pool.membership(), self._trusts_members)
 
     def place(self, placement: Placement) -> Awaitable[PlaceReply]:
-        if self._needs_limits and placement.draws and not placement.must_draw:
+        if self._needs_limits and placement.draws is not None and not placement.must_draw:
             return self._either(lambda pool: self._by_limits(pool).place(placement), self._trusts_reply)
         trusts: Callable[[PlaceReply], bool] = self._trusts_reply
-        if any(draw.division is not None for draw in placement.draws):
-            trusts = partial(self._trusts_drawn, placement.draws)
+        if placement.draws is not None and placement.draws.group.is_divided:
+            trusts = partial(self._trusts_drawn, placement.draws.group.budgets)
         return self._either(lambda pool: pool.place(placement), trusts)
 
-    def register(self, request: StoredRequest, draws: Sequence[Draw]) -> Awaitable[tuple[PlaceStatus, Drawn]]:
-        if self._needs_limits and draws:
+    def register(self, request: StoredRequest, draws: Draws | None) -> Awaitable[tuple[PlaceStatus, Drawn]]:
+        if self._needs_limits and draws is not None:
             return self._either(lambda pool: self._by_limits(pool).register(request, draws))
         return self._either(lambda pool: pool.register(request, draws))
 
@@ -212,14 +212,14 @@ class FailoverPool:
     def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
         return self._known is None or reply.epoch >= self._known.epoch
 
-    def _trusts_drawn(self, draws: Sequence[Draw], reply: PlaceReply) -> bool:
+    def _trusts_drawn(self, budgets: Sequence[Budget], reply: PlaceReply) -> bool:
         """Like ``_trusts_reply``; remembers the parts of this pool in budgets that are divided."""
         trusted = self._trusts_reply(reply)
         if trusted and reply.drawn is not None:
             for place, part in reply.drawn.parts.items():
-                draw = draws[place]
-                self._parts.pop(draw.budget, None)
-                self._parts[draw.budget] = part, draw
+                budget = budgets[place]
+                self._parts.pop(budget.name, None)
+                self._parts[budget.name] = part, budget
             while len(self._parts) > REMEMBERED_PARTS:
                 del self._parts[next(iter(self._parts))]
         return trusted
@@ -291,10 +291,10 @@ class FailoverPool:
         """The last known members, rates and parts of budgets, and only this replica's live requests."""
         store = MemoryStore(self._scheduling, now_ms=self._now_ms)
         local = store.pool_of(self.name, known, self._rates())
-        for budget, (part, draw) in self._parts.items():
-            assert draw.division is not None
-            begins_with = draw.division.first_part(draw.capacity)
-            at_once(local.allotments.allot(Allotment(budget, draw.capacity, begins_with, 1, part)))
+        for name, (part, budget) in self._parts.items():
+            assert budget.division is not None
+            begins_with = budget.division.first_part(budget.capacity)
+            at_once(local.allotments.allot(Allotment(name, budget.capacity, begins_with, 1, part)))
         at_once(local.adopt(self._live(self._now_ms())))
         return local
 

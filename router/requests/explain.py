@@ -237,7 +237,7 @@ def explanation(
         transferred_tokens,
         spec.tenant,
         "" if request.caller is None else request.caller.key,
-        limits_told(spec.draws, machine.drawn) if spec.draws else (),
+        limits_told(spec.draws, machine.drawn),
         class_name,
         class_rank,
         _standing(machine) if spec.tenant else None,

@@ -19,14 +19,13 @@ from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.tenants.budgets import Draw, draws_of
+from dualmap.scheduling.tenants.budgets import Draws
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
 
 PRIORITY_PATHS: Final = COMPLETIONS_PATHS | {RESPONSES_PATH}
 """The paths whose bodies vLLM takes a ``priority`` in, which the gateway can set."""
-_NO_DRAWS: Final[tuple[Draw, ...]] = ()
 
 
 class Intake:
@@ -138,7 +137,7 @@ class Intake:
             request.only,
             request.hides_first_token,
             "" if caller is None else caller.tenant.name,
-            _NO_DRAWS if caller is None else self._draws(request, route, caller, prompt),
+            None if caller is None else self._draws(request, route, caller, prompt),
             "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
             rank,
@@ -147,22 +146,24 @@ class Intake:
 
     def _draws(
         self, request: InferenceRequest, route: Route[ServedPool], caller: Caller, prompt: ReadPrompt
-    ) -> tuple[Draw, ...]:
+    ) -> Draws | None:
         tenant = caller.tenant
         if not tenant.limits:
-            return _NO_DRAWS
+            return None
         budgets = self._budgets.of(tenant, route.pool.settings.name).all
-        return draws_of(budgets, _drawn_by(request, route, caller), prompt.tokens, prompt.expected_output_tokens)
+        group = budgets.whole if budgets.is_whole else budgets.of(_drawn_by(request, route, caller))
+        return None if group is None else group.draws(prompt.tokens, prompt.expected_output_tokens)
 
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
         """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
         matter but for how long its first byte may take. Its tokens are not known either: it draws as a request."""
         slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
-        draws, tenant, account = _NO_DRAWS, "", ""
+        draws, tenant, account = None, "", ""
         if caller is not None:
             tenant = caller.tenant.name
             budgets = self._budgets.of(caller.tenant, route.pool.settings.name).requests
-            draws = draws_of(budgets, _drawn_by(request, route, caller), 0, 0)
+            group = budgets.of(_drawn_by(request, route, caller))
+            draws = None if group is None else group.draws(0, 0)
             account = str(Account(tenant, caller.key, "", route.model))
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,

@@ -232,7 +232,7 @@ class LiveRequest:
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
         draws, drawn = self.machine.spec.draws, self.machine.drawn
-        if not draws or drawn is None or not drawn.left:
+        if draws is None or drawn is None or not drawn.left:
             return ()
         return limit_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
 

@@ -41,6 +41,7 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
         case Refusal.NOT_STARTED | Refusal.TOO_MANY_WAIT if pool.settings.autoscale is not None:
             return _not_started(why, pool.settings.name, pool.settings.autoscale)
         case Refusal.LIMITED if refuse.failed is not None and refuse.failed.limited is not None:
+            assert machine.spec.draws is not None
             return over_limit(machine.spec.tenant, machine.spec.draws, refuse.failed.limited)
         case Refusal.QUEUE_FULL if refuse.failed is not None:
             full = refuse.failed.full

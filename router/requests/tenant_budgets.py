@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 from dualmap.router.pool.pool_directory import PoolDirectory
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Budget, Measure, budgets_of
+from dualmap.scheduling.tenants.budgets import Budget, BudgetGroup, Measure, budgets_of, group_of
 from dualmap.scheduling.tenants.tenant import Tenant
+
+
+class Budgets:
+    """Some budgets of a tenant, and the groups of them that requests draw from together."""
+
+    def __init__(self, budgets: Iterable[Budget]) -> None:
+        self.budgets = tuple(budgets)
+        self.is_whole = not any(each.limit.of for each in self.budgets)
+        """Whether every request of the tenant draws from all of them."""
+        self.whole = group_of(self.budgets, ()) if self.is_whole else None
+        self._groups: dict[tuple[str, ...], BudgetGroup | None] = {}
+
+    def of(self, names: tuple[str, ...]) -> BudgetGroup | None:
+        """The budgets that a request for these names draws from; None: from none."""
+        if self.is_whole:
+            return self.whole
+        if names not in self._groups:
+            self._groups[names] = group_of(self.budgets, names)
+        return self._groups[names]
 
 
 class PoolBudgets(NamedTuple):
     """The budgets of a tenant at one pool."""
 
-    all: tuple[Budget, ...]
-    requests: tuple[Budget, ...]
+    all: Budgets
+    requests: Budgets
     """The budgets that count requests."""
 
 
@@ -50,8 +70,8 @@ class TenantBudgets:
             if len(names) > 1 and pool in names:
                 division = Division(names, names.index(pool), self._begins)
             budgets = budgets_of(tenant.name, tenant.limits, division)
-            requests = tuple(each for each in budgets if each.limit.measure is Measure.REQUESTS)
-            made[pool] = PoolBudgets(budgets, requests)
+            requests = [each for each in budgets if each.limit.measure is Measure.REQUESTS]
+            made[pool] = PoolBudgets(Budgets(budgets), Budgets(requests))
         return made
 
 

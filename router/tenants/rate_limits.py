@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 from dualmap.router.errors import QuotaSpentError, RateLimitError, RouterError
 from dualmap.router.prompts.inference_request import MESSAGES_PATH
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, Measure, Period
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Draws, Measure, Period
 
 IN_FLIGHT_RETRY_S: Final = 1.0
 """When to try again is not known where it depends on what is in flight."""
@@ -26,7 +26,6 @@ _PERIODS: Final = {
     Period.MONTH: "a month",
     Period.IN_FLIGHT: "at a time",
 }
-_MINUTE: Final = Period.MINUTE
 _FIGURES: Final = ("limit", "remaining", "reset")
 
 
@@ -47,23 +46,49 @@ _ANTHROPIC_FIELDS: Final = {
 }
 
 
-def limit_fields(path: str, draws: Sequence[Draw], drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
+class _Told(NamedTuple):
+    """A limit that clients are told of."""
+
+    limit_field: bytes
+    left_field: bytes
+    reset_field: bytes
+    place: int
+    """Its place in the group."""
+    amount: int
+    text: bytes
+    """The amount as a text."""
+    leak_per_s: float
+
+
+@lru_cache(maxsize=4096)
+def _told(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Told, ...], ...]:
+    """The limits a minute of a group, those on the same figure together."""
+    names, found = _ANTHROPIC_FIELDS if is_messages else _OPENAI_FIELDS, dict[Measure, list[_Told]]()
+    for place, budget in enumerate(group.budgets):
+        limit = budget.limit
+        if limit.period is Period.MINUTE and limit.measure in names:
+            told = _Told(*names[limit.measure], place, limit.amount, b"%d" % limit.amount, limit.leak_per_s)
+            found.setdefault(limit.measure, []).append(told)
+    return tuple(map(tuple, found.values()))
+
+
+def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
     """The fields of an answer on ``path``, as the API's own service has them. Of several limits on the same figure, the
     one of which the least is left is told."""
-    names = _ANTHROPIC_FIELDS if path == MESSAGES_PATH else _OPENAI_FIELDS
-    tightest: dict[tuple[bytes, bytes, bytes], tuple[int, int, Draw]] = {}
-    for place, (draw, left) in enumerate(zip(draws, drawn.left, strict=True)):
-        if draw.limit.period is _MINUTE:
-            of_measure = names.get(draw.limit.measure)
-            if of_measure is not None and (of_measure not in tightest or left < tightest[of_measure][0]):
-                tightest[of_measure] = left, place, draw
+    is_messages, left_of, parts = path == MESSAGES_PATH, drawn.left, drawn.parts
     fields: list[tuple[bytes, bytes]] = []
-    for (limit_field, left_field, reset_field), (left, place, draw) in tightest.items():
-        reset_s = drawn.unused_in_s(place, draw)
-        reset = _time_text(now + timedelta(seconds=reset_s)) if names is _ANTHROPIC_FIELDS else duration(reset_s)
+    for same in _told(draws.group, is_messages):
+        tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
+        limit_field, left_field, reset_field, place, amount, text, leak_per_s = tightest
+        left = left_of[place]
+        if parts:
+            reset_s = drawn.unused_in_s(place, draws.group.budgets[place])
+        else:
+            reset_s = (amount - left) / leak_per_s if left < amount else 0.0
+        reset = _time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)
         fields += (
-            (limit_field, b"%d" % draw.capacity),
-            (left_field, b"%d" % max(0, left)),
+            (limit_field, text),
+            (left_field, b"%d" % left if left > 0 else b"0"),
             (reset_field, reset.encode()),
         )
     return fields
@@ -83,14 +108,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:
+def limits_told(draws: Draws | None, drawn: Drawn | None) -> tuple[str, ...]:
     """The rest of each budget that a request would have drawn from, in words, and which one kept it out; empty where
     none did."""
-    if drawn is None or drawn.unmet is None:
+    if draws is None or drawn is None or drawn.unmet is None:
         return ()
     told = []
-    for place, (draw, left) in enumerate(zip(draws, drawn.left, strict=False)):
-        limit = draw.limit
+    for place, (draw, left) in enumerate(zip(draws.each, drawn.left, strict=False)):
+        limit = draw.budget.limit
         whose = f" for {limit.of.replace(':', ' ')}" if limit.of else ""
         before = f"{max(0, left + draw.cost):,} of {limit.amount:,} {_WORDS[limit.measure]} {_PERIODS[limit.period]}"
         end = ": too few" if place == drawn.unmet else ""
@@ -98,11 +123,11 @@ def limits_told(draws: Sequence[Draw], drawn: Drawn | None) -> tuple[str, ...]:
     return tuple(told)
 
 
-def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
+def over_limit(tenant: str, draws: Draws, drawn: Drawn) -> RouterError:
     """The error for a request that a limit keeps out."""
     assert drawn.unmet is not None
-    draw = draws[drawn.unmet]
-    limit, left = draw.limit, drawn.left[drawn.unmet] + draw.cost
+    draw = draws.each[drawn.unmet]
+    limit, left = draw.budget.limit, drawn.left[drawn.unmet] + draw.cost
     what = f"{limit.amount:,} {_WORDS[limit.measure]} {_PERIODS[limit.period]}"
     whose = f"tenant {tenant}" + (f" for {limit.of.replace(':', ' ')}" if limit.of else "")
     kind = "requests" if limit.measure is Measure.REQUESTS else "tokens"
@@ -111,7 +136,7 @@ def over_limit(tenant: str, draws: Sequence[Draw], drawn: Drawn) -> RouterError:
         return RateLimitError(
             f"{met}, and this request alone takes {draw.cost:,}; shorten it, or raise the limit", counted=kind
         )
-    here = "" if draw.division is None else " in this pool"
+    here = "" if draw.budget.division is None else " in this pool"
     needs = f"{met}: {max(0, left):,} are left{here}, and this request takes {draw.cost:,}"
     if limit.period in (Period.DAY, Period.MONTH) and not drawn.wait_s:
         when = "tomorrow" if limit.period is Period.DAY else "next month"

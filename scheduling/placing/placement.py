@@ -34,7 +34,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
-from dualmap.scheduling.tenants.budgets import Draw, Drawn
+from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import NO_TENANT, Share, Standing
 from dualmap.scheduling.values import record, value
@@ -111,7 +111,7 @@ class Placement:
     """Form by which the instance of least cost is compared with that of ``other``. Features as in weights."""
     other: SecondOption | None = None
     """The second option, taken if the decider of its instance of least cost is lower."""
-    draws: tuple[Draw, ...] = ()
+    draws: Draws | None = None
     """LIMITED where they do not all fit; else they are drawn with the reservation."""
     must_draw: bool = False
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
@@ -293,7 +293,7 @@ class Search:
     """Nothing is to be held for a dispatch window, see ``holds``."""
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
-    draws: tuple[Draw, ...] = ()
+    draws: Draws | None = None
     """What the request takes of its tenant's budgets."""
     must_draw: bool = False
     """It was admitted before: budgets are overdrawn rather than that it is refused."""

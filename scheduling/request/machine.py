@@ -53,7 +53,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, drawn_text, returned_text
+from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, returned_text
 from dualmap.scheduling.tenants.shares import NO_TENANT
 from dualmap.scheduling.values import value
 
@@ -424,7 +424,7 @@ class Register:
     ``NotPlaced``."""
 
     request: StoredRequest
-    draws: tuple[Draw, ...]
+    draws: Draws | None
 
 
 @value
@@ -685,7 +685,7 @@ class RequestSpec:
     """The time of its first token is not seen, though its answer streams."""
     tenant: str = ""
     """The tenant that it is for; empty: none."""
-    draws: tuple[Draw, ...] = ()
+    draws: Draws | None = None
     """What it takes of that one's budgets."""
     account: str = ""
     """The account that it is metered for, see ``scheduling.request.metering``; empty: it is not metered."""
@@ -1004,7 +1004,7 @@ class RequestMachine:
             stored_tokens=spec.stored_tokens,
             model=self.asked_name(),
             tenant=spec.tenant,
-            drawn=drawn_text(spec.draws) if spec.draws else "",
+            drawn=drawn_text(spec.draws) if spec.draws is not None else "",
             account=spec.account,
             shares_as=self._shares_as(),
         )
@@ -1311,7 +1311,7 @@ class RequestMachine:
             round(self.spec.slo_s * 1000),
             model=self.asked_name(),
             tenant=self.spec.tenant,
-            drawn=drawn_text(self.spec.draws) if self.spec.draws else "",
+            drawn=drawn_text(self.spec.draws) if self.spec.draws is not None else "",
             account=self.spec.account,
             shares_as=self._shares_as(),
         )
@@ -1589,7 +1589,7 @@ class RequestMachine:
         """The part of its draws that it gives back to its budgets. A client that leaves within its answer pays
         what was expected of it."""
         draws = self.spec.draws
-        if not draws:
+        if draws is None:
             return ""
         answered = outcome in ANSWERED or self.first_token_s is not None
         usage = self.usage or _NO_USAGE

@@ -21,12 +21,14 @@ Everything here is a function of values: the store only adds, subtracts and comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from math import ceil
-from operator import itemgetter
-from typing import Final
+from operator import itemgetter, sub
+from typing import Any, Final
+
+import orjson
 
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
 from dualmap.scheduling.values import value
@@ -57,9 +59,7 @@ class Period(StrEnum):
 
 OF_MODEL: Final = "model:"
 _QUOTAS: Final = {Period.DAY: Period.DAY.value, Period.MONTH: Period.MONTH.value}
-# Members under names of their own: to look one up in its class costs more than all else that a request does with it.
 _IN_FLIGHT: Final = Period.IN_FLIGHT
-_PROMPT_TOKENS, _OUTPUT_TOKENS, _TOKENS = Measure.PROMPT_TOKENS, Measure.OUTPUT_TOKENS, Measure.TOKENS
 
 
 @value
@@ -80,31 +80,120 @@ class Limit:
 
 
 @value
-class Draw:
-    """What a request takes of one budget."""
+class Budget:
+    """A limit of a tenant, with the figures that are the same for all requests that draw from it."""
 
-    budget: str
+    name: str
     """Its name, without blanks."""
-    cost: int
-    capacity: int
-    leak_per_s: float
     limit: Limit
     division: Division | None = None
     """Its division among pools; None: all of it is this pool's."""
 
     @property
+    def capacity(self) -> int:
+        return self.limit.amount
+
+    @property
     def leaks(self) -> float | str | list[float | str]:
         """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight.
         Where it is divided, the part that this pool has where none is entered, and the pools follow."""
-        kind = _QUOTAS.get(self.limit.period, self.leak_per_s)
+        kind = _QUOTAS.get(self.limit.period, self.limit.leak_per_s)
         if self.division is None:
             return kind
         return [kind, self.division.first_part(self.capacity), ",".join(self.division.pools)]
 
     @property
+    def leak_text(self) -> str:
+        """How much leaks a second, and of which amount where it is divided."""
+        leak_per_s = self.limit.leak_per_s
+        return f"{leak_per_s}" if self.division is None else f"{leak_per_s}/{self.capacity}"
+
+
+@value
+class Draw:
+    """What a request takes of one budget."""
+
+    budget: Budget
+    cost: int
+
+    @property
     def never_fits(self) -> bool:
         """Whether the request takes more than the budget ever holds."""
-        return self.cost > self.capacity
+        return self.cost > self.budget.capacity
+
+
+class BudgetGroup:
+    """Budgets that requests draw from together, with all that is the same for these requests: each of them only fills
+    in what it takes."""
+
+    def __init__(self, budgets: Iterable[Budget]) -> None:
+        """There is at least one."""
+        self.budgets: Final = tuple(budgets)
+        self.names: Final = tuple([each.name for each in self.budgets])
+        self.leak_texts: Final = tuple([each.leak_text for each in self.budgets])
+        self.is_divided: Final = any(each.division is not None for each in self.budgets)
+        figures = [_FIGURES.index(each.limit.measure) for each in self.budgets]
+        in_flight = [each.limit.period is _IN_FLIGHT for each in self.budgets]
+        self._cost_of: Final = _picked(figures)
+        self._kept_of: Final = _picked([_NOTHING if each else figures[i] for i, each in enumerate(in_flight)])
+        texts = [each.name.replace("%", "%%") for each in self.budgets]
+        self.text: Final = " ".join([f"{text} %d" for text in texts])
+        """The text of draws (``drawn_text``), to be filled with costs."""
+        words = [orjson.dumps([each.name, 0, each.capacity, each.leaks])[1:-1] for each in self.budgets]
+        names = [orjson.dumps(name) for name in self.names]
+        filled = [
+            name.replace(b"%", b"%%") + b",%d" + word[len(name) + 2 :].replace(b"%", b"%%")
+            for name, word in zip(names, words, strict=True)
+        ]
+        self.words: Final = b"[%b]" % b",".join(filled)
+        """The draws as the scripts take them, four words for each, as JSON, to be filled with costs."""
+
+    def draws(self, prompt_tokens: int, output_tokens: int) -> Draws:
+        """What a request draws; the tokens of the answer are the expected ones."""
+        return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)))
+
+    def returned(
+        self, costs: tuple[int, ...], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
+    ) -> Sequence[int]:
+        """The amounts that a request gives back (``returned_text``)."""
+        if not answered:
+            return costs
+        if prompt_tokens is not None and output_tokens is not None:
+            kept = self._kept_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens, 0))
+            return [*map(sub, costs, kept)]
+        known = self._kept_of((None, prompt_tokens, output_tokens, None, 0))
+        return [0 if used is None else cost - used for cost, used in zip(costs, known, strict=True)]
+
+
+_FIGURES: Final = (*Measure,)
+_NOTHING: Final = len(_FIGURES)
+"""The place behind these figures, of what is in flight: nothing of it is kept at the end."""
+
+
+def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """A function that returns what a tuple has at these places."""
+    if len(places) == 1:
+        (place,) = places
+        return lambda figures: (figures[place],)
+    return itemgetter(*places)
+
+
+@value
+class Draws:
+    """What one request takes of its budgets."""
+
+    group: BudgetGroup
+    costs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *draws: Draw) -> Draws:
+        """These draws together; there is at least one."""
+        return cls(BudgetGroup([each.budget for each in draws]), tuple([each.cost for each in draws]))
+
+    @property
+    def each(self) -> tuple[Draw, ...]:
+        """One by one."""
+        return tuple(map(Draw, self.group.budgets, self.costs))
 
 
 @value
@@ -123,12 +212,16 @@ class Drawn:
     parts: Mapping[int, int] = field(default_factory=dict)
     """The part that this pool has of each budget that is divided, by the place of its draw."""
 
-    def unused_in_s(self, place: int, draw: Draw) -> float:
+    def unused_in_s(self, place: int, budget: Budget) -> float:
         """Time until nothing is used of a budget that leaks, or of this pool's part of it, if no other request drew. A
         part that is overdrawn grows to what is used."""
-        part = self.parts.get(place, draw.capacity)
+        limit = budget.limit
+        part = self.parts.get(place, limit.amount)
         used = part - self.left[place]
-        return max(0, used) * draw.capacity / (draw.leak_per_s * max(1, part, used))
+        if used <= 0:
+            return 0.0
+        whole_s = used / limit.leak_per_s
+        return whole_s if part == limit.amount else whole_s * limit.amount / max(part, used)
 
 
 @value
@@ -146,10 +239,11 @@ class Lack:
 
 
 def drawn_of(
-    draws: Sequence[Draw], left: tuple[int, ...], lacks: Iterable[Lack], parts: Mapping[int, int] | None = None
+    draws: Draws, left: tuple[int, ...], lacks: Iterable[Lack], parts: Mapping[int, int] | None = None
 ) -> Drawn:
     """The reply to draws of which some do not fit: of these it names the first one of those that take longest to."""
-    waits = [(_wait_s(draws[lack.place], lack), lack.place) for lack in lacks]
+    each = draws.each
+    waits = [(_wait_s(each[lack.place], lack), lack.place) for lack in lacks]
     wait_s, unmet = max(waits, key=itemgetter(0))
     return Drawn(left, unmet, wait_s, parts or {})
 
@@ -157,40 +251,24 @@ def drawn_of(
 def _wait_s(draw: Draw, lack: Lack) -> float:
     """Time until the draw would fit if no other request drew; 0 where that is not known: for what is in flight, and for
     a quota that is spent."""
-    if draw.limit.period in _QUOTAS:
+    limit = draw.budget.limit
+    if limit.period in _QUOTAS:
         return ROUND_S if lack.elsewhere is not None and lack.beyond <= lack.elsewhere else 0.0
-    if not draw.leak_per_s:
+    if limit.period is _IN_FLIGHT:
         return 0.0
-    wait_s = lack.beyond / draw.leak_per_s
+    wait_s = lack.beyond / limit.leak_per_s
     if lack.elsewhere is not None:
-        moved_s = ROUND_S + max(0.0, lack.beyond - lack.elsewhere) / draw.leak_per_s
-        wait_s = moved_s if draw.cost > lack.part else min(moved_s, wait_s * draw.capacity / max(1, lack.part))
+        moved_s = ROUND_S + max(0.0, lack.beyond - lack.elsewhere) / limit.leak_per_s
+        wait_s = moved_s if draw.cost > lack.part else min(moved_s, wait_s * limit.amount / max(1, lack.part))
     return ceil(wait_s * 1000) / 1000
-
-
-@value
-class Budget:
-    """A limit of a tenant, with the figures that are the same for all requests that draw from it."""
-
-    name: str
-    """Its name, without blanks."""
-    counted: int
-    """The place of what it counts in ``Measure``."""
-    leak_per_s: float
-    limit: Limit
-    division: Division | None = None
-    """Its division among pools; None: all of it is this pool's."""
 
 
 def budgets_of(tenant: str, limits: Iterable[Limit], division: Division | None = None) -> tuple[Budget, ...]:
     """The budgets of a tenant's limits. ``division`` is that of the tenant, where it uses several pools; a model is of
     one pool."""
-    measures = [*Measure]
     return tuple(
         Budget(
             budget_of(tenant, limit),
-            measures.index(limit.measure),
-            limit.leak_per_s,
             limit,
             None if division is None or limit.of.startswith(OF_MODEL) else division,
         )
@@ -198,19 +276,11 @@ def budgets_of(tenant: str, limits: Iterable[Limit], division: Division | None =
     )
 
 
-def draws_of(
-    budgets: Iterable[Budget], names: Sequence[str], prompt_tokens: int, output_tokens: int
-) -> tuple[Draw, ...]:
-    """What a request draws. ``names`` are what it is for (``key:NAME``, ``model:NAME``); the tokens of the answer are
-    the expected ones."""
-    costs = (1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)
-    drawn = []
-    for budget in budgets:
-        limit = budget.limit
-        if not limit.of or limit.of in names:
-            cost = costs[budget.counted]
-            drawn.append(Draw(budget.name, cost, limit.amount, budget.leak_per_s, limit, budget.division))
-    return tuple(drawn)
+def group_of(budgets: Iterable[Budget], names: Collection[str]) -> BudgetGroup | None:
+    """The budgets that a request for these names draws from (``key:NAME``, ``model:NAME``), beside those for all that
+    its tenant sends; None: it draws from none."""
+    drawn = [each for each in budgets if not each.limit.of or each.limit.of in names]
+    return BudgetGroup(drawn) if drawn else None
 
 
 def budget_of(tenant: str, limit: Limit) -> str:
@@ -221,9 +291,7 @@ def budget_of(tenant: str, limit: Limit) -> str:
 NOTHING_RETURNED: Final = "-"
 
 
-def returned_text(
-    draws: Sequence[Draw], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
-) -> str:
+def returned_text(draws: Draws, prompt_tokens: int | None, output_tokens: int | None, *, answered: bool) -> str:
     """The amounts that a request gives back when it is over: each budget and its amount, unless that is 0, separated by
     blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon, and of
     which amount that is where the budget is divided.
@@ -231,26 +299,19 @@ def returned_text(
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
-    tokens = None if prompt_tokens is None or output_tokens is None else prompt_tokens + output_tokens
-    kept = {_PROMPT_TOKENS: prompt_tokens, _OUTPUT_TOKENS: output_tokens, _TOKENS: tokens}
-    words: list[str] = []
-    for draw in draws:
-        amount, limit = draw.cost, draw.limit
-        if answered and limit.period is not _IN_FLIGHT:
-            used = kept.get(limit.measure)
-            amount = 0 if used is None else amount - used
-        if amount:
-            words += (draw.budget, str(amount) if amount > 0 else f"{amount}:{_leak_text(draw)}")
+    group = draws.group
+    amounts = group.returned(draws.costs, prompt_tokens, output_tokens, answered=answered)
+    words = [
+        f"{name} {amount}" if amount > 0 else f"{name} {amount}:{leak}"
+        for name, amount, leak in zip(group.names, amounts, group.leak_texts, strict=True)
+        if amount
+    ]
     return " ".join(words) or NOTHING_RETURNED
 
 
-def _leak_text(draw: Draw) -> str:
-    return f"{draw.leak_per_s}" if draw.division is None else f"{draw.leak_per_s}/{draw.capacity}"
-
-
-def drawn_text(draws: Sequence[Draw]) -> str:
+def drawn_text(draws: Draws) -> str:
     """The draws as a request's record has them: each budget and its cost, separated by blanks."""
-    return " ".join([f"{draw.budget} {draw.cost}" for draw in draws])
+    return draws.group.text % draws.costs
 
 
 def draws_from(text: str) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceSta
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, Lack, drawn_of
+from dualmap.scheduling.tenants.budgets import Drawn, Draws, Lack, drawn_of
 from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
@@ -72,8 +72,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
-    if placement.draws:
-        known += b'"draws":%b,' % orjson.dumps(draw_words(placement.draws))
+    if placement.draws is not None:
+        known += b'"draws":%b,' % draw_words(placement.draws)
         known += b'"must_draw":true,' if placement.must_draw else b""
     if placement.share is not None:
         known += _share_json(placement.share)
@@ -109,9 +109,9 @@ def _share_json(share: Share) -> bytes:
     return b'"share":{"name":"%b","weight":%.17g,"instances":%d},' % (name, share.weight, share.instances)
 
 
-def draw_words(draws: Sequence[Draw]) -> list[str | float | list[float | str]]:
-    """Draws as the scripts take them: four words for each."""
-    return [word for each in draws for word in (each.budget, each.cost, each.capacity, each.leaks)]
+def draw_words(draws: Draws) -> bytes:
+    """Draws as the scripts take them: four words for each, as JSON."""
+    return draws.group.words % draws.costs
 
 
 class OptionTexts:
@@ -186,7 +186,7 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
-        drawn and drawn_from(placement.draws, drawn),
+        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn),
         standing and _standing_from(standing),
     )
 
@@ -196,13 +196,14 @@ def _standing_from(found: Sequence[int]) -> Standing:
     return Standing(level, sent_us / 1_000_000, share_us / 1_000_000)
 
 
-def drawn_from(draws: Sequence[Draw], found: Sequence[Any]) -> Drawn:
+def drawn_from(draws: Draws, found: Sequence[Any]) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
     text, *left = found
     parts = {}
-    for place, each in enumerate(left):
-        if isinstance(each, bytes):
-            left[place], parts[place] = map(int, each.split())
+    if draws.group.is_divided:
+        for place, each in enumerate(left):
+            if isinstance(each, bytes):
+                left[place], parts[place] = map(int, each.split())
     if not text:
         return Drawn(tuple(left), parts=parts)
     words = text.split()

@@ -17,8 +17,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
-import orjson
-
 from dualmap.scheduling.placing.placement import Observation, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
@@ -27,7 +25,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import Counts, StoredRequest
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, draws_from
+from dualmap.scheduling.tenants.budgets import Drawn, Draws, draws_from
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
@@ -109,14 +107,13 @@ class PoolStore(Changes):
         return Observation(count_from(epoch), count_from(tree_version), sequence, loads)
 
     @reads
-    async def register(self, request: StoredRequest, draws: Sequence[Draw]) -> tuple[PlaceStatus, Drawn]:
+    async def register(self, request: StoredRequest, draws: Draws | None) -> tuple[PlaceStatus, Drawn]:
         """Admit a request that is passed on without being placed: draw from its budgets, from all or none, and keep its
         record, on no instance, until it is released. Returns DISPATCHED, LIMITED or DUPLICATE, and the budgets."""
-        words = placing.draw_words(draws)
-        status, found = await self._run(
-            "register_request", request.request_id, orjson.dumps(words), reported_of(request)
-        )
-        return PlaceStatus(status.decode()), placing.drawn_from(draws, found or (b"",))
+        words = b"[]" if draws is None else placing.draw_words(draws)
+        status, found = await self._run("register_request", request.request_id, words, reported_of(request))
+        drawn = Drawn() if draws is None else placing.drawn_from(draws, found or (b"",))
+        return PlaceStatus(status.decode()), drawn
 
     @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:

@@ -21,7 +21,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.tenants.budgets import Draw, drawn_text
+from dualmap.scheduling.tenants.budgets import Draw, Draws, drawn_text
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
@@ -123,8 +123,9 @@ async def place(pool: PoolStore, request_id: str, *instances: str, **changes: An
 
 async def place_drawing(pool: PoolStore, request_id: str, *draws: Draw, must_draw: bool = False) -> PlaceReply:
     """Place a request of tenant ``acme`` that draws from its budgets."""
-    drawn = drawn_text(draws)
-    return await place(pool, request_id, tokens=100, tenant="acme", drawn=drawn, draws=draws, must_draw=must_draw)
+    together = Draws.of(*draws)
+    about = {"tenant": "acme", "drawn": drawn_text(together), "draws": together}
+    return await place(pool, request_id, tokens=100, must_draw=must_draw, **about)
 
 
 async def hold(pool: PoolStore, request_id: str, *instances: str, slo_ms: int = 5000, **changes: Any) -> StoredRequest:

@@ -6,7 +6,7 @@ import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, budget_of
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Drawn, Limit, Measure, Period, budget_of
 from dualmap.statestore.connect import Store
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment, Allotted, Wanted
@@ -21,7 +21,7 @@ CLOSED = Division(("default", "other"), 0, begins=False)
 
 
 def draw(cost: int, limit: Limit = MINUTE, division: Division = OPEN) -> Draw:
-    return Draw(budget_of("acme", limit), cost, limit.amount, limit.leak_per_s, limit, division)
+    return Draw(Budget(budget_of("acme", limit), limit, division), cost)
 
 
 async def allot(pool: PoolStore, stamp: int, part: int, limit: Limit = MINUTE, rest: int = 0) -> int | None:
@@ -72,10 +72,10 @@ async def test_the_part_of_the_rate_leaks(pool: PoolStore, clock: HandClock) -> 
 async def test_a_reply_says_when_nothing_will_be_used_of_the_part(pool: PoolStore, clock: HandClock) -> None:
     await allot(pool, 1, 600)
     drawing, undivided = draw(60), Limit(Measure.TOKENS, Period.MINUTE, 6000, "model:big")
-    whole = Draw(budget_of("acme", undivided), 60, 6000, 100.0, undivided)
+    whole = Draw(Budget(budget_of("acme", undivided), undivided), 60)
     drawn = (await place_drawing(pool, "r1", drawing, whole)).drawn
     assert drawn is not None
-    assert [drawn.unused_in_s(0, drawing), drawn.unused_in_s(1, whole)] == [6.0, 0.6]
+    assert [drawn.unused_in_s(0, drawing.budget), drawn.unused_in_s(1, whole.budget)] == [6.0, 0.6]
 
     clock.advance(5_999)
     assert (await pool.allotments.of("acme/tokens/minute", 6000, 0)).used == 1

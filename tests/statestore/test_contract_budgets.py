@@ -9,7 +9,7 @@ import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.request.release import Release
-from dualmap.scheduling.tenants.budgets import Draw, Drawn, Limit, Measure, Period, drawn_text
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Drawn, Draws, Limit, Measure, Period, drawn_text
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import HandClock, assert_sums_hold, finish, instance, place_drawing, placement, record
 
@@ -18,7 +18,7 @@ IN_FLIGHT = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2)
 
 
 def draw(cost: int, limit: Limit = MINUTE_TOKENS, budget: str = "acme/tokens/minute") -> Draw:
-    return Draw(budget, cost, limit.amount, limit.amount / 60 if limit.period is Period.MINUTE else 0.0, limit)
+    return Draw(Budget(budget, limit), cost)
 
 
 def one_in_flight() -> Draw:
@@ -109,7 +109,7 @@ async def test_what_is_in_flight_is_bounded_and_freed_by_ends_alone(pool: PoolSt
 async def test_a_lowered_limit_counts_what_is_used_already(pool: PoolStore) -> None:
     for request_id in ("r1", "r2"):
         await place_drawing(pool, request_id, one_in_flight())
-    lowered = replace(one_in_flight(), capacity=1)
+    lowered = draw(1, replace(IN_FLIGHT, amount=1), "acme/requests/in_flight")
 
     await finish(pool, "r1", returned="acme/requests/in_flight 1")
     assert (await place_drawing(pool, "r3", lowered)).status is PlaceStatus.LIMITED
@@ -262,7 +262,7 @@ async def test_a_store_that_came_back_empty_knows_again_what_is_in_flight(pool: 
 
 
 async def test_a_request_that_is_passed_on_comes_back_into_an_empty_store_with_what_it_drew(pool: PoolStore) -> None:
-    draws = (one_in_flight(),)
+    draws = Draws.of(one_in_flight())
     asked = replace(placement("r1").request, tenant="acme", drawn=drawn_text(draws), account="acme ci - m")
     assert (await pool.register(asked, draws))[0] is PlaceStatus.DISPATCHED
     lost = await record(pool, "r1")

@@ -12,7 +12,7 @@ from dualmap.scheduling.request.metering import KEPT, LOST, Account, Counts, use
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
-from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.usage import USAGE_DAYS
 from tests.statestore.samples import HandClock, finish, first_token, instance, lead, placement
@@ -105,9 +105,9 @@ async def test_nobody_pays_for_requests_without_a_tenant(pool: PoolStore) -> Non
 
 async def test_what_a_limit_refuses_is_counted_beside(pool: PoolStore) -> None:
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 1)
-    draw = Draw("acme/requests/in_flight", 1, 1, 0.0, limit)
+    draws = Draws.of(Draw(Budget("acme/requests/in_flight", limit), 1))
     for request_id in ("r1", "r2", "r3"):
-        reply = await place(pool, request_id, draws=(draw,), drawn=drawn_text((draw,)))
+        reply = await place(pool, request_id, draws=draws, drawn=drawn_text(draws))
 
     assert reply.status is PlaceStatus.LIMITED
     assert await counts_of(pool) == {ACME: Counts(refused=2)}
@@ -152,7 +152,7 @@ async def try_over(pool: PoolStore, request_id: str = "r1", attempt: int = 1) ->
 
 
 async def test_a_request_that_is_refused_between_two_tries_is_metered_once(pool: PoolStore) -> None:
-    await place(pool, "r1", draws=(IN_FLIGHT,), drawn=drawn_text((IN_FLIGHT,)))
+    await place(pool, "r1", draws=IN_FLIGHT, drawn=drawn_text(IN_FLIGHT))
     for _ in range(2):
         await try_over(pool)
     assert await counts_of(pool) == {}
@@ -160,7 +160,7 @@ async def test_a_request_that_is_refused_between_two_tries_is_metered_once(pool:
     assert (kept.instance_id, kept.drawn) == ("", "")
     load = (await pool.loads())["a"]
     assert (load.running_requests, load.pending_tokens, load.context_tokens) == (0, 0, 0)
-    assert await pool.usage.budgets("acme", [IN_FLIGHT.limit]) == [0]
+    assert await pool.usage.budgets("acme", [ONE_LIMIT]) == [0]
 
     refused = used_by(Outcome.UPSTREAM_FAILED, None, None)
     for _ in range(2):
@@ -168,7 +168,7 @@ async def test_a_request_that_is_refused_between_two_tries_is_metered_once(pool:
 
     assert await counts_of(pool) == {ACME: Counts(1, unanswered=1)}
     assert await pool.requests_of("one") == []
-    assert await pool.usage.budgets("acme", [IN_FLIGHT.limit]) == [0]
+    assert await pool.usage.budgets("acme", [ONE_LIMIT]) == [0]
 
 
 async def test_the_next_try_takes_the_record_over(pool: PoolStore) -> None:
@@ -319,12 +319,13 @@ async def test_the_leader_drops_days_that_nobody_needs_any_more(pool: PoolStore,
 
 
 # requests that are passed on -------------------------------------------------------------------------------------
-IN_FLIGHT = Draw("acme/requests/in_flight", 1, 2, 0.0, Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2))
+ONE_LIMIT = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2)
+IN_FLIGHT = Draws.of(Draw(Budget("acme/requests/in_flight", ONE_LIMIT), 1))
 
 
 async def register(pool: PoolStore, request_id: str, replica_id: str = "one") -> PlaceStatus:
-    about = {"account": str(ACME), "tenant": "acme", "drawn": drawn_text((IN_FLIGHT,)), "replica_id": replica_id}
-    status, _ = await pool.register(placement(request_id, **about).request, (IN_FLIGHT,))
+    about = {"account": str(ACME), "tenant": "acme", "drawn": drawn_text(IN_FLIGHT), "replica_id": replica_id}
+    status, _ = await pool.register(placement(request_id, **about).request, IN_FLIGHT)
     return status
 
 

@@ -19,7 +19,7 @@ from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, drawn_text
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
 from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
@@ -64,18 +64,19 @@ async def live_through_everything(pool: PoolStore) -> None:
     await place(pool, "over", account="acme ci - m")
     await first_token(pool, "over", "a", note='{"features": null}')
     await finish(pool, "over", note='{"text_bytes": 9, "tokens": 2}', used="1 9 0 2 0 0 0 completed reported")
-    await pool.register(placement("lost", account="acme ci - m").request, ())
+    await pool.register(placement("lost", account="acme ci - m").request, None)
     lease = await pool._calls.command("HGET", pool._keys.replicas, "one")
     await pool.release([Release("lost", replica_id="one", used="1 0 0 0 0 1 0 lost expected")], lease=lease)
     await pool.observe(["a"], CHAIN)
     await place(pool, "sent", "a", "b")
     await first_token(pool, "sent", "a")
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
-    draw = Draw("acme/requests/in_flight", 1, 8, 0.0, limit, Division(("default", "other"), 0, True))
+    division = Division(("default", "other"), 0, begins=True)
+    draws = Draws.of(Draw(Budget("acme/requests/in_flight", limit, division), 1))
     await pool.allotments.allot(Allotment("other/requests/in_flight", 8, 4, 1, 4))
-    await pool.register(placement("passed on", account="acme ci - m").request, ())
-    about = {"tenant": "acme", "drawn": drawn_text((draw,)), "shares_as": "acme"}
-    await place(pool, "drawing", "a", draws=(draw,), share=Share("acme", 1.0, 2), **about)
+    await pool.register(placement("passed on", account="acme ci - m").request, None)
+    about = {"tenant": "acme", "drawn": drawn_text(draws), "shares_as": "acme"}
+    await place(pool, "drawing", "a", draws=draws, share=Share("acme", 1.0, 2), **about)
     await place(pool, "busy", "a", leg=Leg.PREFILL)
     for request_id in ("held", "moves", "late"):
         await place(pool, request_id, "a", "b", slo_ms=1, rebalances=True)

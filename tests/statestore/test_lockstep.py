@@ -37,7 +37,7 @@ from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, budgets_of, drawn_text, draws_of
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Limit, Measure, Period, budgets_of, drawn_text
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -304,7 +304,7 @@ class Traffic:
         limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
         division = rng.choice((None, DIVISION))
         budgets = budgets_of("acme", rng.sample(limits, rng.randrange(1, 3)), division)
-        draws = draws_of(budgets, (), rng.randrange(1, 4000), 50)
+        draws = BudgetGroup(budgets).draws(rng.randrange(1, 4000), 50)
         return {
             "tenant": "acme",
             "drawn": drawn_text(draws),

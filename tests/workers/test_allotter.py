@@ -18,7 +18,7 @@ from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.tenants.allotments import KEPT, Division
-from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period, budget_of, drawn_text
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, budget_of, drawn_text
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
@@ -82,7 +82,7 @@ async def admitted(shards: Shards, name: str, limit: Limit = DAY, *, most: int =
     """Requests of so many that the limit lets through."""
     place = sorted(shards.stores).index(name)
     division = Division(tuple(sorted(shards.stores)), place, begins=True)
-    draws = (Draw(budget_of("acme", limit), cost, limit.amount, limit.leak_per_s, limit, division),)
+    draws = Draws.of(Draw(Budget(budget_of("acme", limit), limit, division), cost))
     count = 0
     for _ in range(most):
         asked = placement(f"r{next(_numbers)}", "i", tokens=10)

@@ -21,7 +21,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Draw, Limit, Measure, Period
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period
 from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, StoreUnavailableError
@@ -719,7 +719,7 @@ async def test_where_limits_must_hold_nothing_draws_from_them_without_the_store(
     pool = store.pool("default")
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
-    draws = (Draw("acme/requests/day", 1, 8, 0.0, Limit(Measure.REQUESTS, Period.DAY, 8)),)
+    draws = Draws.of(Draw(Budget("acme/requests/day", Limit(Measure.REQUESTS, Period.DAY, 8)), 1))
     assert (await pool.place(placement("before", "a", draws=draws))).status is PlaceStatus.DISPATCHED
     port = stop(server)
 
@@ -741,12 +741,13 @@ async def test_without_the_store_a_replica_admits_by_the_part_that_its_pool_had_
     server: EmbeddedValkey, shared: PoolStore, replica: Replica
 ) -> None:
     limit = Limit(Measure.REQUESTS, Period.DAY, 8)
-    draw = Draw("acme/requests/day", 1, 8, 0.0, limit, Division(("default", "other"), 0, begins=True))
-    await shared.allotments.allot(Allotment(draw.budget, 8, 4, stamp=1, part=6))
-    await replica.place("before", "a", draws=(draw,))
+    budget = Budget("acme/requests/day", limit, Division(("default", "other"), 0, begins=True))
+    draws = Draws.of(Draw(budget, 1))
+    await shared.allotments.allot(Allotment(budget.name, 8, 4, stamp=1, part=6))
+    await replica.place("before", "a", draws=draws)
     stop(server)
 
-    statuses = [(await replica.place(f"during-{n}", "b", tokens=10, draws=(draw,))).status for n in range(7)]
+    statuses = [(await replica.place(f"during-{n}", "b", tokens=10, draws=draws)).status for n in range(7)]
 
     assert replica.degraded
     assert statuses == [PlaceStatus.DISPATCHED] * 6 + [PlaceStatus.LIMITED]

@@ -26,7 +26,7 @@ def directory(*names: str) -> PoolDirectory[Any]:
 
 
 def division(budgets: TenantBudgets, tenant: Tenant, pool: str) -> Division | None:
-    tokens, requests, of_a_model = budgets.of(tenant, pool).all
+    tokens, requests, of_a_model = budgets.of(tenant, pool).all.budgets
     assert tokens.division == requests.division
     assert of_a_model.division is None, "a model is of one pool"
     return tokens.division
@@ -46,7 +46,7 @@ def test_pools_have_their_places_by_name() -> None:
 
     assert division(budgets, tenant, "a") == Division(("a", "c"), 0, begins=False)
     assert division(budgets, tenant, "c") == Division(("a", "c"), 1, begins=False)
-    assert [each.limit for each in budgets.of(tenant, "a").requests] == [REQUESTS]
+    assert [each.limit for each in budgets.of(tenant, "a").requests.budgets] == [REQUESTS]
 
 
 def test_a_model_of_an_unknown_pool_may_be_of_any() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.router.errors import error_body, error_headers
 from dualmap.router.tenants.rate_limits import duration, limit_fields, over_limit
-from dualmap.scheduling.tenants.budgets import Drawn, Limit, Measure, Period, budgets_of, draws_of
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Limit, Measure, Period, budgets_of
 
 NOW = datetime(2027, 1, 15, 12, 0, tzinfo=UTC)
 LIMITS = (
@@ -17,7 +17,7 @@ LIMITS = (
     Limit(Measure.PROMPT_TOKENS, Period.MINUTE, 30_000),
     Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8),
 )
-DRAWS = draws_of(budgets_of("acme", LIMITS), (), 1000, 200)
+DRAWS = BudgetGroup(budgets_of("acme", LIMITS)).draws(1000, 200)
 CHAT = "/v1/chat/completions"
 
 
@@ -45,7 +45,7 @@ def test_an_answer_of_anthropics_api_tells_it_as_that_one_does() -> None:
 
 def test_of_several_limits_the_tightest_is_told() -> None:
     limits = (*LIMITS[:1], Limit(Measure.REQUESTS, Period.MINUTE, 60, "key:ci"))
-    draws = draws_of(budgets_of("acme", limits), ("key:ci",), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", limits)).draws(1000, 200)
 
     fields = dict(limit_fields(CHAT, draws, Drawn((599, 12)), NOW))
 
@@ -84,7 +84,7 @@ def test_anthropics_clients_get_their_own_kind_of_error() -> None:
 
 
 def test_a_spent_quota_is_no_reason_to_try_again() -> None:
-    draws = draws_of(budgets_of("acme", (Limit(Measure.TOKENS, Period.MONTH, 10_000),)), (), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", (Limit(Measure.TOKENS, Period.MONTH, 10_000),))).draws(1000, 200)
 
     error = over_limit("acme", draws, Drawn((-900,), 0))
 
@@ -94,7 +94,7 @@ def test_a_spent_quota_is_no_reason_to_try_again() -> None:
 
 
 def test_a_request_beyond_the_whole_limit_is_told_to_be_shorter() -> None:
-    draws = draws_of(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),)), (), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),))).draws(1000, 200)
 
     error = over_limit("acme", draws, Drawn((-200,), 0, 12.0))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
 from dualmap.scheduling.tenants.budgets import (
     NOTHING_RETURNED,
+    BudgetGroup,
     Drawn,
     Lack,
     Limit,
@@ -16,7 +18,7 @@ from dualmap.scheduling.tenants.budgets import (
     drawn_of,
     drawn_text,
     draws_from,
-    draws_of,
+    group_of,
     returned_text,
 )
 
@@ -31,15 +33,19 @@ ALL = (
 
 
 def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() -> None:
-    draws = draws_of(budgets_of("acme", ALL), ("key:ci", "model:small"), 1000, 200)
+    budgets = budgets_of("acme", ALL)
+    group = group_of(budgets, ("key:ci", "model:small"))
+    assert group is not None
+    draws = group.draws(1000, 200)
 
-    assert [(draw.budget, draw.cost, draw.leak_per_s) for draw in draws] == [
+    assert [(each.budget.name, each.cost, each.budget.leaks) for each in draws.each] == [
         ("acme/requests/minute", 1, 10.0),
         ("acme/tokens/minute", 1200, 100_000 / 60),
-        ("acme/tokens/month", 1200, 0.0),
-        ("acme/key:ci/tokens/day", 1200, 0.0),
+        ("acme/tokens/month", 1200, "month"),
+        ("acme/key:ci/tokens/day", 1200, "day"),
         ("acme/requests/in_flight", 1, 0.0),
     ]
+    assert group_of(budgets[3:5], ("key:other", "model:small")) is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +66,7 @@ def test_an_answered_request_keeps_what_its_instance_counted(
         Limit(Measure.OUTPUT_TOKENS, Period.MINUTE, 50_000),
         Limit(Measure.TOKENS, Period.IN_FLIGHT, 4),
     )
-    draws = draws_of(budgets_of("acme", limits), (), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", limits)).draws(1000, 200)
 
     returned |= {"tokens/in_flight": 1200}
     text = returned_text(draws, *counted, answered=True)
@@ -70,20 +76,32 @@ def test_an_answered_request_keeps_what_its_instance_counted(
 
 
 def test_a_request_that_gives_nothing_back_says_so() -> None:
-    draws = draws_of(budgets_of("acme", (Limit(Measure.REQUESTS, Period.MINUTE, 600),)), (), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", (Limit(Measure.REQUESTS, Period.MINUTE, 600),))).draws(1000, 200)
 
     assert returned_text(draws, 1010, 35, answered=True) == NOTHING_RETURNED
 
 
 def test_the_text_of_draws_can_be_read_again() -> None:
-    draws = draws_of(budgets_of("acme", ALL), ("key:ci", "model:big"), 1000, 200)
+    draws = BudgetGroup(budgets_of("acme", ALL)).draws(1000, 200)
 
-    assert draws_from(drawn_text(draws)) == [(draw.budget, draw.cost) for draw in draws]
+    assert draws_from(drawn_text(draws)) == [(each.budget.name, each.cost) for each in draws.each]
     assert draws_from("") == []
 
 
+def test_draws_are_words_for_the_scripts_whatever_a_model_is_called() -> None:
+    limits = [Limit(Measure.TOKENS, Period.DAY, 9, 'model:50%d "x"'), Limit(Measure.REQUESTS, Period.MINUTE, 600)]
+    division = Division(("a", "b"), 0, begins=True)
+    draws = BudgetGroup(budgets_of("acme", limits, division)).draws(1000, 200)
+
+    assert orjson.loads(draws.group.words % draws.costs) == [
+        'acme/model:50%d "x"/tokens/day', 1200, 9, "day",
+        "acme/requests/minute", 1, 600, [10.0, 300, "a,b"],
+    ]  # fmt: skip
+    assert drawn_text(draws) == 'acme/model:50%d "x"/tokens/day 1200 acme/requests/minute 1'
+
+
 def test_a_request_beyond_the_whole_limit_never_fits() -> None:
-    (draw,) = draws_of(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),)), (), 900, 101)
+    (draw,) = BudgetGroup(budgets_of("acme", (Limit(Measure.TOKENS, Period.MINUTE, 1000),))).draws(900, 101).each
 
     assert draw.never_fits
 
@@ -106,14 +124,14 @@ def test_a_request_beyond_the_whole_limit_never_fits() -> None:
 )
 def test_a_draw_fits_once_enough_has_leaked_or_came_from_other_pools(period: Period, lack: Lack, wait_s: float) -> None:
     division = None if lack.elsewhere is None else Division(("a", "b"), 0, begins=True)
-    draws = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, period, 600)], division), (), 60, 40)
+    draws = BudgetGroup(budgets_of("acme", [Limit(Measure.TOKENS, period, 600)], division)).draws(60, 40)
 
     assert drawn_of(draws, (-10,), [lack]) == Drawn((-10,), 0, wait_s)
 
 
 def test_a_draw_of_nothing_from_a_pool_without_a_part_waits_for_a_round() -> None:
     division = Division(("a", "b"), 0, begins=False)
-    draws = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 60)], division), (), 0, 0)
+    draws = BudgetGroup(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 60)], division)).draws(0, 0)
 
     assert drawn_of(draws, (-1,), [Lack(0, 1.0, 0, 0)]).wait_s == ROUND_S + 1.0
 
@@ -134,14 +152,14 @@ def test_a_draw_of_nothing_from_a_pool_without_a_part_waits_for_a_round() -> Non
 def test_nothing_is_used_of_a_part_after_the_time_in_which_it_leaks(
     parts: dict[int, int], left: int, unused_in_s: float
 ) -> None:
-    (draw,) = draws_of(budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 600)]), (), 12, 0)
+    (budget,) = budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 600)])
 
-    assert Drawn((left,), parts=parts).unused_in_s(0, draw) == pytest.approx(unused_in_s)
+    assert Drawn((left,), parts=parts).unused_in_s(0, budget) == pytest.approx(unused_in_s)
 
 
 def test_the_first_of_the_draws_that_take_longest_to_fit_is_named() -> None:
     limits = [Limit(measure, Period.MINUTE, 600) for measure in Measure]
-    draws = draws_of(budgets_of("acme", limits), (), 60, 40)
+    draws = BudgetGroup(budgets_of("acme", limits)).draws(60, 40)
 
     lacks = [Lack(0, 5.0, 600), Lack(1, 20.0, 600), Lack(3, 20.0, 600)]
     assert drawn_of(draws, (-5, -20, 0, -20), lacks) == Drawn((-5, -20, 0, -20), 1, 2.0)
