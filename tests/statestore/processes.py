@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -51,3 +52,19 @@ def running(binary: Path, folder: Path, *arguments: str, port: int) -> Iterator[
         client.close()
         process.kill()
         process.wait()
+
+
+async def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
+    """Two nodes, each with half of the slots, that know each other."""
+    (left, _), (right, right_port) = nodes
+    left.execute_command("CLUSTER", "ADDSLOTS", *range(8192))
+    right.execute_command("CLUSTER", "ADDSLOTS", *range(8192, 16_384))
+    left.execute_command("CLUSTER", "MEET", "127.0.0.1", right_port)
+    await until_ok([left, right])
+
+
+async def until_ok(nodes: list[redis.Redis]) -> None:
+    deadline_s = time.monotonic() + 60
+    while any(client.cluster("info").get("cluster_state") != "ok" for client in nodes):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.05)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import hiredis
 import pytest
-import redis
 import trustme
 from redis.crc import key_slot
 
@@ -23,7 +21,7 @@ from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.connections import Address
 from dualmap.statestore.redis.servers import Servers, tls_context
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.processes import free_port, running
+from tests.statestore.processes import form_cluster, free_port, running, until_ok
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, place
 from tests.statestore.tls_front import Authority, tls_front
 from tests.support.certificates import mounted
@@ -238,22 +236,6 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         spread = [{key.decode().split("}")[0] for key in client.keys("*")} for client, _ in nodes]
         assert all(spread), "both nodes have pools"
         assert not spread[0] & spread[1], "no pool is torn apart"
-
-
-async def form_cluster(nodes: list[tuple[redis.Redis, int]]) -> None:
-    """Two nodes, each with half of the slots, that know each other."""
-    (left, _), (right, right_port) = nodes
-    left.execute_command("CLUSTER", "ADDSLOTS", *range(8192))
-    right.execute_command("CLUSTER", "ADDSLOTS", *range(8192, 16_384))
-    left.execute_command("CLUSTER", "MEET", "127.0.0.1", right_port)
-    await until_ok([left, right])
-
-
-async def until_ok(nodes: list[redis.Redis]) -> None:
-    deadline_s = time.monotonic() + 60
-    while any(client.cluster("info").get("cluster_state") != "ok" for client in nodes):
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.05)
 
 
 @contextlib.asynccontextmanager
