@@ -543,10 +543,12 @@ async def local_fleet(options: argparse.Namespace, folder: Path) -> AsyncIterato
             by_url = {each["url"]: each["id"] for each in await fleet.instances()}
             yield fleet, {by_url[engine.url]: engine for engine in engines}
     finally:
-        if up is not None:
-            await asyncio.to_thread(up.stop)
-        for engine in engines:
+        for engine in engines:  # first, and at once: one is large, and what follows may take a while or fail
             engine.end(signal.SIGKILL)
+        if up is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it was killed then
+                await asyncio.to_thread(up.stop)
+        for engine in engines:
             await engine.ended(10.0)
 
 
