@@ -162,6 +162,9 @@ end
 
 -- Enters what requests gave back.
 local function take_given_back(at_ms)
+  if not given_back[1] then
+    return
+  end
   local names, is_named = {}, {}
   for first = 1, #given_back, 3 do
     local name = given_back[first]
@@ -195,12 +198,13 @@ end
 
 -- Writes the budgets that this call drew from, at its end.
 local function write_budgets(at_ms)
+  if not budgets_changed[1] then
+    return
+  end
   local written = {}
   for _, name in ipairs(budgets_changed) do
     local budget = budgets_now[name]
     written[#written + 1], written[#written + 2] = name, budget_text(budget.used, budget.leak, budget.period, at_ms)
   end
-  if written[1] then
-    redis.call('HSET', keys.budgets, unpack(written))
-  end
+  redis.call('HSET', keys.budgets, unpack(written))
 end

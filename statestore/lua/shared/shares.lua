@@ -83,6 +83,9 @@ end
 
 -- Writes the books that this call changed, at its end.
 local function write_shares(at_ms)
+  if not shares_changed[1] and next(work_given) == nil then
+    return
+  end
   local names = {}
   for name in pairs(work_given) do
     names[#names + 1] = name

@@ -64,6 +64,9 @@ end
 
 -- Writes what this call metered, at its end. Former counts that cannot be read are lost.
 local function write_usage(at_ms)
+  if not accounts[1] and not usage_records[1] then
+    return
+  end
   local at = string.format('%d ', at_ms)
   for _, record in ipairs(usage_records) do
     redis.call('XADD', keys.usage_log, 'MAXLEN', '~', terms.usage_log, '*', 'record', at .. record)
