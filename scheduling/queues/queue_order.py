@@ -21,7 +21,8 @@ its session would lose the cache that it lives on. It waits as long as its clien
 still deferred ``max_deferred_s`` after its deadline.
 
 Deferred requests go in the order of bands, too. One that stays for want of memory does not keep the others back, with
-one exception: that of a tenant within its share does not see late requests of higher bands go before it.
+one exception: that of a tenant within its share does not see late ones of its class go before it that are of tenants
+above theirs.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -58,7 +59,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.classes import class_band
-from dualmap.scheduling.tenants.shares import is_within_share
+from dualmap.scheduling.tenants.shares import keeps_back
 from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
@@ -278,23 +279,20 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
                 break
             steps.append(room.take(waiting.pop(0)))
     if not waiting:
-        last_band = min((entry.band for entry in deferred if is_within_share(entry.band)), default=MANY_BANDS)
-        steps += _plan_late(queue, order, room, last_band)
+        steps += _plan_late(queue, order, room, {entry.band for entry in deferred})
     return steps, plan.passed_over_tokens
 
 
-def _plan_late(queue: QueueHead, order: QueueOrder, room: _Room, last_band: int) -> list[PlanStep]:
-    """The deferred requests that go, up to a band. What stays of a tenant within its share keeps back higher bands."""
+def _plan_late(queue: QueueHead, order: QueueOrder, room: _Room, staying: set[int]) -> list[PlanStep]:
+    """The deferred requests that go. ``staying``: the bands of those that stay and are not read again; it grows."""
     steps = []
     for entry in queue.entries:
-        if not entry.deferred:
+        if not entry.deferred or any(keeps_back(band, entry.band) for band in staying):
             continue
-        if entry.band > last_band:
-            break
         if room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
             steps.append(room.take(entry))
-        elif is_within_share(entry.band):
-            last_band = entry.band
+        else:
+            staying.add(entry.band)
     return steps
 
 

@@ -90,10 +90,10 @@ class Work:
     """The part that is its share by weight."""
 
 
-def is_within_share(band: int) -> bool:
-    """Whether a request in this band of a queue, of whatever class, is of a tenant that got no more than its share when
-    the request was placed."""
-    return band % LEVELS < FIRST_ABOVE
+def keeps_back(band: int, other: int) -> bool:
+    """Whether a late request in a band of a queue, which cannot go yet, keeps those in another band back: they are of
+    its class and behind it, and its tenant got no more than its share when it was placed."""
+    return band < other and band // LEVELS == other // LEVELS and band % LEVELS < FIRST_ABOVE
 
 
 def left_of(work_s: float, since_ms: int, now_ms: int) -> float:

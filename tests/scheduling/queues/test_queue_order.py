@@ -352,6 +352,12 @@ def test_what_is_late_of_a_tenant_within_its_share_does_not_see_those_above_thei
     assert dispatched(steps) == gone
 
 
+def test_what_is_late_of_one_class_does_not_keep_those_of_another_back(load: Load) -> None:
+    other = deferred("other", -900, 4096)._replace(band=class_band(1))
+
+    assert dispatched(plan(load, deferred("late", -800, 4097), other, context_tokens=1_000_000)) == ["other"]
+
+
 def test_what_becomes_late_in_a_plan_keeps_those_above_their_shares_back_until_the_next(load: Load) -> None:
     over = deferred("over", -900, 100)._replace(band=FIRST_ABOVE)
     within = entry("within", 10, 100)
