@@ -241,10 +241,12 @@ class Lack:
 def drawn_of(
     draws: Draws, left: tuple[int, ...], lacks: Iterable[Lack], parts: Mapping[int, int] | None = None
 ) -> Drawn:
-    """The reply to draws of which some do not fit: of these it names the first one of those that take longest to."""
+    """The reply to draws of which some do not fit: of these it names a spent quota, else the first one of those that
+    take longest to."""
     each = draws.each
     waits = [(_wait_s(each[lack.place], lack), lack.place) for lack in lacks]
-    wait_s, unmet = max(waits, key=itemgetter(0))
+    spent = [lack for lack in waits if lack[0] == 0 and each[lack[1]].budget.limit.period in _QUOTAS]
+    wait_s, unmet = spent[0] if spent else max(waits, key=itemgetter(0))
     return Drawn(left, unmet, wait_s, parts or {})
 
 

@@ -163,3 +163,11 @@ def test_the_first_of_the_draws_that_take_longest_to_fit_is_named() -> None:
 
     lacks = [Lack(0, 5.0, 600), Lack(1, 20.0, 600), Lack(3, 20.0, 600)]
     assert drawn_of(draws, (-5, -20, 0, -20), lacks) == Drawn((-5, -20, 0, -20), 1, 2.0)
+
+
+def test_a_spent_quota_is_named_before_what_leaks() -> None:
+    limits = [Limit(Measure.TOKENS, Period.MINUTE, 600), Limit(Measure.TOKENS, Period.DAY, 600)]
+    draws = BudgetGroup(budgets_of("acme", limits)).draws(60, 40)
+
+    lacks = [Lack(0, 5.0, 600), Lack(1, 5.0, 600)]
+    assert drawn_of(draws, (-5, -5), lacks) == Drawn((-5, -5), 1, 0.0)
