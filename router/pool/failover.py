@@ -46,7 +46,7 @@ LONGEST_PROBE_S = 1.0
 STEADY_S = 5.0
 """A store that is away again sooner than this after a hand-over was not really back: its backoff continues."""
 HAND_OVER_TIMEOUT_S = 10.0
-REMEMBERED_PARTS = 10_000
+REMEMBERED_PARTS = 1_000
 """Budgets divided among pools whose parts a replica remembers; of others it uses equal parts without the store."""
 
 _log = logging.getLogger(__name__)

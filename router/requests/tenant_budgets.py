@@ -21,12 +21,14 @@ class Budgets:
         self.is_whole = not any(each.limit.of for each in self.budgets)
         """Whether every request of the tenant draws from all of them."""
         self.whole = group_of(self.budgets, ()) if self.is_whole else None
+        self._of = {each.limit.of for each in self.budgets}
         self._groups: dict[tuple[str, ...], BudgetGroup | None] = {}
 
     def of(self, names: tuple[str, ...]) -> BudgetGroup | None:
         """The budgets that a request for these names draws from; None: from none."""
         if self.is_whole:
             return self.whole
+        names = tuple(name for name in names if name in self._of)
         if names not in self._groups:
             self._groups[names] = group_of(self.budgets, names)
         return self._groups[names]
