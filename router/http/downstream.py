@@ -99,7 +99,7 @@ class ClientDownstream(Downstream, Protocol):
     """The client's own connection."""
 
     between_events: bool
-    """Its stream waits for the next instance, behind a whole event: without a source, it is probed by comments."""
+    """Its stream was behind a whole event when an instance failed it: while it has no source, comments probe it."""
 
     def cut_off(self, error: RouterError) -> bool:
         """End the present answer with an error; False if there is none."""

@@ -403,6 +403,7 @@ class _Forwarding:
                 result, leg = await self._try_legs()
             failure = result.failure
             if result.stream_goes_on:
+                self._client.between_events = True
                 self.downstream = Continuation.again(self.downstream)
             if failure is None or self.downstream.committed:
                 if result.fault is not None and result.kept is None:
@@ -523,7 +524,7 @@ class _Forwarding:
 
     async def _may_leave(self) -> bool:
         """Whether another instance could go on with the stream as it is now."""
-        if self._kept is None:
+        if self._kept is None or self._kept.holds_end:
             return False
         so_far = await self._kept.read_so_far()
         try:

@@ -184,6 +184,11 @@ class KeptStream:
             self._grow()
         return without_ids(data) if self._hides_ids else data
 
+    @property
+    def holds_end(self) -> bool:
+        """Whether its last events wait for the next one: they end a message."""
+        return bool(self._message_end)
+
     # what passes the native relay --------------------------------------------------------------------------------
     @property
     def hides_ids(self) -> bool:
@@ -329,17 +334,17 @@ class KeptStream:
 
 
 def _before_message_end(data: bytes) -> tuple[bytes, bytes]:
-    """Whole events of a response, and behind them those that end a message, if they are the last."""
+    """Whole events of a response, and apart from them those that end a message, if none but comments follow them."""
     if not any(word in data for word in _MESSAGE_DONE):
         return data, b""
     splitter = EventSplitter(MAX_EVENT_BYTES)
-    events = splitter.feed(data)
-    at = len(events)
-    while at and _ends_message(events[at - 1]):
+    passed, ends = splitter.feed(data), list[bytes]()
+    at = len(passed)
+    while at and (is_comment(passed[at - 1]) or _ends_message(passed[at - 1])):
         at -= 1
-    if splitter.rest or at == len(events):  # a comment is passed on at once
-        return data, b""
-    return b"".join(events[:at]), b"".join(events[at:])
+        if not is_comment(passed[at]):
+            ends.append(passed.pop(at))
+    return b"".join([*passed, splitter.rest]), b"".join(reversed(ends))
 
 
 def _ends_message(event: bytes) -> bool:

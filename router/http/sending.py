@@ -197,13 +197,14 @@ class Sender:
                 connection.answer_to(answer)
                 if await answer.done is not None:
                     return None
+                upstreams.release(connection)
+                connection = None
+                return answer.body if answer.status == 200 else None
         except (ConnectError, OutOfFilesError, TimeoutError):
             return None
         finally:
-            if connection is not None and not connection.complete:
+            if connection is not None:
                 connection.abort()
-        upstreams.release(connection)
-        return answer.body if answer.status == 200 else None
 
     def parts(self, url: str, rank: int | None, body: list[BodyPart], path: str | None = None) -> list[BodyPart]:
         """The request as bytes, its head first, for an instance or for one rank of it. ``path``: another one."""

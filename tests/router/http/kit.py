@@ -103,6 +103,8 @@ class PlacedRequest:
         self.sent_tokens.append(event.sent_tokens)
         if self.tries >= len(self.urls):
             raise UpstreamError(f"no instance is left: {failure}")
+        if self.intake.gate_of_retries is not None:
+            await self.intake.gate_of_retries.wait()
         self.expected_ttft_s = None
         self.tries += 1
 
@@ -124,6 +126,7 @@ class Intake:
     refusal: Exception | None = None
     rank: int | None = None
     gate: asyncio.Event | None = None
+    gate_of_retries: asyncio.Event | None = None
     requests: list[InferenceRequest] = field(default_factory=list)
     placed_requests: list[PlacedRequest] = field(default_factory=list)
     loss_notifier: InstanceLossNotifier = field(

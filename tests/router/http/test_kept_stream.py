@@ -218,3 +218,13 @@ def test_another_item_that_ends_passes_at_once() -> None:
     call = response_event("response.output_item.done", item={"type": "function_call"})
 
     assert kept.feed([b"".join([*RESPONSE_TEXT, *MESSAGE_END, call])]).endswith(call)
+
+
+async def test_a_comment_passes_before_the_end_of_a_message_that_is_held() -> None:
+    kept = kept_response()
+    for event in RESPONSE_TEXT:
+        kept.feed([event])
+
+    assert kept.feed([b"".join([MESSAGE_END[0], b": ping\n\n", *MESSAGE_END[1:], b": ping\n\n"])]) == b": ping\n\n" * 2
+    assert kept.holds_end
+    assert kept.feed([CANCELLED]) == b"" and kept.failure is ABORTED

@@ -381,6 +381,27 @@ async def test_nothing_is_asked_on_for_a_client_that_leaves_between_two_instance
     assert [talk.head.split(b" ")[1] for talk in second.talks] == [b"/tokenize"]
 
 
+async def test_a_client_that_has_comments_alone_and_leaves_before_the_next_instance_is_noticed(
+    fleet: StartFleet,
+) -> None:
+    async def comments_alone(talk: Talk) -> None:
+        await talk.begin_stream()
+        await talk.chunk(b": wait\n\n")
+        talk.reset()
+
+    second = Engine(breaks)
+    intake, _, client = await fleet(comments_alone, second, settings=ON)
+    intake.gate_of_retries = asyncio.Event()
+    ask(client, COMPLETION, max_tokens=20)
+    await eventually(lambda: intake.placed_requests and intake.placed_request.failures)
+
+    client.close()
+
+    await eventually(lambda: intake.placed_request.finished)
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
+    assert second.asked == []
+
+
 async def test_a_client_that_closed_its_half_between_two_instances_gets_the_rest(fleet: StartFleet) -> None:
     counting, counted = asyncio.Event(), asyncio.Event()
     engine = Engine(breaks, tells_ids=False)
