@@ -213,12 +213,17 @@ def _text_of(event: bytes) -> str:
     data = next((line[6:] for line in event.split(b"\n") if line.startswith(b"data: {")), None)
     if data is None:
         return ""
-    said = json.loads(data)
-    if said.get("type") == "content_block_delta":
-        return str(said["delta"].get("text", ""))
-    if said.get("type") == "response.output_text.delta":
-        return str(said["delta"])
-    return "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in said.get("choices") or ())
+    try:
+        said = json.loads(data)
+        if said.get("type") == "content_block_delta":
+            return str(said["delta"].get("text", ""))
+        if said.get("type") == "response.output_text.delta":
+            return str(said["delta"])
+        return "".join(
+            each.get("text") or each.get("delta", {}).get("content") or "" for each in said.get("choices") or ()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""  # the whole stream is read at its end, and then found not to be readable
 
 
 def prompts(apis: Sequence[Api], model: str, tokens: int, seed: int) -> Iterable[Prompt]:
@@ -386,6 +391,8 @@ async def run_round(
     finally:
         ending.cancel()
         await asyncio.wait([ending])
+    if not ending.cancelled():
+        ending.result()
     return uncut, again
 
 

@@ -401,7 +401,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", type=Path, metavar="DIR", help="install the tools there, run nothing")
     parser.add_argument(
-        "--python", metavar="PROGRAM", help="the Python of their environments (none: the first that does)"
+        "--python", metavar="PROGRAM", help="the Python of their environments (none: the first one that is new enough)"
     )
     parser.add_argument("--tools", type=Path, metavar="DIR", help="folder of the tools (none: this environment's)")
     parser.add_argument("--vllm", default="vllm", metavar="PROGRAM", help="the program of an installed vLLM")

@@ -1,6 +1,6 @@
 """What a cluster of shards carries: CPU of each shard for a request, where pools are spread over a Redis Cluster.
 
-    python benchmarks/store_shards.py [--shards 1 2 4] [--pools 8] [--requests 4000] [--callers 64]
+    python benchmarks/store_shards.py [--shards 1 2 4] [--pools 8] [--requests 8000] [--callers 64]
 
 Starts a cluster of so many nodes of the private Valkey, with the pools spread evenly, and sends whole requests of each
 pool through ``PoolStore`` as ``store_cost.py`` does, all from one process, as a router that serves all pools would. The
@@ -118,7 +118,7 @@ def spread_pools(shards: Sequence[Shard], count: int) -> dict[str, Shard]:
 
 
 async def measure(shards: Sequence[Shard], options: argparse.Namespace) -> list[Cell]:
-    """A row: shards, pools, microseconds of a shard for a request of its pools (at the mean, and of the busiest shard),
+    """A row: shards, pools, microseconds of a shard for a request of its pools (the mean and the most of the shards),
     microseconds of the client, and the requests a second that the shards' CPU allows."""
     scheduling = SchedulingSettings()
     scenario = Scenario(options.instances, options.blocks, 0)
@@ -193,11 +193,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8000, help="of all pools together")
     parser.add_argument("--callers", type=int, default=64, help="that call at once")
     options = parser.parse_args()
+    if not max(options.shards) <= options.pools <= options.requests:
+        parser.error("there must be a pool for each shard, and a request for each pool")
     rows = []
     for count in options.shards:
         with cluster(count) as shards:
             rows.append(uvloop.run(measure(shards, options)))
-    columns = ("shards", "pools", "µs of a shard a request", "of the busiest", "µs of the client", "requests/s")
+    columns = ("shards", "pools", "µs of a shard a request", "the most", "µs of the client", "requests/s")
     for row in text_rows(Table("Shards", columns, rows)):
         print("  ".join(cell.rjust(len(title)) for cell, title in zip(row, columns, strict=True)))
 

@@ -40,7 +40,7 @@ class Intake:
         self._budgets = TenantBudgets(pools, begins=context.settings.limits_without_store == "open")
 
     def tenants_changed(self) -> None:
-        """Some may have been removed: nothing is kept of these."""
+        """Some may have been removed: what their requests drew from is kept no more."""
         if self._tenants is not None:
             self._budgets.keep(self._tenants.tenants.keys())
 
