@@ -106,7 +106,7 @@ async def _drift(pool: PoolStore, lease: Lease) -> None:
 
 CHANGES: dict[str, Change] = {
     "place": lambda pool, _: pool.place(placement("late", "a")),
-    "register": lambda pool, _: pool.register(placement("late", "a").request, ()),
+    "register": lambda pool, _: pool.register(placement("late", "a").request, None),
     "observe": lambda pool, _: pool.observe(["a"], CHAIN),
     "commit": _commit,
     "release": lambda pool, _: pool.release([Release("running")]),

@@ -289,7 +289,7 @@ async def test_nothing_is_left_of_a_damaged_request_that_is_over(filled: PoolSto
 
 
 async def test_a_damaged_request_that_was_passed_on_is_listed_no_more_when_it_is_over(filled: PoolStore) -> None:
-    await filled.register(placement("passed", replica_id="one").request, ())
+    await filled.register(placement("passed", replica_id="one").request, None)
     await write(filled, "HSET", KEYS.request("passed"), "placed", "?")
 
     (told,) = await filled.release([Release("passed", replica_id="one")])
