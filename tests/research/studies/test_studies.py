@@ -21,6 +21,8 @@ from dualmap.scheduling.placing.policies.registry import granting_order
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 from dualmap.simulation.sources import TraceSource
 
+pytestmark = pytest.mark.timeout(600)  # the first test runs all experiments: minutes of computing on a slow machine
+
 TINY: Plan = replace(
     QUICK,
     conversation_requests=80,
