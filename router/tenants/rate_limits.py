@@ -46,48 +46,41 @@ _ANTHROPIC_FIELDS: Final = {
 }
 
 
-class _Told(NamedTuple):
-    """A limit that clients are told of."""
+class _ReportedLimit(NamedTuple):
+    """A limit in the fields of an answer."""
 
     limit_field: bytes
     left_field: bytes
     reset_field: bytes
     place: int
     """Its place in the group."""
-    amount: int
-    text: bytes
-    """The amount as a text."""
-    leak_per_s: float
+    amount: bytes
 
 
 @lru_cache(maxsize=4096)
-def _told(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Told, ...], ...]:
+def _reported_limits(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_ReportedLimit, ...], ...]:
     """The limits a minute of a group, those on the same figure together."""
-    names, found = _ANTHROPIC_FIELDS if is_messages else _OPENAI_FIELDS, dict[Measure, list[_Told]]()
+    names, found = _ANTHROPIC_FIELDS if is_messages else _OPENAI_FIELDS, dict[Measure, list[_ReportedLimit]]()
     for place, budget in enumerate(group.budgets):
         limit = budget.limit
         if limit.period is Period.MINUTE and limit.measure in names:
-            told = _Told(*names[limit.measure], place, limit.amount, b"%d" % limit.amount, limit.leak_per_s)
-            found.setdefault(limit.measure, []).append(told)
+            reported = _ReportedLimit(*names[limit.measure], place, b"%d" % limit.amount)
+            found.setdefault(limit.measure, []).append(reported)
     return tuple(map(tuple, found.values()))
 
 
 def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
     """The fields of an answer on ``path``, as the API's own service has them. Of several limits on the same figure, the
     one of which the least is left is told."""
-    is_messages, left_of, parts = path == MESSAGES_PATH, drawn.left, drawn.parts
+    is_messages, left_of, group = path == MESSAGES_PATH, drawn.left, draws.group
     fields: list[tuple[bytes, bytes]] = []
-    for same in _told(draws.group, is_messages):
+    for same in _reported_limits(group, is_messages):
         tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
-        limit_field, left_field, reset_field, place, amount, text, leak_per_s = tightest
-        left = left_of[place]
-        if parts:
-            reset_s = drawn.unused_in_s(place, draws.group.budgets[place])
-        else:
-            reset_s = (amount - left) / leak_per_s if left < amount else 0.0
+        limit_field, left_field, reset_field, place, amount = tightest
+        left, reset_s = left_of[place], drawn.unused_in_s(place, group.budgets[place])
         reset = _time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)
         fields += (
-            (limit_field, text),
+            (limit_field, amount),
             (left_field, b"%d" % left if left > 0 else b"0"),
             (reset_field, reset.encode()),
         )

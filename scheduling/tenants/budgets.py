@@ -111,7 +111,7 @@ class Budget:
 
 @value
 class Draw:
-    """What a request takes of one budget."""
+    """The amount that a request takes of one budget."""
 
     budget: Budget
     cost: int
@@ -139,17 +139,15 @@ class BudgetGroup:
         texts = [each.name.replace("%", "%%") for each in self.budgets]
         self.text: Final = " ".join([f"{text} %d" for text in texts])
         """The text of draws (``drawn_text``), to be filled with costs."""
-        words = [orjson.dumps([each.name, 0, each.capacity, each.leaks])[1:-1] for each in self.budgets]
-        names = [orjson.dumps(name) for name in self.names]
-        filled = [
-            name.replace(b"%", b"%%") + b",%d" + word[len(name) + 2 :].replace(b"%", b"%%")
-            for name, word in zip(names, words, strict=True)
+        words = [
+            b"%b,%%d,%d,%b" % (_in_template(each.name), each.capacity, _in_template(each.leaks))
+            for each in self.budgets
         ]
-        self.words: Final = b"[%b]" % b",".join(filled)
+        self.words: Final = b"[%b]" % b",".join(words)
         """The draws as the scripts take them, four words for each, as JSON, to be filled with costs."""
 
     def draws(self, prompt_tokens: int, output_tokens: int) -> Draws:
-        """What a request draws; the tokens of the answer are the expected ones."""
+        """The draws of a request; the tokens of the answer are the expected ones."""
         return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)))
 
     def returned(
@@ -170,6 +168,11 @@ _NOTHING: Final = len(_FIGURES)
 """The place behind these figures, of what is in flight: nothing of it is kept at the end."""
 
 
+def _in_template(word: object) -> bytes:
+    """The JSON of a word, in a template that is to be filled."""
+    return orjson.dumps(word).replace(b"%", b"%%")
+
+
 def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """A function that returns what a tuple has at these places."""
     if len(places) == 1:
@@ -180,7 +183,7 @@ def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
 
 @value
 class Draws:
-    """What one request takes of its budgets."""
+    """The amounts that one request takes of its budgets."""
 
     group: BudgetGroup
     costs: tuple[int, ...]
