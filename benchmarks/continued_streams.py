@@ -493,7 +493,7 @@ def _cells(compared: Sequence[Compared]) -> list[str]:
 
 
 def sentences(results: Results, options: argparse.Namespace) -> str:
-    """What the table does not say."""
+    """Sentences with the facts that the table leaves out."""
     told = [
         f"{results.number.name}: {results.asked} streams of up to {options.tokens} tokens, {options.at_once} at once, "
         f"on {options.engines} engines, of which one was ended {results.rounds} times."

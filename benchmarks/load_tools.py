@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -248,7 +247,7 @@ def python_for(name: str, pythons: Sequence[str] = PYTHONS) -> str:
     """The first of these Pythons that is new enough for a tool. Raises LackingError."""
     needed = TOOLS[name].oldest_python
     for python in pythons:
-        if shutil.which(python) and (version_of(python) or (0, 0)) >= needed:
+        if (version_of(python) or (0, 0)) >= needed:
             return python
     needed_text = ".".join(map(str, needed))
     raise LackingError(f"{name} needs Python {needed_text} or newer, which {', '.join(pythons)} is not: add --python")

@@ -5,7 +5,7 @@ condition after the other, then all at once.
 
 The conditions are those of its authors' code (github.com/A-zhudong/DualMap, README.md and start_up.py): 64 GB of host
 memory for the KV cache of an instance, 0.16 ms of prefill a token, steps of up to 20,480 tokens that prefill first. All
-of its policies run in one process that counts the load itself, so nobody's knowledge is late. Peers send at once, and
+of its policies run in one process that counts the load itself, so none of them knows it late. Peers send at once, and
 engines serve in order of arrival. DualMap holds requests, gives an instance one at a time, and takes the longest hit
 first (``double_hash_global_scheduler_utils.py``): that order is none of this product's, and is made here.
 

@@ -107,7 +107,7 @@ SPLIT_ROLES = (Role.PREFILL, Role.DECODE)
 
 
 def tenants() -> tuple[TenantSettings, ...]:
-    """Tenants with limits of four kinds, which nobody meets."""
+    """Tenants with limits of four kinds, which no request meets."""
     amount = 10**12
     limits = LimitSettings(
         requests_per_minute=amount, tokens_per_minute=amount, tokens_per_month=amount, requests_in_flight=amount

@@ -342,7 +342,7 @@ async def fill_books(url: str, tenants: int) -> None:
     if not tenants:
         return
     now_ms = int(1000 * float(client.time()[0]))
-    later_ms = now_ms + 3_600_000  # nobody is forgotten, however slow the server is
+    later_ms = now_ms + 3_600_000  # no tenant is forgotten, however slow the server is
     sums = f"0 {now_ms} {tenants}"
     client.hset(keys.shares, "*", sums)
     for first in range(0, tenants, 1000):

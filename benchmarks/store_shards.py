@@ -1,4 +1,4 @@
-"""What a cluster of shards carries: CPU of each shard for a request, where pools are spread over a Redis Cluster.
+"""Measures the load that a cluster of shards carries: the CPU of each shard for a request of one of its pools.
 
     python benchmarks/store_shards.py [--shards 1 2 4] [--pools 8] [--requests 8000] [--callers 64]
 
@@ -28,7 +28,7 @@ import uvloop
 from redis.crc import key_slot
 from store_cost import Bench, Scenario, ServerCpu, chains, members
 
-from dualmap.research.table import Cell, Table, text_rows
+from dualmap.research.table import Cell, Table, markdown_rows
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.embedded import server_binary
@@ -200,8 +200,7 @@ def main() -> None:
         with cluster(count) as shards:
             rows.append(uvloop.run(measure(shards, options)))
     columns = ("shards", "pools", "µs of a shard a request", "the most", "µs of the client", "requests/s")
-    for row in text_rows(Table("Shards", columns, rows)):
-        print("  ".join(cell.rjust(len(title)) for cell, title in zip(row, columns, strict=True)))
+    print(*markdown_rows(Table("Shards", columns, rows)), sep="\n")
 
 
 if __name__ == "__main__":

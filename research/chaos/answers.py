@@ -257,7 +257,7 @@ def _take_response(answer: Answer, said: Mapping[str, Any]) -> None:
     for item in said["output"]:
         choice.text += "".join(part["text"] for part in item.get("content", ()))
     choice.finish_reason = _INCOMPLETE.get(said["status"], said["status"])
-    if said["usage"] is not None:  # null: nobody has counted the prompt of a stream that lacked its last events
+    if said["usage"] is not None:  # null: the prompt of a stream that lacked its last events was not counted
         _take_usage(answer, said["usage"], "input_tokens", "output_tokens")
 
 

@@ -224,7 +224,7 @@ class KeptStream:
             self._grow()
 
     def end(self) -> bytes:
-        """What has not been passed on when the stream ends: the end of a message, and a part of an event."""
+        """The bytes that are not passed on when the stream ends: the end of a message, and a part of an event."""
         splitter, self._splitter = self._splitter, None
         end, self._message_end = self._message_end, b""
         return end if splitter is None else end + splitter.rest

@@ -32,7 +32,7 @@ AT_EVERY_CALL = {
     for names in re.findall(r"^local ([a-z_]+(?:, [a-z_]+)*)(?: =|$)", file.read_text("utf-8"), re.MULTILINE)
     for name in names.split(", ")
 }
-"""Names of values that every call makes anew."""
+"""Names of values that every call makes again."""
 
 
 def has_functions(client: redis.Redis) -> bool:

@@ -21,7 +21,7 @@ _COST: Final = Reason.COST
 
 @lru_cache(maxsize=256)
 def _miss_cost(cost: float) -> Form:
-    """The same form for all requests with the same SLO, as most have."""
+    """The price of a miss. Most requests have the same SLO, and so the same form."""
     return Form(cost)
 
 

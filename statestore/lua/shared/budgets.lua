@@ -45,8 +45,8 @@ local function want(name, needs, capacity, pools)
   redis.call(needs > 0 and 'HSET' or 'HSETNX', keys.budgets_wanted, name, string.format('%d %d %s', needs, capacity, pools))
 end
 
--- What this call has read: texts of budgets and of parts by name; budgets that were drawn from, as {used, leak, period}, by name; of
--- these the names of those that it changed; and what requests give back, as name, amount, time of the draw, name, …
+-- A call keeps the texts of budgets and of parts that it has read, by name; the budgets that were drawn from, as {used, leak, period},
+-- by name; the names of those that it changed; and what requests give back, as name, amount, time of the draw, name, …
 local budget_texts, part_texts, budgets_now, budgets_changed, given_back = {}, {}, {}, {}, {}
 
 -- Enters the texts of a hash at some names in a table.

@@ -13,8 +13,8 @@ local function left_of(since_ms, at_ms)
   return math.exp(-math.max(0, at_ms - since_ms) / 1000 / terms.share_window_s)
 end
 
--- What this call has read of the books, as they are by now: those of tenants by name, and the sums; and the tenants whose
--- books it changed, those that it saw, and what instances were given of tenants whose books it has not read yet.
+-- A call keeps the books that it has read, as they are by now: those of tenants by name, and the sums. It also keeps the tenants
+-- whose books it changed, those that it saw, and what instances were given of tenants whose books it has not read yet.
 local share_books, share_sums, shares_changed, shares_seen, work_given = {}, nil, {}, {}, {}
 
 -- Reads the books of tenants.

@@ -22,7 +22,7 @@ local function utc_day(at_ms)
   return days[number]
 end
 
--- What this call meters: the counts of accounts by account, these accounts in order, and records of the log.
+-- A call keeps the counts that it meters, by account, these accounts in order, and the records of the log, until its end.
 local account_counts, accounts, usage_records = {}, {}, {}
 
 -- The seven counts that a text begins with, as texts; nothing where it has none.

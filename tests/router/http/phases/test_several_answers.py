@@ -322,7 +322,7 @@ async def test_a_client_that_leaves_while_texts_are_counted_leaves_no_connection
 
     await eventually(lambda: intake.placed_request.finished)
     assert intake.placed_request.outcome is Outcome.CLIENT_GONE
-    engine.all_counting.set()  # it answers what nobody awaits, and sees that its connections are closed
+    engine.all_counting.set()  # it answers calls that have no waiter, and sees that its connections are closed
     await eventually(lambda: second.open == 0)
     assert len(engine.asked) == 1
 
