@@ -54,7 +54,7 @@ class _ReportedLimit(NamedTuple):
     reset_field: bytes
     place: int
     """Its place in the group."""
-    amount: bytes
+    amount: int
 
 
 @lru_cache(maxsize=4096)
@@ -64,7 +64,7 @@ def _reported_limits(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Repo
     for place, budget in enumerate(group.budgets):
         limit = budget.limit
         if limit.period is Period.MINUTE and limit.measure in names:
-            reported = _ReportedLimit(*names[limit.measure], place, b"%d" % limit.amount)
+            reported = _ReportedLimit(*names[limit.measure], place, limit.amount)
             found.setdefault(limit.measure, []).append(reported)
     return tuple(map(tuple, found.values()))
 
@@ -72,15 +72,15 @@ def _reported_limits(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Repo
 def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
     """The fields of an answer on ``path``, as the API's own service has them. Of several limits on the same figure, the
     one of which the least is left is told."""
-    is_messages, left_of, group = path == MESSAGES_PATH, drawn.left, draws.group
+    is_messages, left_of = path == MESSAGES_PATH, drawn.left
     fields: list[tuple[bytes, bytes]] = []
-    for same in _reported_limits(group, is_messages):
+    for same in _reported_limits(draws.group, is_messages):
         tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
         limit_field, left_field, reset_field, place, amount = tightest
-        left, reset_s = left_of[place], drawn.unused_in_s(place, group.budgets[place])
+        left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
         reset = _time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)
         fields += (
-            (limit_field, amount),
+            (limit_field, b"%d" % amount),
             (left_field, b"%d" % left if left > 0 else b"0"),
             (reset_field, reset.encode()),
         )

@@ -215,16 +215,14 @@ class Drawn:
     parts: Mapping[int, int] = field(default_factory=dict)
     """The part that this pool has of each budget that is divided, by the place of its draw."""
 
-    def unused_in_s(self, place: int, budget: Budget) -> float:
-        """Time until nothing is used of a budget that leaks, or of this pool's part of it, if no other request drew. A
-        part that is overdrawn grows to what is used."""
-        limit = budget.limit
-        part = self.parts.get(place, limit.amount)
+    def unused_in_s(self, place: int, amount: int) -> float:
+        """Time until nothing is used of a limit of so much a minute, or of this pool's part of it, if no other request
+        drew. A part that is overdrawn grows to what is used."""
+        part = self.parts.get(place, amount)
         used = part - self.left[place]
         if used <= 0:
             return 0.0
-        whole_s = used / limit.leak_per_s
-        return whole_s if part == limit.amount else whole_s * limit.amount / max(part, used)
+        return MINUTE_S if part < used and part != amount else used * MINUTE_S / part
 
 
 @value

@@ -75,7 +75,7 @@ async def test_a_reply_says_when_nothing_will_be_used_of_the_part(pool: PoolStor
     whole = Draw(Budget(budget_of("acme", undivided), undivided), 60)
     drawn = (await place_drawing(pool, "r1", drawing, whole)).drawn
     assert drawn is not None
-    assert [drawn.unused_in_s(0, drawing.budget), drawn.unused_in_s(1, whole.budget)] == [6.0, 0.6]
+    assert [drawn.unused_in_s(0, drawing.budget.capacity), drawn.unused_in_s(1, whole.budget.capacity)] == [6.0, 0.6]
 
     clock.advance(5_999)
     assert (await pool.allotments.of("acme/tokens/minute", 6000, 0)).used == 1

@@ -152,9 +152,7 @@ def test_a_draw_of_nothing_from_a_pool_without_a_part_waits_for_a_round() -> Non
 def test_nothing_is_used_of_a_part_after_the_time_in_which_it_leaks(
     parts: dict[int, int], left: int, unused_in_s: float
 ) -> None:
-    (budget,) = budgets_of("acme", [Limit(Measure.TOKENS, Period.MINUTE, 600)])
-
-    assert Drawn((left,), parts=parts).unused_in_s(0, budget) == pytest.approx(unused_in_s)
+    assert Drawn((left,), parts=parts).unused_in_s(0, 600) == pytest.approx(unused_in_s)
 
 
 def test_the_first_of_the_draws_that_take_longest_to_fit_is_named() -> None:
