@@ -104,9 +104,7 @@ class Leader:
         """Move what is late in its own queue to idle instances."""
         loads = self._pool.loads()
         idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s, self._fleet.view.instances)
-        for instance_id in plan_sweep(loads):
-            if idle:
-                drive_now(give_idle_work(instance_id, self._order, idle, reason=IDLE), self.led)
+        drive_now(give_idle_work(plan_sweep(loads), self._order, idle, reason=IDLE), self.led)
 
     def move_roles(self) -> None:
         """Give an instance of one role to the other, if that is due."""

@@ -69,4 +69,4 @@ class Evacuator:
             return
         reason = reason_for(left.state)
         steps = evacuate(instance_id, self._order, loads, instances, reason=reason, decode_stall_s=self._decode_stall_s)
-        await self._mover.move(instance_id, steps, reason)
+        await self._mover.move(steps, reason)

@@ -42,8 +42,5 @@ class IdleFiller:
         loads, instances = await self._reader.loads(), (await self._reader.membership()).instances
         known = {name: load for name, load in loads.items() if name in instances}
         idle = IdleWork(known, self._decode_stall_s, instances)
-        for instance_id in plan_sweep(loads):
-            if not idle:
-                break
-            steps = give_idle_work(instance_id, self._order, idle, reason=REASON)
-            await self._mover.move(instance_id, steps, REASON)
+        steps = give_idle_work(plan_sweep(loads), self._order, idle, reason=REASON)
+        await self._mover.move(steps, REASON)

@@ -23,18 +23,20 @@ class Mover:
         self._led = LedPool(pool, fence)
         self._metrics = metrics
 
-    async def move(self, source_id: str, steps: Steps[MovingPort, tuple[Moved, ...]], reason: str) -> int:
+    async def move(self, steps: Steps[MovingPort, tuple[Moved, ...]], reason: str) -> int:
         """How many moved. Raises StoreUnavailableError, LeaseLostError."""
-        return count_moves(self._pool_name, source_id, await drive(steps, self._led), reason, self._metrics)
+        return count_moves(self._pool_name, await drive(steps, self._led), reason, self._metrics)
 
 
-def count_moves(pool: str, source_id: str, moves: Sequence[Moved], reason: str, metrics: WorkerMetrics) -> int:
+def count_moves(pool: str, moves: Sequence[Moved], reason: str, metrics: WorkerMetrics) -> int:
     """How many moved. A request that was granted, finished or moved meanwhile stays where it is."""
+    by_source = dict[str, list[bool]]()
     for moved in moves:
         metrics.migrations.labels(pool, reason, moved.status).inc()
-    migrated = sum(moved.status == MigrateStatus.MIGRATED for moved in moves)
-    if moves:
+        by_source.setdefault(moved.source_id, []).append(moved.status == MigrateStatus.MIGRATED)
+    for source_id, migrated in by_source.items():
         log.info(
-            "moved pool=%s source=%s reason=%s planned=%d migrated=%d", pool, source_id, reason, len(moves), migrated
-        )
-    return migrated
+            "moved pool=%s source=%s reason=%s planned=%d migrated=%d",
+            pool, source_id, reason, len(migrated), sum(migrated),
+        )  # fmt: skip
+    return sum(map(sum, by_source.values()))

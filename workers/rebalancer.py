@@ -102,4 +102,4 @@ class Rebalancer:
             decode_stall_s=self._decode_stall_s,
             max_moves=self._max_moves,
         )
-        return await self._mover.move(instance_id, steps, REASON)
+        return await self._mover.move(steps, REASON)

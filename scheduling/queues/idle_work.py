@@ -4,6 +4,9 @@ Placement looks at each request once. What is held when an instance joins, comes
 fleet as it was. So the leader looks at the queues once a second while an instance is idle. A request is moved if its
 own queue defers or passes it over and the idle one is expected to serve it within its SLO. One that is late wherever
 it goes is moved to an instance with hardly any work, if that serves it sooner, and after all those that can be on time.
+Who goes first is decided across the queues: the lowest band, wherever it waits. A round looks at the ``QUEUES`` longest
+ones.
+
 Only its next best instance is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A
 pinned request stays: only its instance has what it continues. So does a retry: which instance failed it its record does
 not say, and one that died a moment ago looks idle.
@@ -11,7 +14,7 @@ not say, and one that died a moment ago looks idle.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 
 from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, stall_s
@@ -22,6 +25,8 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import takers
 
+QUEUES = 16
+"""Queues that a round reads: the bound of its cost, as each may hold a thousand requests."""
 LITTLE_WORK = 0.05
 """Share of an instance's KV memory. An instance that has no more running, and nothing to prefill, also takes requests
 that are late anyway. Where all are busy, an engine is without prefill only for moments, which belong to requests on
@@ -75,21 +80,26 @@ class IdleWork:
         """Whether any instance is idle still."""
         return bool(self._idle)
 
-    def plan(self, queue: HotQueue) -> tuple[Move, ...]:
-        """The moves out of this queue to idle instances: those of the lowest band first, and within a band the least
+    def plan(self, queues: Sequence[HotQueue]) -> tuple[Move, ...]:
+        """The moves out of these queues to idle instances: those of the lowest band first, and within a band the least
         prefill."""
-        late = () if queue.load.instance_id in self._idle else late_requests(queue, self._decode_stall_s)
+        late = [
+            (queue, request)
+            for queue in queues
+            if queue.load.instance_id not in self._idle
+            for request in late_requests(queue, self._decode_stall_s)
+            if not request.pinned and request.attempt == 1
+        ]
+        late.sort(key=lambda each: (each[1].band, min(each[1].prompt_tokens, self._alternative_tokens(each[1]))))
         moves: list[Move] = []
-        free = [request for request in late if not request.pinned and request.attempt == 1]
-        free.sort(key=lambda each: (each.band, min(each.prompt_tokens, self._alternative_tokens(each))))
-        missed: list[StoredRequest] = []
-        for request in free:
+        missed: list[tuple[HotQueue, StoredRequest]] = []
+        for queue, request in late:
             move = self._move(request, queue, on_time=True)
             if move is None:
-                missed.append(request)
+                missed.append((queue, request))
             else:
                 moves.append(move)
-        moves += filter(None, (self._move(request, queue, on_time=False) for request in missed))
+        moves += filter(None, (self._move(request, queue, on_time=False) for queue, request in missed))
         return tuple(moves)
 
     def _takes(self, instance_id: str, request: StoredRequest) -> bool:

@@ -14,7 +14,7 @@ from dualmap.scheduling.estimates.learning import FleetLearner, Sample
 from dualmap.scheduling.queues.evacuation import plan_evacuation
 from dualmap.scheduling.queues.floors import Floors
 from dualmap.scheduling.queues.granting import Commit, GrantingPort, grant_queue
-from dualmap.scheduling.queues.idle_work import IdleWork
+from dualmap.scheduling.queues.idle_work import QUEUES, IdleWork
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
 from dualmap.scheduling.state.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
@@ -128,6 +128,8 @@ class PublishLearned(Step[LearningPort, None]):
 class Moved:
     """The outcome of one planned move."""
 
+    source_id: str
+    """The instance that held it."""
     move: Move
     status: MigrateStatus
 
@@ -180,10 +182,16 @@ def evacuate(
 
 
 def give_idle_work(
-    instance_id: str, order: QueueOrder, idle: IdleWork, *, reason: str
+    instance_ids: Sequence[str], order: QueueOrder, idle: IdleWork, *, reason: str
 ) -> Steps[MovingPort, tuple[Moved, ...]]:
-    """Move requests that would be late in this queue to instances that are idle in this round."""
-    return _move_held(instance_id, idle.plan, reason, order)
+    """Move requests that would be late in these queues to instances that are idle in this round."""
+    queues: list[HotQueue] = []
+    for instance_id in instance_ids[:QUEUES] if idle else ():
+        queue = yield from ReadQueue(instance_id)
+        if queue is not None and queue.held:
+            queues.append(queue)
+    held = [request for queue in queues for request in queue.held]
+    return (yield from _carry_out(idle.plan(queues), held, reason, order))
 
 
 def _move_held(
@@ -193,11 +201,18 @@ def _move_held(
     queue = yield from ReadQueue(instance_id)
     if queue is None or not queue.held:
         return ()
-    requests = {request.request_id: request for request in queue.held}
+    return (yield from _carry_out(plan(queue), queue.held, reason, order))
+
+
+def _carry_out(
+    moves: Sequence[Move], held: Sequence[StoredRequest], reason: str, order: QueueOrder
+) -> Steps[MovingPort, tuple[Moved, ...]]:
+    requests = {request.request_id: request for request in held}
     done: list[Moved] = []
-    for move in plan(queue):
-        moved = yield from Migrate(requests[move.request_id], move.target_id, reason)
-        done.append(Moved(move, moved.status))
+    for move in moves:
+        request = requests[move.request_id]
+        moved = yield from Migrate(request, move.target_id, reason)
+        done.append(Moved(request.instance_id, move, moved.status))
         yield from grant_queue(moved.queue, order)
     return tuple(done)
 

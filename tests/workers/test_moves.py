@@ -54,7 +54,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
     loads, instances = await pool.loads(), (await pool.membership()).instances
     steps = evacuate("a", order, loads, instances, reason="test", decode_stall_s=3.0)
 
-    moved = count_moves("default", "a", await drive(steps, LeavesMeanwhile(pool, fence)), "test", metrics)
+    moved = count_moves("default", await drive(steps, LeavesMeanwhile(pool, fence)), "test", metrics)
 
     assert moved == 99
     assert value("dualmap_worker_migrations_total", reason="test", status="not_held") == 1

@@ -35,7 +35,7 @@ def queue(load: Load, *requests: StoredRequest, dispatched_tokens: int = 3000, *
     return HotQueue(NOW_MS, busy, requests, {})
 
 
-def moves(idle: IdleWork, of: HotQueue) -> list[tuple[str, str]]:
+def moves(idle: IdleWork, *of: HotQueue) -> list[tuple[str, str]]:
     return [(move.request_id, move.target_id) for move in idle.plan(of)]
 
 
@@ -123,6 +123,15 @@ def test_the_lowest_band_goes_to_the_idle_first_however_long_it_is(load: Load) -
     assert moves(IdleWork({"b": load("b", dispatch_window_tokens=900)}), of) == [("within", "b")]
 
 
+def test_the_lowest_band_goes_to_the_idle_first_whichever_queue_holds_it(load: Load) -> None:
+    overdue = {"deferred": True, "enqueued_ms": NOW_MS - 60_000}
+    longer = queue(load, held("over", 100, band=2, **overdue))
+    other = queue(load, held("within", 900, **overdue))
+
+    for queues in ((longer, other), (other, longer)):
+        assert moves(IdleWork({"b": load("b", dispatch_window_tokens=900)}), *queues) == [("within", "b")]
+
+
 def test_what_can_be_on_time_goes_to_the_idle_before_what_cannot(load: Load) -> None:
     overdue = held("overdue", 100, deferred=True, enqueued_ms=NOW_MS - 60_000)
     of = queue(load, held("late", 900, deferred=True), overdue)
@@ -173,7 +182,7 @@ def test_an_idle_prefill_instance_takes_no_whole_request(load: Load) -> None:
     loads = {"b": load("b"), "d": load("d")}
     of = queue(load, held("whole", 900, deferred=True), held("prefill", 800, deferred=True, leg=Leg.PREFILL))
 
-    moved = IdleWork(loads, instances=instances).plan(of)
+    moved = IdleWork(loads, instances=instances).plan([of])
 
     assert {(move.request_id, move.target_id) for move in moved} == {("whole", "d"), ("prefill", "b")}
 

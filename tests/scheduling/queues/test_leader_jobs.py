@@ -112,8 +112,8 @@ def test_a_rebalance_moves_those_who_gain_and_says_what_became_of_each(load: Loa
 
     # then the last in line gains most
     assert rebalanced(fleet) == (
-        Moved(Move("r2", "c", 10.0), MigrateStatus.MIGRATED),
-        Moved(Move("r1", "b", 9.0), MigrateStatus.NOT_HELD),
+        Moved("a", Move("r2", "c", 10.0), MigrateStatus.MIGRATED),
+        Moved("a", Move("r1", "b", 9.0), MigrateStatus.NOT_HELD),
     )
     assert fleet.done == [("r2", "c", "slo"), ("r1", "b", "slo")]
 
