@@ -53,7 +53,7 @@ class LeastCostSettings(BaseModel):
         3.0, ge=1, description="weight of a request's own prefill, relative to work ahead of it"
     )
     crowding_weight: float = Field(
-        4.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"
+        1.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"
     )
     miss_penalty: float = Field(0.5, ge=0, description="cost of an expected miss, in TTFT SLOs")
     deferred_weight: float = Field(0.05, ge=0, le=1, description="weight of deferred work")
