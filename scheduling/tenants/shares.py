@@ -96,6 +96,6 @@ def keeps_back(band: int, other: int) -> bool:
     return band < other and band // LEVELS == other // LEVELS and band % LEVELS < FIRST_ABOVE
 
 
-def left_of(work_s: float, since_ms: int, now_ms: int) -> float:
+def left_of(work_s: float, since_ms: float, now_ms: int) -> float:
     """The work that is left by now of what a book had at a time."""
     return work_s * math.exp(-max(0, now_ms - since_ms) / 1000 / WINDOW_S)

@@ -66,5 +66,5 @@ for step = FIRST_STEP, #ARGV, 2 do
   end
 end
 write_instance(instance)
-write_shares(now_ms)
+write_books(now_ms)
 return { room(instance, now_ms), unpack(grants) }
