@@ -343,9 +343,9 @@ async def fill_books(url: str, tenants: int) -> None:
         return
     now_ms = int(1000 * float(client.time()[0]))
     later_ms = now_ms + 3_600_000  # no tenant is forgotten, however slow the server is
-    client.hset(keys.books, "*", ALL_WORK.pack(0, now_ms, tenants))
+    client.hset(keys.books, "*", ALL_WORK.pack(0, now_ms, tenants, 0, 0))
     kinds = [each.entry[1] for each in budgets_of("tenant", LIMITS)]
-    book = WORK.pack(0.5, 0.5, now_ms, 1, now_ms) + b"".join([BUDGET.pack(kind, 1, now_ms) for kind in kinds])
+    book = WORK.pack(0.5, 0.5, now_ms, 1, now_ms, 0, 0) + b"".join([BUDGET.pack(kind, 1, now_ms) for kind in kinds])
     for first in range(0, tenants, 1000):
         names = [f"tenant-{number}" for number in range(first, min(first + 1000, tenants))]
         client.hset(keys.books, mapping=dict.fromkeys(names, book))

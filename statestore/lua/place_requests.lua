@@ -180,13 +180,13 @@ local function place_one(told, head)
       return reply('limited')
     end
   end
-  local band, within, sender, name, weight = placement.band or 0, false, nil, nil, 0
+  local band, within, sender, name, weight, stood = placement.band or 0, false, nil, nil, 0, nil
   if placement.share ~= '' then
     local instances, level, fair
     weight, instances = struct.unpack('<dd', placement.share)
     name = string.sub(placement.share, 17)
     sender = books[name]
-    level, within, fair = level_of(sender, weight, instances)
+    level, within, fair, stood = level_of(sender, weight, instances)
     band = band + level
     standing = placement.told.tenant ~= '' and struct.pack('<ddd', level, sender[SENT], fair)
   end
@@ -216,9 +216,12 @@ local function place_one(told, head)
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
+  local held = goes_now and context_tokens_of(request) / instance.kv_capacity_tokens or 0
   if sender then
     local work_s = tokens / instance.tokens_per_s
-    send_work(sender, name, weight, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, now_ms)
+    send_work(sender, name, weight, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, held, stood, now_ms)
+  elseif goes_now then
+    give_work(placement.told.shares_as, 0, held)
   end
   return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end

@@ -87,8 +87,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   if instance then
     leave(instance, request)
     if request.dispatched_ms > 0 then
-      local memory_s = context_tokens_of(request) / instance.kv_capacity_tokens * math.max(0, now_ms - request.dispatched_ms) / 1000
-      give_work(request.told.shares_as, memory_s, memory_s)
+      free_memory(request.told.shares_as, context_tokens_of(request) / instance.kv_capacity_tokens, now_ms - request.dispatched_ms)
     end
   end
   if instance and seen and request.prefilled_ms == 0 then

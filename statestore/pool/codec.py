@@ -21,7 +21,7 @@ from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.tenants.budgets import KINDS, Period
-from dualmap.scheduling.tenants.shares import Work, left_of
+from dualmap.scheduling.tenants.shares import Work, grown
 from dualmap.statestore.answers import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
@@ -171,11 +171,13 @@ _GRANT_FIELDS: Final = len(fields(Grant))
 
 
 # books of tenants --------------------------------------------------------------------------------------------
-ALL_WORK: Final = Struct("<3d")
-"""The sums over tenants: the work that instances were given, when that was so, the weights."""
-WORK: Final = Struct("<5d")
+ALL_WORK: Final = Struct("<5d")
+"""The sums over tenants: the work that instances were given, when that was so, the weights, the memory that contexts
+hold, and where the last tenant above its share stands, by weight."""
+WORK: Final = Struct("<7d")
 """The beginning of a tenant's book: the work that it sent, what instances were given of it, when that was so, its
-weight, and when it was last seen."""
+weight, when it was last seen, the part of an instance's memory that its contexts hold, and what is added to what it was
+given."""
 BUDGET: Final = Struct("<Bdd")
 """A budget, behind it: the number of its kind, the amount that was used, and since when."""
 
@@ -207,12 +209,12 @@ def period_at(period: str, now_ms: int) -> int:
 def work_from(text: bytes, of_all: bytes, now_ms: int) -> Work | None:
     """A tenant's work, from its book and the sums over all; None where it is not active. Raises ValueError, or the
     like, where they cannot be read."""
-    _, given, since_ms, weight, _ = WORK.unpack_from(text)
-    all_given, all_since_ms, weights = ALL_WORK.unpack(of_all)
+    _, given, since_ms, weight, _, held, _ = WORK.unpack_from(text)
+    all_given, all_since_ms, weights, all_held, _ = ALL_WORK.unpack(of_all)
     if weight <= 0:
         return None
-    given_s = left_of(given, since_ms, now_ms)
-    all_s = left_of(all_given, all_since_ms, now_ms)
+    given_s = grown(given, held, since_ms, now_ms)
+    all_s = grown(all_given, all_held, all_since_ms, now_ms)
     part = given_s / all_s if all_s > 0 else 0.0
     return Work(given_s, min(1.0, part), min(1.0, weight / weights))
 

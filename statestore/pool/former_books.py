@@ -54,7 +54,7 @@ def _packed(budgets: Sequence[tuple[bytes, bytes]], now_ms: int) -> bytes:
         with contextlib.suppress(*UNREADABLE):
             kind = entry_of(name.decode())[1]
             packed += BUDGET.pack(kind, *_entry(KINDS[kind].rpartition("/")[2], text.decode().split()))
-    return WORK.pack(0, 0, now_ms, 0, 0) + packed if packed else b""
+    return WORK.pack(0, 0, now_ms, 0, 0, 0, 0) + packed if packed else b""
 
 
 def _entry(period: str, words: Sequence[str]) -> tuple[float, float]:

@@ -39,7 +39,15 @@ from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.allotments import LEAST_PART, WANTED_FROM
 from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
-from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
+from dualmap.scheduling.tenants.shares import (
+    ACTIVE_S,
+    GIVEN_WINDOW_S,
+    HELD_WINDOW_S,
+    LEVEL_STEP,
+    LEVELS,
+    LEVELS_FROM,
+    SENT_WINDOW_S,
+)
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
 from dualmap.statestore.pool.codec import BUDGET, CONFIRMED_STAMP, packed_counts
@@ -212,7 +220,9 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "deferred_ms": DEFERRED_RANK_MS,
         "fill_memory": FILL_MEMORY,
         "fills": int(any(each.fills_idle for each in scheduling.classes)),
-        "share_window_s": WINDOW_S,
+        "share_sent_s": SENT_WINDOW_S,
+        "share_given_s": GIVEN_WINDOW_S,
+        "share_held_s": HELD_WINDOW_S,
         "share_active_ms": round(ACTIVE_S * 1000),
         "share_levels": LEVELS,
         "share_step": LEVEL_STEP,

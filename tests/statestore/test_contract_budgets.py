@@ -232,7 +232,7 @@ async def test_requests_of_one_call_draw_one_after_the_other_and_a_refused_one_d
     ]
 
 
-DAMAGED = WORK.pack(*[math.nan] * 5)
+DAMAGED = WORK.pack(*[math.nan] * 7)
 
 
 @pytest.mark.parametrize(

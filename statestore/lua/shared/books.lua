@@ -1,9 +1,11 @@
 -- Books of tenants: in one hash, one for each tenant, and one for each of its keys and models that have limits. A book is packed
--- (statestore/pool/codec.py): five doubles, then for each budget in it a byte and two doubles.
+-- (statestore/pool/codec.py): seven doubles, then for each budget in it a byte and two doubles.
 --
 -- The doubles are the tenant's work (scheduling/tenants/shares.py): what it sent and what instances were given of it, seconds of an
--- instance, the time in ms at which that was so, its weight, and when it was last seen to place a request, to a second. Work decays. '*'
--- has the sums over the active tenants: what was given, when, the weights. A sorted set lists these tenants by when they were last seen.
+-- instance, the time in ms at which that was so, its weight, when it was last seen to place a request, to a second, the part of an instance's
+-- memory that its contexts hold from then on, and what is added to the work that it was given, as it came back. Work decays. '*' has
+-- the sums over the active tenants: what was given, when, the weights, the memory held, and where the last one above its share stands,
+-- by weight. A sorted set lists these tenants by when they were last seen.
 --
 -- A budget (scheduling/tenants/budgets.py) is the kind of its limit, the amount that was used, and since when: the time in ms of one that
 -- leaks, of which some has leaked since; the day or month of a quota; 0 of what is in flight. One that is missing, or cannot be read, is
@@ -34,7 +36,11 @@ local WEIGHT = 5
 
 local SEEN = 6
 
-local BUDGETS = 7
+local HELD = 7
+
+local RAISED = 8
+
+local BUDGETS = 9
 
 local SEEN_EVERY_MS = 1000
 
@@ -58,12 +64,15 @@ local function period_at(kind, at_ms)
   return kind % 4 == DAY and math.floor(at_ms / 86400000) or utc_month(at_ms)
 end
 
--- A call keeps the books that it has read, by name, true while they are read; the sums of work and of weights, nil until they are;
--- whether any book is changed, and the sums are; and the texts of parts, by the name of the budget, false where there is none.
-local books, all_given, all_weights, has_changes, has_sums, part_texts = {}, nil, 0, false, false, {}
+-- A call keeps the books that it has read, by name, true while they are read; the sums of work, nil until it is read, of weights
+-- and of the memory held, and where the last tenant above its share stands, by weight; whether any book is changed, and the sums are;
+-- and the texts of parts, by the name of the budget, false where there is none.
+local books, all_given, all_weights, all_held, all_leads = {}, nil, 0, 0, 0
 
--- Until its end it keeps the tenants that it saw, as time, name, …; what instances were given of tenants, as name, work, the part of it
--- that was not sent, …; and what requests give back, as draws, their time, ….
+local has_changes, has_sums, part_texts = false, false, {}
+
+-- Until its end it keeps the tenants that it saw, as time, name, …; what instances were given of tenants, as name, work, the
+-- memory that is held from then on, …; and what requests give back, as draws, their time, ….
 local tenants_seen, work_given, given_back = nil, nil, nil
 
 -- What was weighed last, as book, place of what is used there, amount, book, …, nil.
@@ -77,24 +86,36 @@ local function readable(work_s)
   return work_s > 0 and work_s < terms.most_work_s and work_s or 0
 end
 
--- The part of what was entered at one time that is left at another one.
-local function left_of(since_ms, at_ms)
-  return since_ms < at_ms and math.exp((since_ms - at_ms) / 1000 / terms.share_window_s) or 1
+-- The part of what was entered that is left after a time.
+local function left_after(ms, window_s)
+  return ms > 0 and math.exp(-ms / 1000 / window_s) or 1
+end
+
+-- The work of a book after a time in which memory was held: what is left of it, and of what the memory adds meanwhile.
+local function grown(work, held, ms, window_s)
+  local left = left_after(ms, window_s)
+  if held == 0 then
+    return work * left
+  end
+  return work * left + held * (left_after(ms, terms.share_held_s) - left) / (1 / window_s - 1 / terms.share_held_s)
 end
 
 -- The book of a text, as it is at a time.
 local function book_from(text, at_ms)
-  local number = text and (#text - 40) / terms.budget_bytes or -1
+  local number = text and (#text - 56) / terms.budget_bytes or -1
   if number < 0 or number % 1 ~= 0 or number > #KINDS then
-    return { false, 0, 0, at_ms, 0, 0 }
+    return { false, 0, 0, at_ms, 0, 0, 0, 0 }
   end
-  local book = { false, struct.unpack(format_of(BOOK_FORMATS, '<ddddd', 'Bdd', number), text) }
+  local book = { false, struct.unpack(format_of(BOOK_FORMATS, '<ddddddd', 'Bdd', number), text) }
   book[BUDGETS + 3 * number] = nil -- the place behind what was unpacked
   if book[WEIGHT] > 0 then
-    local left = left_of(book[AT], at_ms)
-    book[SENT], book[GIVEN] = readable(book[SENT]) * left, readable(book[GIVEN]) * left
+    local ms, held = at_ms - book[AT], readable(book[HELD])
+    book[SENT] = grown(readable(book[SENT]), held, ms, terms.share_sent_s)
+    book[GIVEN] = grown(readable(book[GIVEN]), held, ms, terms.share_given_s)
+    book[HELD] = held * left_after(ms, terms.share_held_s)
+    book[RAISED] = readable(book[RAISED]) * left_after(ms, terms.share_given_s)
   else
-    book[SENT], book[GIVEN], book[WEIGHT] = 0, 0, 0
+    book[SENT], book[GIVEN], book[WEIGHT], book[HELD], book[RAISED] = 0, 0, 0, 0, 0
   end
   book[AT] = at_ms
   return book
@@ -106,11 +127,14 @@ local function read_books(names, at_ms)
     local name = names[place]
     if name ~= '*' then
       books[name] = book_from(text, at_ms)
-    elseif text and #text == 24 then
-      local given, since_ms, weights = struct.unpack('<ddd', text)
-      all_given, all_weights = readable(given) * left_of(since_ms, at_ms), weights > 0 and weights or 0
+    elseif text and #text == 40 then
+      local given, since_ms, weights, held, leads = struct.unpack('<ddddd', text)
+      local ms = at_ms - since_ms
+      held = readable(held)
+      all_given, all_weights = grown(readable(given), held, ms, terms.share_given_s), weights > 0 and weights or 0
+      all_held, all_leads = held * left_after(ms, terms.share_held_s), readable(leads) * left_after(ms, terms.share_given_s)
     else
-      all_given, all_weights = 0, 0
+      all_given, all_weights, all_held, all_leads = 0, 0, 0, 0
     end
   end
 end
@@ -137,47 +161,60 @@ local function add_name(names, name)
   end
 end
 
--- A tenant's level, whether it is within its share while others are active, and its share in seconds. scheduling/tenants/shares.py
--- says what levels mean, and why they are computed here.
+-- A tenant's level, whether it is within its share while others are active, its share in seconds, and where it stands if it is
+-- above that. scheduling/tenants/shares.py says what levels mean, and why they are computed here.
 local function level_of(book, weight, instances)
   local weights = all_weights - book[WEIGHT] + weight
-  local window_s = instances * terms.share_window_s
-  local fair = (window_s > all_given and window_s or all_given) * weight / weights
+  local part = weight / weights
+  local fair = math.max(instances, all_given / terms.share_given_s) * terms.share_sent_s * part
   if weights <= 1.001 * weight then
     return 0, false, fair
   elseif book[SENT] <= fair then
     return 0, true, fair
   end
-  local above = math.log(math.max(book[GIVEN], 1e-9) / (terms.share_from * fair)) / math.log(terms.share_step)
-  return math.min(terms.share_levels - 1, 1 + math.max(0, math.ceil(above))), false, fair
+  local stands = math.max(book[GIVEN] + book[RAISED], all_leads * weight - fair, 1e-9)
+  local above = math.log(stands / (terms.share_from * math.max(all_given, 1e-9) * part)) / math.log(terms.share_step)
+  return math.min(terms.share_levels - 1, 1 + math.max(0, math.ceil(above))), false, fair, stands
 end
 
-local function enter_work(book, sent, given)
+local function enter_work(book, sent, given, held)
   book[1], book[SENT], book[GIVEN], all_given = true, book[SENT] + sent, book[GIVEN] + given, all_given + given
+  held = math.max(-book[HELD], held) -- what is not in the book cannot be freed
+  book[HELD], all_held = book[HELD] + held, math.max(0, all_held + held)
   has_changes, has_sums = true, true
 end
 
--- Enters what a placement of a tenant sent, and gave at once.
-local function send_work(book, name, weight, sent, given, at_ms)
+-- Enters what a placement of a tenant sent, and gave at once, the part of an instance's memory that it then holds, and where the
+-- tenant stood if that was above its share.
+local function send_work(book, name, weight, sent, given, held, stood, at_ms)
   all_weights, book[WEIGHT] = all_weights - book[WEIGHT] + weight, weight
+  if stood then
+    book[RAISED], all_leads = math.max(0, stood - book[GIVEN]), stood / weight
+  end
   local past_ms = at_ms - book[SEEN]
   if not (past_ms < SEEN_EVERY_MS and past_ms > -SEEN_EVERY_MS) then
     tenants_seen = tenants_seen or {}
     book[SEEN], tenants_seen[#tenants_seen + 1], tenants_seen[#tenants_seen + 2] = at_ms, at_ms, name
   end
-  enter_work(book, sent, given)
+  enter_work(book, sent, given, held)
 end
 
--- Enters, at the end of the call, work that an instance was given of an active tenant, and what of it was not known when it was sent.
-local function give_work(name, work_s, sent_s)
+-- Enters, at the end of the call, work that an instance was given of an active tenant, and the part of its memory that the tenant's
+-- contexts hold from now on.
+local function give_work(name, work_s, held)
   if not name or name == '' then
     return
   elseif not work_given then
-    work_given = { name, work_s, sent_s }
+    work_given = { name, work_s, held }
   else
     local last = #work_given
-    work_given[last + 1], work_given[last + 2], work_given[last + 3] = name, work_s, sent_s
+    work_given[last + 1], work_given[last + 2], work_given[last + 3] = name, work_s, held
   end
+end
+
+-- Enters that a context no longer holds the part of the memory that it held for so long.
+local function free_memory(name, part, ms)
+  give_work(name, 0, -part * left_after(ms, terms.share_held_s))
 end
 
 -- Forgets the work of tenants that were not active for long, at most so many at a time.
@@ -190,8 +227,8 @@ local function forget_inactive(most, at_ms)
   read_books(names, at_ms)
   for _, name in ipairs(found) do
     local book = books[name]
-    all_weights = math.max(0, all_weights - book[WEIGHT])
-    book[1], book[SENT], book[GIVEN], book[WEIGHT] = true, 0, 0, 0
+    all_weights, all_held = math.max(0, all_weights - book[WEIGHT]), math.max(0, all_held - book[HELD])
+    book[1], book[SENT], book[GIVEN], book[WEIGHT], book[HELD], book[RAISED] = true, 0, 0, 0, 0, 0
     redis.call('ZREM', keys.shares_active, name)
   end
 end
@@ -393,7 +430,7 @@ local function enter_ends(at_ms)
   for first = 1, work_given and #work_given or 0, 3 do
     local book = books[work_given[first]]
     if book[WEIGHT] > 0 then
-      enter_work(book, work_given[first + 2], work_given[first + 1])
+      enter_work(book, 0, work_given[first + 1], work_given[first + 2])
     end
   end
 end
@@ -450,13 +487,13 @@ local function write_books(at_ms)
   end
   local written, last, unused = {}, 0, nil
   if has_sums then
-    written, last = { '*', struct.pack('<ddd', all_given, at_ms, all_weights) }, 2
+    written, last = { '*', struct.pack('<ddddd', all_given, at_ms, all_weights, all_held, all_leads) }, 2
   end
   for name, book in pairs(books) do
     if book[1] and is_used(book) then
       local number = (#book + 1 - BUDGETS) / 3
       written[last + 1] = name
-      written[last + 2] = struct.pack(format_of(BOOK_FORMATS, '<ddddd', 'Bdd', number), unpack(book, SENT))
+      written[last + 2] = struct.pack(format_of(BOOK_FORMATS, '<ddddddd', 'Bdd', number), unpack(book, SENT))
       last = last + 2
     elseif book[1] then
       unused = unused or {}
