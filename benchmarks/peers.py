@@ -235,7 +235,7 @@ async def measure(
         routers: dict[str, Listener] = {}
         for name in names:
             if name in MODES:
-                routers[name], _ = await stack.enter_async_context(running(MODES[name], core, INSTANCES, tcp=True))
+                routers[name], *_ = await stack.enter_async_context(running(MODES[name], core, INSTANCES, tcp=True))
             else:
                 other = wheel_router(name, options.peers, mock_port, core)
                 routers[name] = await stack.enter_async_context(other)

@@ -592,8 +592,8 @@ async def added_latency_ms(
 @contextlib.asynccontextmanager
 async def running(
     mode: str, core: int, instances: int, *, tcp: bool = False, profile: Path | None = None
-) -> AsyncIterator[tuple[Router, int]]:
-    """One router process with a store of its own, and the port of the mock instance that all its members are."""
+) -> AsyncIterator[tuple[Router, int, EmbeddedValkey]]:
+    """One router process, the port of the mock instance that all its members are, and its store."""
     mock = await asyncio.get_running_loop().create_server(MockInstance, "127.0.0.1", 0)
     mock_port = mock.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{mock_port}"
@@ -608,7 +608,7 @@ async def running(
             await store.pool("default").members.put_instance(spec)
         router = await asyncio.to_thread(start_router, mode, core, url, server.url, start_collector(), profile)
         try:
-            yield router, mock_port
+            yield router, mock_port, server
         finally:
             router.process.terminate()
             await asyncio.to_thread(router.process.join, 20)
@@ -632,7 +632,7 @@ def awake(core: int) -> Iterator[None]:
 
 async def measure(mode: str, core: int, options: argparse.Namespace) -> dict[str, object]:
     started = running(mode, core, options.instances, tcp=options.tcp, profile=options.profile)
-    async with started as (router, mock_port):
+    async with started as (router, mock_port, _):
         rss_mb = router.rss_mb()
         if options.repetitions:
             await measure_once(router, 200, 10**6, mode)

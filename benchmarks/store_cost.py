@@ -57,15 +57,14 @@ from dualmap.scheduling.tenants.budgets import (
     Limit,
     Measure,
     Period,
-    budget_of,
     budgets_of,
     drawn_text,
-    returned_text,
+    returned,
 )
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.pool.codec import budget_with
+from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, WORK
 from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -228,12 +227,13 @@ class Bench:
         await self._told(Release(grant.request_id, grant.instance_id, note=note))
 
     async def finish(self, grant: Grant) -> None:
-        returned = used = ""
+        gives_back: Draws | None = None
+        used = ""
         if self._tenants:
-            returned = returned_text(self._drawn[grant.request_id], 512, 100, answered=True)
+            gives_back = returned(self._drawn[grant.request_id], 512, 100, answered=True)
             used = used_by(Outcome.COMPLETED, Usage(512, 256, 100), (512, 256))
         note = '{"text_bytes":2048,"tokens":512}'
-        await self._told(Release(grant.request_id, "", REPLICA, 1, note, False, returned, used))
+        await self._told(Release(grant.request_id, "", REPLICA, 1, note, False, gives_back, used))
 
     async def _told(self, release: Release) -> None:
         """Once the store knows."""
@@ -343,13 +343,12 @@ async def fill_books(url: str, tenants: int) -> None:
         return
     now_ms = int(1000 * float(client.time()[0]))
     later_ms = now_ms + 3_600_000  # no tenant is forgotten, however slow the server is
-    sums = f"0 {now_ms} {tenants}"
-    client.hset(keys.shares, "*", sums)
+    client.hset(keys.books, "*", ALL_WORK.pack(0, now_ms, tenants, 0, 0))
+    kinds = [each.entry[1] for each in budgets_of("tenant", LIMITS)]
+    book = WORK.pack(0.5, 0.5, now_ms, 1, now_ms, 0, 0) + b"".join([BUDGET.pack(kind, 1, now_ms) for kind in kinds])
     for first in range(0, tenants, 1000):
         names = [f"tenant-{number}" for number in range(first, min(first + 1000, tenants))]
-        budgets = [budget_of(name, limit) for name in names for limit in LIMITS]
-        client.hset(keys.budgets, mapping={budget: budget_with(budget, None, 1, now_ms) for budget in budgets})
-        client.hset(keys.shares, mapping=dict.fromkeys(names, f"0.5 0.5 {now_ms} 1 {now_ms}"))
+        client.hset(keys.books, mapping=dict.fromkeys(names, book))
         client.zadd(keys.shares_active, dict.fromkeys(names, later_ms))
         accounts = [str(Account(name, "key", "", "model")) for name in names]
         client.hset(keys.usage(day_of(now_ms).isoformat()), mapping=dict.fromkeys(accounts, "1 512 100 256 0 0 0"))

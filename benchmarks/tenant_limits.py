@@ -28,6 +28,9 @@ from typing import Any
 import httpx
 import redis
 
+from dualmap.scheduling.tenants.budgets import entry_of
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.codec import budgets_from
 from tests.fleet.fleet_process import Fleet, running_fleet
 
 REQUESTS, TOKENS = 600, 1_000_000
@@ -35,7 +38,7 @@ TENANTS = [
     {"name": "requests", "keys": [{"name": "k", "key": "requests-key"}], "limits": {"requests_per_minute": REQUESTS}},
     {"name": "tokens", "keys": [{"name": "k", "key": "tokens-key"}], "limits": {"tokens_per_minute": TOKENS}},
 ]
-BUDGETS = "dualmap:{default}:budgets"
+BOOKS = PoolKeys("dualmap", "default").books
 BUDGET_OF = {"requests": "requests/requests/minute", "tokens": "tokens/tokens/minute"}
 PROMPT = "some words of a prompt " * 250
 SETTLE_S = 20.0
@@ -81,10 +84,10 @@ class Client:
 
 async def first_draw_ms(fleet: Fleet, budget: str) -> int:
     """When the budget was first drawn from, to some milliseconds."""
-    with redis.Redis.from_url(fleet.store_url, decode_responses=True) as store:
-        while not store.hexists(BUDGETS, budget):  # noqa: ASYNC110
+    with redis.Redis.from_url(fleet.store_url) as store:
+        while (found := used(store, budget)) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-        return used(store, budget)[1]
+        return found[1]
 
 
 async def run(fleet: Fleet, options: argparse.Namespace) -> tuple[list[Client], dict[str, int]]:
@@ -103,10 +106,11 @@ async def run(fleet: Fleet, options: argparse.Namespace) -> tuple[list[Client], 
     return clients, dict(zip(BUDGET_OF, await asyncio.gather(*first), strict=True))
 
 
-def used(store: Any, budget: str) -> tuple[float, int]:
-    """The part of a budget that was used when it was written last, and the time of that, in ms."""
-    millionths, at_ms = store.hget(BUDGETS, budget).split()
-    return int(millionths) / 1e6, int(at_ms)
+def used(store: Any, budget: str) -> tuple[float, int] | None:
+    """The part of a budget that was used when it was written last, and the time of that, in ms; None: not yet."""
+    book, kind = entry_of(budget)
+    found = budgets_from(store.hget(BOOKS, book)).get(kind)
+    return None if found is None else (found[0], int(found[1]))
 
 
 def main() -> None:
@@ -124,9 +128,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running_fleet(Path(folder), words) as fleet:
         clients, first_ms = asyncio.run(run(fleet, options))
         rows = fleet.get("/admin/usage?by=tenant")["rows"]
-        with redis.Redis.from_url(fleet.store_url, decode_responses=True) as store:
+        with redis.Redis.from_url(fleet.store_url) as store:
             for tenant, limit in (("requests", REQUESTS), ("tokens", TOKENS)):
-                left, at_ms = used(store, BUDGET_OF[tenant])
+                left, at_ms = used(store, BUDGET_OF[tenant]) or (0.0, first_ms[tenant])
                 report(tenant, limit, rows, clients, left, at_ms - first_ms[tenant])
         print(json.dumps({"left over": len(fleet.live_requests())}))
 

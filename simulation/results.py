@@ -74,11 +74,14 @@ class RequestOutcome:
         return self.ttft_s <= self.slo_s
 
     def work_s(self, at_s: float) -> float:
-        """Its work on instances up to this time, in seconds of one instance, see ``scheduling.tenants.shares``."""
-        if self.dispatched_s is None or self.first_token_s is None or self.first_token_s > at_s:
+        """Its work on instances up to this time, in seconds of one instance, see ``scheduling.tenants.shares``. Of a
+        prefill under way the part counts that its time by then is of the whole."""
+        if self.dispatched_s is None or self.first_token_s is None or self.dispatched_s >= at_s:
             return 0.0
         ended_s = at_s if self.finish_s is None else min(at_s, self.finish_s)
-        return self.prefill_work_s + self.kv_share * (ended_s - self.dispatched_s)
+        prefills_s = max(self.first_token_s - self.dispatched_s, 1e-9)
+        prefilled = min(1.0, (at_s - self.dispatched_s) / prefills_s)
+        return self.prefill_work_s * prefilled + self.kv_share * (ended_s - self.dispatched_s)
 
     @property
     def answered(self) -> bool:

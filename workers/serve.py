@@ -17,6 +17,7 @@ from typing import TypeVar
 from prometheus_client import disable_created_metrics
 
 from dualmap.runtime.clock import Clock, RealClock
+from dualmap.runtime.collector import settle_collector
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
@@ -85,6 +86,7 @@ async def serve(
                 workers = _pool_workers(opened, worker, pools, trust, owner, waiting, metrics)
                 status.pools = workers
                 status.certificates = (*(trust.certificates if trust is not None else ()), *opened.certificates)
+                settle_collector()
                 await _until(stopping, _run_pools(workers))
             finally:
                 await opened.close()

@@ -12,6 +12,7 @@ wait for its end, so nothing changes during it; every wait is bounded by the sto
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -315,6 +316,9 @@ class FailoverPool:
                     _log.info("pool %s: the store is still away, probes=%d: %s", self.name, self._probes, error)
             except Exception:
                 _log.exception("pool %s: the hand-over to the store failed, trying again", self.name)
+        # The parts of the local state refer to each other, also through Lua, so that only the collector frees them; it
+        # would come after some thousand requests, and each time that the store is away another state would wait for it.
+        gc.collect()
 
     async def _sweep(self, local: PoolStore) -> None:
         assert self._known is not None

@@ -29,6 +29,7 @@ from dualmap.router.serving.listeners import advertised_url, bind, port_of
 from dualmap.router.serving.starting import EmbeddedServer, until_store_is_there
 from dualmap.router.settings import CUT_OFF_S, RouterSettings
 from dualmap.runtime.certificates import RenewedContext
+from dualmap.runtime.collector import settle_collector
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantSettings
@@ -48,6 +49,8 @@ OTHER_FILES = 256
 YOUNG_OBJECTS = 5_000
 """Objects that are new at a collection. Requests under way have some hundred each, and free them as they end: collected
 more often, they would be looked at, and taken for old, while they are in use."""
+MIDDLE_COLLECTIONS = 2
+"""Collections of the middle generation between two of all objects: few are old, as those of the start are frozen."""
 
 OnReady = Callable[[int, int | None], None]
 """``on_ready(port, ops_port)``, once requests are served."""
@@ -224,10 +227,9 @@ async def _drain(runtime: Runtime, servers: Sequence[_Server], shutdown: _Shutdo
 
 
 def _announce(runtime: Runtime, ports: Sequence[int], on_ready: OnReady | None) -> None:
-    # Objects that exist by now are permanent: freezing them keeps the collector's pauses short.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
+    settle_collector()
+    _, young_collections, _ = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, young_collections, MIDDLE_COLLECTIONS)
     log.info("replica %s serves on port %s", runtime.context.replica_id, " and ".join(map(str, ports)))
     if on_ready is not None:
         on_ready(ports[0], ports[1] if len(ports) > 1 else None)

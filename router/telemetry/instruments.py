@@ -100,10 +100,19 @@ class Family(Generic[T]):
     """One metric: an instrument for each set of label values, made when first used."""
 
     def __init__(
-        self, name: str, text: str, labels: Sequence[str], make: Callable[[], T], *, largest: bool = False
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        make: Callable[[], T],
+        *,
+        largest: bool = False,
+        most: int | None = None,
     ) -> None:
-        """``largest``: of several replicas' values the largest is that of all, not the sum."""
+        """``largest``: of several replicas' values the largest is that of all, not the sum. ``most``: the number of
+        instruments at most, of which the first made goes first; None: the label values are few."""
         self.largest = largest
+        self._most = most
         self.name = name
         self.text = text
         self.labels_named = tuple(labels)
@@ -116,6 +125,8 @@ class Family(Generic[T]):
             raise ValueError(f"{self.name} takes the labels {self.labels_named}, not {values}")
         instrument = self.instruments.get(values)
         if instrument is None:
+            if len(self.instruments) == self._most:
+                del self.instruments[next(iter(self.instruments))]
             instrument = self.instruments[values] = self._make()
         return instrument
 
@@ -134,9 +145,9 @@ class Instruments(Collector):
         self._gauges: list[Family[Gauge]] = []
         self._histograms: list[Family[Histogram]] = []
 
-    def counter(self, name: str, text: str, *labels: str) -> Family[Counter]:
-        """``name`` without ``_total``, which the export adds."""
-        family = Family(name, text, labels, Counter)
+    def counter(self, name: str, text: str, *labels: str, most: int | None = None) -> Family[Counter]:
+        """``name`` without ``_total``, which the export adds. ``most``: see ``Family``."""
+        family = Family(name, text, labels, Counter, most=most)
         self._counters.append(family)
         return family
 

@@ -52,6 +52,9 @@ STORE_CALLS = (
 MOST_TENANTS = 100
 """Tenants with series of their own."""
 
+MOST_OF_INSTANCES = 4096
+"""Series by instance of one metric, also of instances that left: a pod that comes has a name of its own."""
+
 TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
 """Outcomes of tokenizing a prompt: ``bytes`` if its tokens cannot be computed."""
 
@@ -188,12 +191,13 @@ class RouterMetrics:
             "pool", bounds=WAIT_BOUNDS_S,
         )  # fmt: skip
         self.faults = make.counter(
-            "dualmap_instance_faults", "Faults of instances, by what they did", "pool", "instance", "reason"
-        )
+            "dualmap_instance_faults", "Faults of instances, by what they did",
+            "pool", "instance", "reason", most=MOST_OF_INSTANCES,
+        )  # fmt: skip
         self.ejections = make.counter(
             "dualmap_ejections",
             "Ejections: a replica sends the instance no more requests for a while",
-            "pool", "instance", "rule",
+            "pool", "instance", "rule", most=MOST_OF_INSTANCES,
         )  # fmt: skip
         self.legs = make.counter(
             "dualmap_legs", "Placements by leg: whole, or prefill of a split request", "pool", "leg"

@@ -53,7 +53,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, returned_text
+from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, returned
 from dualmap.scheduling.tenants.shares import NO_TENANT
 from dualmap.scheduling.values import value
 
@@ -1570,30 +1570,30 @@ class RequestMachine:
         if self.spec.chain is not None and (may_be_reserved or self.was_kept):
             return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
         if self.registered or (reserved and before is _PLACING and self.spec.account):
-            over = self._over(self.request_id, 1, returned=self._returned(outcome), used=self._used(outcome))
+            over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
             return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
 
-    def _last_releases(self, answered: bool, returned: str, used: str) -> Effects:
+    def _last_releases(self, answered: bool, gives_back: Draws | None, used: str) -> Effects:
         """Only the last one meters it: whichever of them is lost, a record is left by which that is done later."""
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
-            return (Post(self._over(self.request_id, self.attempt, sample, answered, returned, used), False, True),)
-        over = self._over(decode.request_id, self.decode_attempt, sample, answered, returned)
+            return (Post(self._over(self.request_id, self.attempt, sample, answered, gives_back, used), False, True),)
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered, gives_back)
         if decode.answered and not used:
             return (Post(over, last=True),)
         own = self._over(self.request_id, self.attempt, seen=answered, used=used)
         return Post(over), Post(own, last=True)
 
-    def _returned(self, outcome: Outcome) -> str:
+    def _returned(self, outcome: Outcome) -> Draws | None:
         """The part of its draws that it gives back to its budgets. A client that leaves within its answer pays
         what was expected of it."""
         draws = self.spec.draws
         if draws is None:
-            return ""
+            return None
         answered = outcome in ANSWERED or self.first_token_s is not None
         usage = self.usage or _NO_USAGE
-        return returned_text(draws, usage.prompt_tokens, usage.output_tokens, answered=answered)
+        return returned(draws, usage.prompt_tokens, usage.output_tokens, answered=answered)
 
     def _used(self, outcome: Outcome) -> str:
         """The usage that it is metered by."""
@@ -1610,10 +1610,16 @@ class RequestMachine:
         return self._over(self.request_id, self.attempt, note, used=KEPT if self.spec.account else "")
 
     def _over(
-        self, leg_id: str, attempt: int, note: str = "", seen: bool = False, returned: str = "", used: str = ""
+        self,
+        leg_id: str,
+        attempt: int,
+        note: str = "",
+        seen: bool = False,
+        gives_back: Draws | None = None,
+        used: str = "",
     ) -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
-        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, returned, used)
+        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, gives_back, used)
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:

@@ -173,8 +173,15 @@ class Quarantine:
                     f"the prompt of request {request_id} is refused for {suspect.refused_until_s - now_s:.0f} s:"
                     f" engines died while they held it, {suspect.deaths} in all, of {suspect.names}"
                 )
-        while len(self.suspects) > MAX_SUSPECTS:
-            del self.suspects[next(iter(self.suspects))]
+        self._forget_oldest(now_s)
+
+    def _forget_oldest(self, now_s: float) -> None:
+        """Drop suspects that are too old or too many. They stand in the order of their last deaths, nearly."""
+        while self.suspects:
+            prompt_hash, oldest = next(iter(self.suspects.items()))
+            if now_s - oldest.last_death_s < MEMORY_S and len(self.suspects) <= MAX_SUSPECTS:
+                return
+            del self.suspects[prompt_hash]
 
     def _lived(self, instance_id: str, sent_s: float, now_s: float) -> bool:
         """Whether the engine was alive when the request came, as far as it is known. Notes its death."""

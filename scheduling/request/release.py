@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dualmap.scheduling.tenants.budgets import Draws
 from dualmap.scheduling.values import value
 
 
@@ -23,9 +24,9 @@ class Release:
     seen: bool = False
     """Whether that first token, or the whole answer, was seen. Only a seen token is a sign of life of the instance and
     stamps its prefill clock. False where the first token is presumed, and where the request ends without its answer."""
-    returned: str = ""
-    """The part of its draws that the request gives back to its budgets, where it is over, see
-    ``budgets.returned_text``. Empty: all that its record says it drew."""
+    returned: Draws | None = None
+    """The part of its draws that the request gives back to its budgets, where it is over, see ``budgets.returned``.
+    None: all that its record says it drew."""
     used: str = ""
     """The usage that it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not
     metered. ``KEPT`` there: its try is over, and its record stays to be metered by."""

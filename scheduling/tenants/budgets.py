@@ -24,8 +24,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
+from itertools import chain
 from math import ceil
 from operator import itemgetter, sub
+from struct import Struct
 from typing import Any, Final
 
 import orjson
@@ -58,8 +60,13 @@ class Period(StrEnum):
 
 
 OF_MODEL: Final = "model:"
-_QUOTAS: Final = {Period.DAY: Period.DAY.value, Period.MONTH: Period.MONTH.value}
+_QUOTAS: Final = (Period.DAY, Period.MONTH)
 _IN_FLIGHT: Final = Period.IN_FLIGHT
+
+KINDS: Final = tuple([f"{measure.value}/{period.value}" for measure in Measure for period in Period])
+"""Kinds of limits by their numbers, which the store keeps: none may get another."""
+DIVIDED: Final = 64
+"""The number of a kind has this added in draws from a budget that is divided."""
 
 
 @value
@@ -94,19 +101,9 @@ class Budget:
         return self.limit.amount
 
     @property
-    def leaks(self) -> float | str | list[float | str]:
-        """The kind of budget, as scripts take it: how much leaks a second, or the period of a quota; 0: in flight.
-        Where it is divided, the part that this pool has where none is entered, and the pools follow."""
-        kind = _QUOTAS.get(self.limit.period, self.limit.leak_per_s)
-        if self.division is None:
-            return kind
-        return [kind, self.division.first_part(self.capacity), ",".join(self.division.pools)]
-
-    @property
-    def leak_text(self) -> str:
-        """How much leaks a second, and of which amount where it is divided."""
-        leak_per_s = self.limit.leak_per_s
-        return f"{leak_per_s}" if self.division is None else f"{leak_per_s}/{self.capacity}"
+    def entry(self) -> tuple[str, int]:
+        """The book that has it, and the number of its kind there."""
+        return entry_of(self.name)
 
 
 @value
@@ -127,10 +124,12 @@ class BudgetGroup:
     in what it takes."""
 
     def __init__(self, budgets: Iterable[Budget]) -> None:
-        """There is at least one."""
-        self.budgets: Final = tuple(budgets)
+        """There is at least one. They are put in the order of their books."""
+        by_book: dict[str, list[Budget]] = {}
+        for budget in budgets:
+            by_book.setdefault(budget.entry[0], []).append(budget)
+        self.budgets: Final = tuple(chain.from_iterable(by_book.values()))
         self.names: Final = tuple([each.name for each in self.budgets])
-        self.leak_texts: Final = tuple([each.leak_text for each in self.budgets])
         self.is_divided: Final = any(each.division is not None for each in self.budgets)
         figures = [_FIGURES.index(each.limit.measure) for each in self.budgets]
         in_flight = [each.limit.period is _IN_FLIGHT for each in self.budgets]
@@ -139,21 +138,41 @@ class BudgetGroup:
         texts = [each.name.replace("%", "%%") for each in self.budgets]
         self.text: Final = " ".join([f"{text} %d" for text in texts])
         """The text of draws (``drawn_text``), to be filled with costs."""
-        words = [
-            b"%b,%%d,%d,%b" % (_in_template(each.name), each.capacity, _in_template(each.leaks))
+        divided = [
+            (each.name, each.division.first_part(each.capacity), ",".join(each.division.pools))
             for each in self.budgets
+            if each.division is not None
         ]
-        self.words: Final = b"[%b]" % b",".join(words)
-        """The draws as the scripts take them, four words for each, as JSON, to be filled with costs."""
+        self.divisions: Final = orjson.dumps(divided)
+        """For each budget that is divided, as JSON: its name, the part that a pool has where none is entered, and the
+        pools."""
+        form, self._figures = "<", list[float | bytes]()
+        for book, each in by_book.items():
+            name = book.encode()
+            form += f"BH{len(name)}s" + "Bdd" * len(each)
+            self._figures += (len(each), len(name), name)
+            for budget in each:
+                kind = budget.entry[1]
+                self._figures += (kind if budget.division is None else kind + DIVIDED, 0, budget.capacity)
+        self._form = Struct(form)
+        self._costs_at = [at for at in range(1, len(self._figures), 3) if not isinstance(self._figures[at + 1], bytes)]
 
     def draws(self, prompt_tokens: int, output_tokens: int) -> Draws:
         """The draws of a request; the tokens of the answer are the expected ones."""
         return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)))
 
+    def packed(self, amounts: Sequence[int]) -> bytes:
+        """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
+        number of its kind, its amount, and that of the limit."""
+        figures = self._figures.copy()
+        for at, amount in zip(self._costs_at, amounts, strict=True):
+            figures[at] = amount
+        return self._form.pack(*figures)
+
     def returned(
         self, costs: tuple[int, ...], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
     ) -> Sequence[int]:
-        """The amounts that a request gives back (``returned_text``)."""
+        """The amounts that a request gives back (``returned``)."""
         if not answered:
             return costs
         if prompt_tokens is not None and output_tokens is not None:
@@ -168,11 +187,6 @@ _NOTHING: Final = len(_FIGURES)
 """The place behind these figures, of what is in flight: nothing of it is kept at the end."""
 
 
-def _in_template(word: object) -> bytes:
-    """The JSON of a word, in a template that is to be filled."""
-    return orjson.dumps(word).replace(b"%", b"%%")
-
-
 def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """A function that returns what a tuple has at these places."""
     if len(places) == 1:
@@ -183,7 +197,7 @@ def _picked(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...
 
 @value
 class Draws:
-    """The amounts that one request takes of its budgets."""
+    """The amounts that one request takes of its budgets, or gives back to them."""
 
     group: BudgetGroup
     costs: tuple[int, ...]
@@ -191,7 +205,14 @@ class Draws:
     @classmethod
     def of(cls, *draws: Draw) -> Draws:
         """These draws together; there is at least one."""
-        return cls(BudgetGroup([each.budget for each in draws]), tuple([each.cost for each in draws]))
+        group = BudgetGroup([each.budget for each in draws])
+        cost_of = {each.budget.name: each.cost for each in draws}
+        return cls(group, tuple([cost_of[name] for name in group.names]))
+
+    @property
+    def packed(self) -> bytes:
+        """The draws as the scripts take them."""
+        return self.group.packed(self.costs)
 
     @property
     def each(self) -> tuple[Draw, ...]:
@@ -291,25 +312,21 @@ def budget_of(tenant: str, limit: Limit) -> str:
     return "/".join([tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value])
 
 
-NOTHING_RETURNED: Final = "-"
+def entry_of(name: str) -> tuple[str, int]:
+    """The book that has the budget of this name, and the number of its kind there: a book is of a tenant, of one of its
+    keys, or of a model that it uses."""
+    book, measure, period = name.rsplit("/", 2)
+    return book, KINDS.index(f"{measure}/{period}")
 
 
-def returned_text(draws: Draws, prompt_tokens: int | None, output_tokens: int | None, *, answered: bool) -> str:
-    """The amounts that a request gives back when it is over: each budget and its amount, unless that is 0, separated by
-    blanks. An amount below 0 is drawn beside what was expected; it says how much leaks a second, behind a colon, and of
-    which amount that is where the budget is divided.
+def returned(draws: Draws, prompt_tokens: int | None, output_tokens: int | None, *, answered: bool) -> Draws:
+    """The amounts that a request gives back when it is over. An amount below 0 is drawn beside what was expected.
 
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
     group = draws.group
-    amounts = group.returned(draws.costs, prompt_tokens, output_tokens, answered=answered)
-    words = [
-        f"{name} {amount}" if amount > 0 else f"{name} {amount}:{leak}"
-        for name, amount, leak in zip(group.names, amounts, group.leak_texts, strict=True)
-        if amount
-    ]
-    return " ".join(words) or NOTHING_RETURNED
+    return Draws(group, tuple(group.returned(draws.costs, prompt_tokens, output_tokens, answered=answered)))
 
 
 def drawn_text(draws: Draws) -> str:

@@ -1,7 +1,8 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
--- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text or false],
+-- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text, its bytes or false],
 --       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}, [field that becomes
---       the time now, …]], …} where counts or blocks change, counted true where plans for these were made for other figures, and queue_of, an instance or '';
+--       the time now, …]], …} where counts or blocks change, counted true where plans for these were made for other figures, drawn, the draws of
+--       requests that the store lost, as their records have them, and queue_of, an instance or '';
 --       then for each command the number of its words, and these
 -- Reply {now ms, what each command replied, …, and the queue of the instance queue_of or nil}, or nil if something is
 --       no longer as it was read; error FENCED
@@ -14,7 +15,8 @@ if ARGV[2] ~= '' then -- refuses the writes of a deposed leader
   end
 end
 for _, read in ipairs(change.read) do
-  if redis.call('HGET', read[1], read[2]) ~= read[3] then
+  local text = type(read[3]) == 'table' and string.char(unpack(read[3])) or read[3]
+  if redis.call('HGET', read[1], read[2]) ~= text then
     return false
   end
 end
@@ -23,6 +25,10 @@ while first <= #ARGV do
   local last = first + ARGV[first]
   replies[#replies + 1] = redis.call(unpack(ARGV, first + 1, last))
   first = last + 1
+end
+if change.drawn[1] then
+  draw_again(change.drawn, now_ms)
+  write_books(now_ms)
 end
 for id, fields in pairs(change.instances) do
   local instance = read_instance(id)

@@ -24,7 +24,7 @@ local function dispatch(request)
     redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
-  give_work(request.told.shares_as, request.uncached_tokens / instance.tokens_per_s, 0)
+  give_work(request.told.shares_as, request.uncached_tokens / instance.tokens_per_s, context_tokens_of(request) / instance.kv_capacity_tokens)
 end
 
 -- Carries out one step; the grant of a request that is dispatched.
@@ -66,5 +66,5 @@ for step = FIRST_STEP, #ARGV, 2 do
   end
 end
 write_instance(instance)
-write_shares(now_ms)
+write_books(now_ms)
 return { room(instance, now_ms), unpack(grants) }

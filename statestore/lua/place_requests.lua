@@ -2,13 +2,14 @@
 -- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
 -- for does not hold. A request that may be served in two ways has two options: the least of each is found, and these are
 -- compared.
--- ARGV  1 clock, 2 the different options, as a JSON array; then 4 for each request: placement as JSON
+-- ARGV  1 clock, 2 the different options, as a JSON array; then 6 for each request: placement as JSON
 --       (statestore/pool/placing.py);
---       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed
+--       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed; its draws, packed
+--       (BudgetGroup.packed), or ''; of its tenant's share the weight, instances and name, packed, or ''
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
 --       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
---       or nil, {level, work that it sent, its share, both in microseconds} of a tenant in the books of shares or nil, and of each
---       instance that was weighed: its id, its record, its hit}
+--       or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil, and of each instance that
+--       was weighed: its id, its record, its hit}
 local FIRST_REQUEST = 3
 local met, replies = {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
@@ -138,7 +139,7 @@ local function enter_chosen(request, resident, told, head)
     redis.call('ZREM', keys.passed_on, request.id)
   end
   if budgets then
-    draw(placement.draws)
+    draw()
   end
   enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
@@ -169,21 +170,25 @@ local function place_one(told, head)
   if former and not kept then
     return reply_again(former)
   end
-  if placement.draws then
-    budgets = weigh_draws(placement.draws, placement.must_draw, now_ms)
-    if budgets[1] ~= '' then
+  if placement.draws ~= '' then
+    local fits
+    fits, budgets = weigh_draws(placement.draws, placement.divisions, placement.must_draw, now_ms)
+    if not fits then
       if placement.told.account ~= '' then
-        add_usage(placement.told.account, terms.refused)
+        add_usage(placement.told.account, REFUSED)
       end
       return reply('limited')
     end
   end
-  local share, books, band, level, within, fair = placement.share, nil, placement.band or 0, 0, false, 0
-  if share then
-    books = share_books[share.name]
-    level, within, fair = level_of(books, share)
+  local band, within, sender, name, weight, stood = placement.band or 0, false, nil, nil, 0, nil
+  if placement.share ~= '' then
+    local instances, level, fair
+    weight, instances = struct.unpack('<dd', placement.share)
+    name = string.sub(placement.share, 17)
+    sender = books[name]
+    level, within, fair, stood = level_of(sender, weight, instances)
     band = band + level
-    standing = placement.told.tenant ~= '' and { level, microseconds(books.sent), microseconds(fair) }
+    standing = placement.told.tenant ~= '' and struct.pack('<ddd', level, sender[SENT], fair)
   end
   placement.precedes = band == 0 and (within or placement.band)
   weigh_options()
@@ -211,48 +216,56 @@ local function place_one(told, head)
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
-  if share then
+  local held = goes_now and context_tokens_of(request) / instance.kv_capacity_tokens or 0
+  if sender then
     local work_s = tokens / instance.tokens_per_s
-    send_work(books, share, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, now_ms)
+    send_work(sender, name, weight, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, held, stood, now_ms)
+  elseif goes_now then
+    give_work(placement.told.shares_as, 0, held)
   end
   return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
 end
 
--- Reads the books of budgets and shares that the placements need.
-local function read_books(placements)
-  local draws, names, is_named = {}, {}, {}
+-- Reads the books that the placements need.
+local function read_books_for(placements)
+  local names = {}
   for _, each in ipairs(placements) do
-    draws[#draws + 1] = each.draws
-    local name = each.share and each.share.name
-    if name and not is_named[name] then
-      names[#names + 1], is_named[name] = name, true
+    if each.draws ~= '' then
+      add_names_of(names, each.draws)
+    end
+    if each.share ~= '' then
+      add_name(names, string.sub(each.share, 17))
     end
   end
-  if draws[1] then
-    read_budgets(draws)
-  end
-  if names[1] then
-    read_shares(names, now_ms)
+  read_books(names, now_ms)
+end
+
+-- Places the requests, in order.
+local function place_all(placements)
+  for place, each in ipairs(placements) do
+    local first = FIRST_REQUEST + 6 * (place - 1)
+    placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
+    budgets, standing = nil, nil
+    placement.told = cjson.decode(ARGV[first + 2])
+    for sample, depth in ipairs(placement.samples_at) do
+      samples[sample] = string.sub(chain, depth * 8 - 7, depth * 8)
+    end
+    replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])
   end
 end
 
 options = options_from(ARGV[2])
 local placements = {}
-for first = FIRST_REQUEST, #ARGV, 4 do
-  placements[#placements + 1] = cjson.decode(ARGV[first])
+for first = FIRST_REQUEST, #ARGV, 6 do
+  local given = cjson.decode(ARGV[first])
+  given.draws, given.share = ARGV[first + 4], ARGV[first + 5]
+  placements[#placements + 1] = given
 end
-read_books(placements)
-for place, each in ipairs(placements) do
-  local first = FIRST_REQUEST + 4 * (place - 1)
-  placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
-  budgets, standing = nil, nil
-  placement.told = cjson.decode(ARGV[first + 2])
-  for place, depth in ipairs(placement.samples_at) do
-    samples[place] = string.sub(chain, depth * 8 - 7, depth * 8)
-  end
-  replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])
-end
-write_budgets(now_ms)
-write_shares(now_ms)
+read_books_for(placements)
+local is_done, failure = pcall(place_all, placements)
+write_books(now_ms) -- in any case: the requests before one that failed are placed
 write_usage(now_ms)
+if not is_done then
+  error(failure, 0)
+end
 return replies

@@ -1,9 +1,9 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written once.
--- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 8 for each: request id; instance id
+-- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 9 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
 --       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
---       what it gives back of its draws, where it is over (give_back), or '' for all of them; what it is metered by, where it is over
---       for good, 'kept' where only its try is, or ''
+--       what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or '' for all of them; what it is metered by, where it is over
+--       for good, 'kept' where only its try is, or ''; its counts, packed, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -48,7 +48,7 @@ end
 
 -- Releases all that is left. A whole answer shows at its end that its prefill is over, where nothing did before. The request,
 -- where something was left.
-local function finish(id, note, seen, _, replica_id, attempt, returned, used)
+local function finish(id, note, seen, _, replica_id, attempt, returned, used, counts)
   local request, is_damaged = read_request(id, 'told')
   if is_damaged then
     redis.call('DEL', keys.request .. id) -- what it counted is repaired
@@ -75,10 +75,10 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
     log_sample('noted', note)
   end
   if request.told.drawn and request.told.drawn ~= '' then
-    give_back(returned ~= '' and returned or request.told.drawn, request.enqueued_ms)
+    give_back(returned, request.told.drawn, request.enqueued_ms)
   end
-  if is_metered and not keeps and used ~= '' then
-    meter(request, used)
+  if is_metered and not keeps and counts ~= '' then
+    meter(request, counts, used)
     if lease ~= '' then
       remember_lost(request, used, now_ms)
     end
@@ -87,8 +87,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   if instance then
     leave(instance, request)
     if request.dispatched_ms > 0 then
-      local memory_s = context_tokens_of(request) / instance.kv_capacity_tokens * math.max(0, now_ms - request.dispatched_ms) / 1000
-      give_work(request.told.shares_as, memory_s, memory_s)
+      free_memory(request.told.shares_as, context_tokens_of(request) / instance.kv_capacity_tokens, now_ms - request.dispatched_ms)
     end
   end
   if instance and seen and request.prefilled_ms == 0 then
@@ -97,22 +96,29 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used)
   return request
 end
 
-for first = FIRST_REQUEST, #ARGV, 8 do
-  local id, instance_id, replica_id, attempt, note, seen, returned, used = unpack(ARGV, first, first + 7)
-  local release = instance_id == '' and finish or prefill
-  local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, returned, used)
-  replies[#replies + 1] = not request and 0
-  local instance = request and read_instance(request.instance_id)
-  if instance then
-    instance.version = instance.version + (last[instance.id] and 1 or 0) -- every release is a change
-    last[instance.id] = #replies
+-- Makes the releases, in order.
+local function release_all()
+  for first = FIRST_REQUEST, #ARGV, 9 do
+    local id, instance_id, replica_id, attempt, note, seen, returned, used, counts = unpack(ARGV, first, first + 8)
+    local release = instance_id == '' and finish or prefill
+    local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, returned, used, counts)
+    replies[#replies + 1] = not request and 0
+    local instance = request and read_instance(request.instance_id)
+    if instance then
+      instance.version = instance.version + (last[instance.id] and 1 or 0) -- every release is a change
+      last[instance.id] = #replies
+    end
   end
 end
+
+local is_done, failure = pcall(release_all)
+write_books(now_ms) -- in any case: the releases before one that failed are made
+write_usage(now_ms)
 for id, place in pairs(last) do
   write_instance(read_instance(id))
   replies[place] = room(read_instance(id), now_ms)
 end
-take_given_back(now_ms)
-write_shares(now_ms)
-write_usage(now_ms)
+if not is_done then
+  error(failure, 0)
+end
 return replies

@@ -1,8 +1,11 @@
-"""Functions as a Redis server runs them, with the Lua of Redis: version 5.1, ``redis.call`` and ``cjson.decode``."""
+"""Functions as a Redis server runs them, with the Lua of Redis: version 5.1, ``redis.call``, ``cjson.decode``, and of
+``struct`` the formats that the scripts use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from struct import Struct
 from typing import Any
 
 import orjson
@@ -11,12 +14,33 @@ from lupa import lua51  # type: ignore[import-untyped]
 from dualmap.statestore.pool.replies import reply_error
 
 _REDIS = b"""
-local call, decode, register = ...
+local call, decode, pack, unpack_all, register = ...
 redis = { call = call, error_reply = function(message) return { err = message } end, register_function = register }
 cjson = { decode = decode }
+struct = { pack = pack, unpack = function(format, text, at) return unpack(unpack_all(format, text, at or 1)) end }
 """
 
 _NUMBERS = (int, float)
+
+
+@cache
+def _struct(form: bytes) -> Struct:
+    """The struct of a format: Python has the letters of Lua's that the scripts use, where it begins with '<'."""
+    return Struct(form)
+
+
+def _packed(form: bytes, *figures: float) -> bytes:
+    kinds = form.lstrip(b"<").decode()
+    return _struct(form).pack(*[int(each) if kind in "BH" else each for kind, each in zip(kinds, figures, strict=True)])
+
+
+def _unpacked(form: bytes, text: bytes, at: int) -> list[Any]:
+    """What is unpacked of a text from a place on, and the place behind it. 'c0' is a text whose length comes before."""
+    counted = form.removesuffix(b"c0")
+    packed = _struct(counted)
+    *found, last = packed.unpack_from(text, at - 1)
+    end = at + packed.size
+    return [*found, last, end] if counted == form else [*found, text[end - 1 : end - 1 + last], end + last]
 
 
 class LuaFunctions:
@@ -37,7 +61,12 @@ class LuaFunctions:
         def register(name: bytes, function: Callable[[Any, Any], Any]) -> None:
             self._functions[name.decode()] = function
 
-        self._lua.execute(_REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)), register)
+        def unpack_all(form: bytes, text: bytes, at: float) -> Any:
+            return table(_unpacked(form, text, int(at)))
+
+        self._lua.execute(
+            _REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)), _packed, unpack_all, register
+        )
 
     def load(self, library: str) -> None:
         """Register the functions of a library, whose first line names it."""

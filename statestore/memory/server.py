@@ -181,6 +181,11 @@ class MemoryServer:
         entries = self._sorted(key).ranked(_slice(first, last))
         return [*flat(entries)] if with_scores else [member for _, member in entries]
 
+    def do_zrangebyscore(self, key: bytes, _least: bytes, most: bytes, *_limit: Word) -> list[bytes]:
+        """Members from the lowest score up to ``most``, at most so many."""
+        number = min(self._up_to(key, most), int(_limit[-1]))
+        return [member for _, member in self._sorted(key).ranked(slice(number))]
+
     def do_zrevrange(self, key: bytes, first: Word, last: Word) -> list[bytes]:
         ranks = slice(-1 - int(first), -2 - int(last), -1)
         return [member for _, member in self._sorted(key).ranked(ranks)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dualmap.scheduling.tenants.allotments import in_force
-from dualmap.scheduling.tenants.budgets import MINUTE_S, Limit, Period
+from dualmap.scheduling.tenants.budgets import MINUTE_S, Limit, entry_of
 from dualmap.statestore.pool.calls import Argument
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import budget_used, pairs_from
@@ -73,14 +73,6 @@ class Allotment:
     """The amount that is unused in other pools."""
 
 
-def leak_of(budget: str, amount: int) -> float | str:
-    """The leak per second of a budget of this amount, or the period of a quota; 0: it bounds what is in flight."""
-    period = Period(budget.rpartition("/")[2])
-    if period is Period.MINUTE:
-        return amount / MINUTE_S
-    return 0.0 if period is Period.IN_FLIGHT else period.value
-
-
 def entered_from(text: bytes | None) -> Entered | None:
     """The entry that the scripts wrote (``statestore/lua/shared/budgets.lua``); None where none can be read."""
     words = (text or b"").split()
@@ -115,14 +107,12 @@ class Allotments(Changes):
     @reads
     async def of(self, budget: str, amount: int, begins_with: int) -> Allotted:
         """The part of an amount that the pool has; ``begins_with`` where nothing is entered."""
-        keys = self._keys
-        read = [("HGET", key, budget) for key in (keys.budgets_allotted, keys.budgets, keys.budgets_wanted)]
-        text, spent, asked = await self._calls.together(read)
+        keys, (book, kind) = self._keys, entry_of(budget)
+        read = [("HGET", keys.budgets_allotted, budget), ("HGET", keys.books, book)]
+        text, spent, asked = await self._calls.together([*read, ("HGET", keys.budgets_wanted, budget)])
         entered = entered_from(text)
         part = begins_with if entered is None else in_force(entered.part, entered.of, amount)
-        leak = leak_of(budget, amount)
-        rate = 0.0 if isinstance(leak, str) else leak * part / amount
-        used = math.ceil(budget_used(budget, spent, await self._calls.now_ms(), rate))
+        used = math.ceil(budget_used(spent, kind, await self._calls.now_ms(), part / MINUTE_S))
         wanted = None
         if asked is not None:
             with contextlib.suppress(*UNREADABLE):
@@ -142,7 +132,7 @@ class Allotments(Changes):
     async def allot(self, change: Allotment) -> int | None:
         """Make a change, and return the part that the pool has then: more than asked where it uses more. None where a
         change with this stamp or a later one was made. A repetition changes nothing."""
-        words: list[Argument] = [change.budget, change.amount, leak_of(change.budget, change.amount)]
+        words: list[Argument] = [change.budget, *entry_of(change.budget), change.amount]
         words += [change.begins_with, change.stamp, change.part, change.rest]
         (part,) = await self._run("allot_budgets", *words)
         return None if part == _REFUSED else part

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -39,6 +39,8 @@ class Change:
     """Increments of counts, by id and name: they depend on nothing that others change meanwhile."""
     counted: bool = False
     """Plans for these instances were made for other figures."""
+    drawn: Sequence[str] = ()
+    """The draws of requests that the store lost, as their records have them: they are entered again."""
     queue_of: str = ""
     """The instance whose queue is replied, where that has room then."""
     stamped: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -69,6 +71,7 @@ class Changes:
                 for name in change.instances.keys() | change.counts.keys()
             },
             "counted": change.counted,
+            "drawn": change.drawn,
             "queue_of": change.queue_of,
         }
         words: list[Argument] = []
@@ -101,9 +104,15 @@ class Changes:
         raise StoreError("it is changed by others again and again; try again later")
 
 
-def _conditions(change: Change) -> Iterator[tuple[bytes, str, bytes | bool]]:
-    """The values that must still stand. Bytes that are no text were not written by the fleet, whose writers replace
-    them."""
+_PACKED_BYTES: Final = 1000
+"""More bytes than the fleet packs into one text."""
+
+
+def _conditions(change: Change) -> Iterator[tuple[bytes, str, bytes | bool | list[int]]]:
+    """The values that must still stand: packed ones by their bytes, as JSON has none. Longer bytes that are no text
+    were not written by the fleet, whose writers replace them."""
     for key, name, text in change.read:
         if text is None or is_readable(text.decode):
             yield key, name, False if text is None else text
+        elif len(text) <= _PACKED_BYTES:
+            yield key, name, [*text]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, fields, replace
 from datetime import UTC, datetime
 from functools import partial
+from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
@@ -16,9 +17,11 @@ from dualmap.scheduling.estimates.learning import EndSample, FirstTokenSample, S
 from dualmap.scheduling.estimates.load_window import LoadWindow
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
+from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from dualmap.scheduling.tenants.shares import Work, left_of
+from dualmap.scheduling.tenants.budgets import KINDS, Period
+from dualmap.scheduling.tenants.shares import Work, grown
 from dualmap.statestore.answers import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
@@ -167,48 +170,81 @@ def grant_from(text: bytes) -> Grant:
 _GRANT_FIELDS: Final = len(fields(Grant))
 
 
-# budgets -----------------------------------------------------------------------------------------------------
-_MILLION: Final = 1_000_000
+# books of tenants --------------------------------------------------------------------------------------------
+ALL_WORK: Final = Struct("<5d")
+"""The sums over tenants: the work that instances were given, when that was so, the weights, the memory that contexts
+hold, and where the last tenant above its share stands, by weight."""
+WORK: Final = Struct("<7d")
+"""The beginning of a tenant's book: the work that it sent, what instances were given of it, when that was so, its
+weight, when it was last seen, the part of an instance's memory that its contexts hold, and what is added to what it was
+given."""
+BUDGET: Final = Struct("<Bdd")
+"""A budget, behind it: the number of its kind, the amount that was used, and since when."""
 
 
-def budget_with(name: str, text: bytes | None, cost: int, now_ms: int) -> str:
-    """The budget after another draw, as the scripts write it (``statestore/lua/shared/budgets.lua``). Of one that leaks
-    nothing has leaked since it was written: the next draw knows how much does."""
-    used, since_ms = _written(name, text, now_ms)
-    if _leaks(name):
-        return f"{used + cost * _MILLION} {since_ms}"
-    period = period_of(name, now_ms)
-    return f"{used + cost} {period}" if period else str(used + cost)
+def budget_used(text: bytes | None, kind: int, now_ms: int, leak_per_s: float) -> float:
+    """The amount that is used of the budget of a kind, by its book as the scripts write it
+    (``statestore/lua/shared/books.lua``); 0 where nothing, or nothing that can be read, is written."""
+    used, since = budgets_from(text).get(kind, (0.0, 0.0))
+    period = KINDS[kind].rpartition("/")[2]
+    if period == Period.MINUTE:
+        return max(0.0, used - max(0.0, now_ms - since) / 1000 * leak_per_s)
+    return used if period == Period.IN_FLIGHT or since == period_at(period, now_ms) else 0.0
 
 
-def budget_used(name: str, text: bytes | None, now_ms: int, leak_per_s: float) -> float:
-    """The amount that is used of such a budget; 0 where nothing, or nothing that can be read, is written."""
-    used, since_ms = _written(name, text, now_ms)
-    if _leaks(name):
-        return max(0.0, used / _MILLION - max(0, now_ms - since_ms) / 1000 * leak_per_s)
-    return used
+def budgets_from(text: bytes | None) -> dict[int, tuple[float, float]]:
+    """The amount that was used of each budget of a book, and since when, by the number of its kind."""
+    packed = (text or b"")[WORK.size :]
+    if len(packed) % BUDGET.size or len(packed) > BUDGET.size * len(KINDS):
+        return {}
+    return {kind: (used if used >= 0 else 0.0, since) for kind, used, since in BUDGET.iter_unpack(packed)}
 
 
-def _leaks(budget: str) -> bool:
-    return budget.endswith("/minute")
+def period_at(period: str, now_ms: int) -> int:
+    """The number of the day since 1970, or of the month since the year 0, in UTC, in which a quota counts."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return now_ms // 86_400_000 if period == Period.DAY else now.year * 12 + now.month
 
 
-def _written(name: str, text: bytes | None, now_ms: int) -> tuple[int, int]:
-    """The amount that the text has as used, in millionths where the budget leaks, and since when. It is 0, now, where
-    there is no text, or it cannot be read or is of another period."""
-    words = (text or b"").split()
-    if _leaks(name):
-        known = len(words) == PAIR and words[0].isdigit() and words[1].isdigit()
-        return (int(words[0]), int(words[1])) if known else (0, now_ms)
-    period = period_of(name, now_ms)
-    known = bool(words) and words[0].isdigit() and words[1:] == ([period.encode()] if period else [])
-    return (int(words[0]) if known else 0), now_ms
+def work_from(text: bytes, of_all: bytes, now_ms: int) -> Work | None:
+    """A tenant's work, from its book and the sums over all; None where it is not active. Raises ValueError, or the
+    like, where they cannot be read."""
+    _, given, since_ms, weight, _, held, _ = WORK.unpack_from(text)
+    all_given, all_since_ms, weights, all_held, _ = ALL_WORK.unpack(of_all)
+    if weight <= 0:
+        return None
+    given_s = grown(given, held, since_ms, now_ms)
+    all_s = grown(all_given, all_held, all_since_ms, now_ms)
+    part = given_s / all_s if all_s > 0 else 0.0
+    return Work(given_s, min(1.0, part), min(1.0, weight / weights))
 
 
-def period_of(budget: str, now_ms: int) -> str | None:
-    """The day or month in UTC in which a quota counts; None of another budget."""
-    form = {"day": "%Y-%m-%d", "month": "%Y-%m"}.get(budget.rpartition("/")[2])
-    return None if form is None else datetime.fromtimestamp(now_ms / 1000, UTC).strftime(form)
+# metering ----------------------------------------------------------------------------------------------------
+_COUNTS: Final = Struct(f"<{len(COUNTS)}d")
+_PACKED: Final = b"\0"
+"""Packed counts of a day begin with it; a text, which an older version wrote, with a figure."""
+
+
+def packed_counts(counts: Counts) -> bytes:
+    """Counts as the scripts take them."""
+    return _COUNTS.pack(*astuple(counts))
+
+
+def counts_of(used: str) -> bytes:
+    """The counts that a usage begins with, where it has any, as the scripts take them."""
+    return _COUNTS.pack(*map(int, used.split(" ", len(COUNTS))[: len(COUNTS)])) if used[:1].isdigit() else b""
+
+
+def counts_text(counts: Counts) -> bytes:
+    """The counts of an account on a day, as the scripts write them."""
+    return _PACKED + packed_counts(counts)
+
+
+def counts_from(text: bytes) -> Counts:
+    """The reverse. Raises ValueError, or the like, where it is none."""
+    if text.startswith(_PACKED):
+        return Counts(*map(int, _COUNTS.unpack(text[1:])))
+    return Counts.parse(text.decode())
 
 
 # samples -----------------------------------------------------------------------------------------------------
@@ -321,15 +357,3 @@ def pairs_from(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 def leadership_from(known: Mapping[bytes, bytes]) -> Leadership:
     """Parse the leadership. If it cannot be read, no worker leads: the fence grows all the same, as the clock does."""
     return Leadership() if unreadable_fields(Leadership(), known) else record_from(Leadership(), known)
-
-
-# shares ------------------------------------------------------------------------------------------------------
-def work_from(text: bytes, of_all: bytes, now_ms: int) -> Work:
-    """A tenant's work, from its book and the sums over all, as ``statestore/lua/shared/shares.lua`` writes them."""
-    _, given, since_ms, weight, _ = text.split()
-    all_given, all_since_ms, weights = of_all.split()
-    given_s = left_of(float(given), int(since_ms), now_ms)
-    all_s = left_of(float(all_given), int(all_since_ms), now_ms)
-    part = given_s / all_s if all_s > 0 else 0.0
-    share = float(weight) / float(weights)
-    return Work(given_s, min(1.0, part), min(1.0, share))

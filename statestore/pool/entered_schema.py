@@ -7,6 +7,7 @@ from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.former_books import FormerBooks
 from dualmap.statestore.pool.readable import reads
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema, refuse_older
 
@@ -38,6 +39,7 @@ class EnteredSchema(Changes):
             return None, Change(commands, read)
 
         await self._derive(enter)
+        await FormerBooks(keys, self._calls).pack()
 
     async def refuse_newer(self) -> None:
         """Raises StoreSchemaError where newer versions entered meanwhile, beside which this one must not run."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
+from math import floor
+from struct import pack, unpack
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -33,7 +35,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _LEGS = {leg.value.encode(): leg for leg in Leg}
-_NOT_DIVIDED = b"-1"
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 
 
@@ -60,7 +61,10 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int, texts: Optio
         packed = pack_chain(chain.hashes)
         whole = chain.key_stride == 1
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
-        arguments += (_placement_json(placement, options, texts), packed, reported_of(placement.request), head)
+        draws = b"" if placement.draws is None else placement.draws.packed
+        share = b"" if placement.share is None else _packed_share(placement.share)
+        told = reported_of(placement.request)
+        arguments += (_placement_json(placement, options, texts), packed, told, head, draws, share)
     return [b"[%b]" % b",".join(options), *arguments]
 
 
@@ -73,10 +77,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
     if placement.draws is not None:
-        known += b'"draws":%b,' % draw_words(placement.draws)
+        known += b'"divisions":%b,' % placement.draws.group.divisions if placement.draws.group.is_divided else b""
         known += b'"must_draw":true,' if placement.must_draw else b""
-    if placement.share is not None:
-        known += _share_json(placement.share)
     if placement.band is not None:
         known += b'"band":%d,' % placement.band
         known += b'"fills":true,' if placement.fills else b""
@@ -103,15 +105,9 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
 
 
 @lru_cache(maxsize=1024)
-def _share_json(share: Share) -> bytes:
+def _packed_share(share: Share) -> bytes:
     """The figures of a tenant's share, which are the same for most of its requests."""
-    name = share.name.encode()
-    return b'"share":{"name":"%b","weight":%.17g,"instances":%d},' % (name, share.weight, share.instances)
-
-
-def draw_words(draws: Draws) -> bytes:
-    """Draws as the scripts take them: four words for each, as JSON."""
-    return draws.group.words % draws.costs
+    return pack("<dd", share.weight, share.instances) + share.name.encode()
 
 
 class OptionTexts:
@@ -186,32 +182,33 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
-        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn),
+        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn, _STATUSES[status]),
         standing and _standing_from(standing),
     )
 
 
-def _standing_from(found: Sequence[int]) -> Standing:
-    level, sent_us, share_us = found
-    return Standing(level, sent_us / 1_000_000, share_us / 1_000_000)
+def _standing_from(found: bytes) -> Standing:
+    level, sent_s, share_s = unpack("<3d", found)
+    return Standing(int(level), sent_s, share_s)
 
 
-def drawn_from(draws: Draws, found: Sequence[Any]) -> Drawn:
+def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
-    text, *left = found
-    parts = {}
+    budgets, costs = draws.group.budgets, draws.costs
+    figures = unpack(f"<{len(found) // 8}d", found)
+    used = figures[: len(budgets)]
+    parts, rests = {}, {}
     if draws.group.is_divided:
-        for place, each in enumerate(left):
-            if isinstance(each, bytes):
-                left[place], parts[place] = map(int, each.split())
-    if not text:
-        return Drawn(tuple(left), parts=parts)
-    words = text.split()
-    lacks = [
-        Lack(int(place) - 1, float(beyond), int(part), None if rest == _NOT_DIVIDED else int(rest))
-        for place, beyond, part, rest in zip(words[::4], words[1::4], words[2::4], words[3::4], strict=True)
-    ]
-    return drawn_of(draws, tuple(left), lacks, parts)
+        divided = [place for place, each in enumerate(budgets) if each.division is not None]
+        parts = dict(zip(divided, map(int, figures[len(budgets) :: 2]), strict=True))
+        rests = dict(zip(divided, map(int, figures[len(budgets) + 1 :: 2]), strict=True))
+    capacities = [parts.get(place, each.capacity) for place, each in enumerate(budgets)]
+    beyond = [was + cost - capacity for was, cost, capacity in zip(used, costs, capacities, strict=True)]
+    left = tuple([floor(-each) for each in beyond])
+    if status is not PlaceStatus.LIMITED:
+        return Drawn(left, parts=parts)
+    lacks = [Lack(place, each, capacities[place], rests.get(place)) for place, each in enumerate(beyond) if each > 0]
+    return drawn_of(draws, left, lacks, parts)
 
 
 class Batcher(Generic[Item, Result]):

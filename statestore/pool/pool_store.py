@@ -25,7 +25,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import Counts, StoredRequest
-from dualmap.scheduling.tenants.budgets import Drawn, Draws, draws_from
+from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
@@ -110,10 +110,11 @@ class PoolStore(Changes):
     async def register(self, request: StoredRequest, draws: Draws | None) -> tuple[PlaceStatus, Drawn]:
         """Admit a request that is passed on without being placed: draw from its budgets, from all or none, and keep its
         record, on no instance, until it is released. Returns DISPATCHED, LIMITED or DUPLICATE, and the budgets."""
-        words = b"[]" if draws is None else placing.draw_words(draws)
-        status, found = await self._run("register_request", request.request_id, words, reported_of(request))
-        drawn = Drawn() if draws is None else placing.drawn_from(draws, found or (b"",))
-        return PlaceStatus(status.decode()), drawn
+        packed, divisions = (b"", b"[]") if draws is None else (draws.packed, draws.group.divisions)
+        words = (request.request_id, packed, divisions, reported_of(request))
+        status, found = await self._run("register_request", *words)
+        admitted = PlaceStatus(status.decode())
+        return admitted, placing.drawn_from(draws, found, admitted) if draws is not None and found else Drawn()
 
     @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:
@@ -157,8 +158,9 @@ class PoolStore(Changes):
                     attempt,
                     each.note,
                     seen,
-                    each.returned,
+                    b"" if each.returned is None else each.returned.packed,
                     each.used,
+                    codec.counts_of(each.used),
                 )
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)
@@ -241,9 +243,8 @@ class PoolStore(Changes):
             common: list[Command] = [("HGET", each, instance_id) for each in (keys.instances, keys.instance_records)]
             common.append(("HMGET", replicas, *owners))
             known = [("HGET", keys.request(request.request_id), "placed") for request in requests]
-            budgets = sorted({budget for request in requests for budget, _ in draws_from(request.drawn)})
-            common += (("HGETALL", keys.settings), ("HMGET", keys.budgets, *(budgets or ("",))))
-            spec, record, leases, changed, used, *standing = await self._calls.together([*common, *known])
+            common.append(("HGETALL", keys.settings))
+            spec, record, leases, changed, *standing = await self._calls.together([*common, *known])
             order = self.settings.order_from(pairs_from(changed))
             lost = [each for each, placed in zip(requests, standing, strict=True) if placed is None]
             if not lost or (instance_id and (spec is None or record is None)):
@@ -259,19 +260,15 @@ class PoolStore(Changes):
             commands += metered.commands
             read = [*metered.read, *((keys.request(request.request_id), "placed", None) for request in lost)]
             read += zip([replicas] * len(owners), owners, leases, strict=True)
-            for budget, text in zip(budgets, used, strict=False):
-                cost = sum(cost for each in lost for name, cost in draws_from(each.drawn) if name == budget)
-                if cost:
-                    commands.append(("HSET", keys.budgets, budget, codec.budget_with(budget, text, cost, now_ms)))
-                    read.append((keys.budgets, budget, text))
+            drawn = [each.drawn for each in lost if each.drawn]
             commands += self._first_leases(dict(zip(owners, leases, strict=True)), now_ms)
             if spec is None or record is None:
-                return len(lost), Change(commands, read)
+                return len(lost), Change(commands, read, drawn=drawn)
             read.append((keys.instances, instance_id, spec))
             counts = Counts.sum(lost)
             stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}
             grown = growth(counts) | {"version": len(lost) - 1}  # it grows with every change
-            return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True)
+            return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True, drawn=drawn)
 
         return await self._derive(enter)
 

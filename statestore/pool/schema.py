@@ -27,9 +27,9 @@ from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreSchemaError
 from dualmap.statestore.pool.readable import count_from, is_readable
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Number of the schema that this version writes."""
-OLDEST_BESIDE: Final = 1
+OLDEST_BESIDE: Final = 2
 """The oldest schema whose processes may run beside this version."""
 UNNUMBERED: Final = 0
 """The schema of versions that wrote no number."""

@@ -38,10 +38,19 @@ from dualmap.scheduling.queues.queue_order import (
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.allotments import LEAST_PART, WANTED_FROM
-from dualmap.scheduling.tenants.shares import ACTIVE_S, LEVEL_STEP, LEVELS, LEVELS_FROM, WINDOW_S
+from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
+from dualmap.scheduling.tenants.shares import (
+    ACTIVE_S,
+    GIVEN_WINDOW_S,
+    HELD_WINDOW_S,
+    LEVEL_STEP,
+    LEVELS,
+    LEVELS_FROM,
+    SENT_WINDOW_S,
+)
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
-from dualmap.statestore.pool.codec import CONFIRMED_STAMP
+from dualmap.statestore.pool.codec import BUDGET, CONFIRMED_STAMP, packed_counts
 from dualmap.statestore.records import LUA
 
 LEAST_LOADED = 2
@@ -52,6 +61,8 @@ SAMPLE_LOG = 4096
 KEPT_INSTANCES = 2000
 """Instances of a pool that the library of scripts keeps: some megabytes."""
 
+MOST_WORK_S = 1e9
+"""More seconds of work than any tenant has: a book with more of them was damaged."""
 USAGE_LOST = 10_000
 """Requests of dead replicas whose metering is remembered."""
 USAGE_LOG = 100_000
@@ -64,7 +75,7 @@ _DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _COMMENT = re.compile(r"--.*")
 _MADE_ONCE = re.compile(r"^local function .*?^end$\n?|^local [A-Z_]+ = [^\n]*$\n?", re.MULTILINE | re.DOTALL)
-_BUILT_IN = re.compile(r"\b(?:redis\.call|(?:string|math|cjson)\.\w+)")
+_BUILT_IN = re.compile(r"\b(?:redis\.call|(?:string|math|cjson|struct)\.\w+)")
 _KEPT = re.compile(r"^local ([A-Z_]+) = {}$", re.MULTILINE)
 _MADE_AT_CALLS = re.compile(r"^local (\w+(?:, \w+)*)( =)?", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^ *--.*\n?|^\n", re.MULTILINE)
@@ -111,6 +122,8 @@ def load_scripts(scheduling: SchedulingSettings) -> Scripts:
     values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     values |= LUA
+    values["terms", "refused"] = "'" + "".join([f"\\{each:03}" for each in packed_counts(Counts(refused=1))]) + "'"
+    values["terms", "budget_kinds"] = "{ " + ", ".join(map(repr, KINDS)) + " }"
 
     def filled(text: str) -> str:
         return _NAME.sub(lambda found: values[found[1], found[2]], text)
@@ -207,7 +220,9 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "deferred_ms": DEFERRED_RANK_MS,
         "fill_memory": FILL_MEMORY,
         "fills": int(any(each.fills_idle for each in scheduling.classes)),
-        "share_window_s": WINDOW_S,
+        "share_sent_s": SENT_WINDOW_S,
+        "share_given_s": GIVEN_WINDOW_S,
+        "share_held_s": HELD_WINDOW_S,
         "share_active_ms": round(ACTIVE_S * 1000),
         "share_levels": LEVELS,
         "share_step": LEVEL_STEP,
@@ -215,11 +230,13 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "confirmed": CONFIRMED_STAMP,
         "wanted_from": WANTED_FROM,
         "least_part": LEAST_PART,
+        "budget_bytes": BUDGET.size,
+        "divided": DIVIDED,
+        "most_work_s": MOST_WORK_S,
         "kept_instances": KEPT_INSTANCES,
         "usage_log": USAGE_LOG,
         "usage_lost": USAGE_LOST,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
-        "refused": str(Counts(refused=1)),
         "kept": KEPT,
     }
 

@@ -9,12 +9,12 @@ from typing import Final
 
 from dualmap.scheduling.request.metering import COUNTS, EXPECTED, TAKEN_BACK, Account, Counts, UsageRecord
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.tenants.budgets import Limit, budget_of
+from dualmap.scheduling.tenants.budgets import Limit, budget_of, entry_of
 from dualmap.scheduling.tenants.shares import Work
 from dualmap.statestore.pool.allotments import leak_per_s_of
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
-from dualmap.statestore.pool.codec import budget_used, pairs_from, work_from
+from dualmap.statestore.pool.codec import budget_used, counts_from, counts_text, pairs_from, work_from
 from dualmap.statestore.pool.readable import UNREADABLE, reads
 from dualmap.statestore.pool.scripts import USAGE_LOG
 
@@ -43,7 +43,7 @@ class UsageBooks(Changes):
         found: dict[Account, Counts] = {}
         for account, counts in pairs_from(await self._calls.command("HGETALL", self._key(day))).items():
             with contextlib.suppress(*UNREADABLE):  # somebody changed it by hand
-                found[Account.parse(account.decode())] = Counts.parse(counts.decode())
+                found[Account.parse(account.decode())] = counts_from(counts)
         return found
 
     @reads
@@ -62,12 +62,13 @@ class UsageBooks(Changes):
         if not limits:
             return []
         names = [budget_of(tenant, limit) for limit in limits]
-        read: list[Command] = [("HMGET", key, *names) for key in (self._keys.budgets, self._keys.budgets_allotted)]
+        books, kinds = zip(*map(entry_of, names), strict=True)
+        read: list[Command] = [("HMGET", self._keys.books, *books), ("HMGET", self._keys.budgets_allotted, *names)]
         found, allotted = await self._calls.together(read)
         now_ms = await self._calls.now_ms()
         return [
-            budget_used(name, text, now_ms, leak_per_s_of(limit, part))
-            for name, text, part, limit in zip(names, found, allotted, limits, strict=True)
+            budget_used(text, kind, now_ms, leak_per_s_of(limit, part))
+            for text, kind, part, limit in zip(found, kinds, allotted, limits, strict=True)
         ]
 
     @reads
@@ -75,12 +76,13 @@ class UsageBooks(Changes):
         """The work that instances were given lately of those of the tenants that are active."""
         if not tenants:
             return {}
-        of_all, *texts = await self._calls.command("HMGET", self._keys.shares, "*", *tenants)
+        of_all, *texts = await self._calls.command("HMGET", self._keys.books, "*", *tenants)
         now_ms, found = await self._calls.now_ms(), dict[str, Work]()
         for tenant, text in zip(tenants, texts, strict=True):
             if text is not None and of_all is not None:
                 with contextlib.suppress(*UNREADABLE):
-                    found[tenant] = work_from(text, of_all, now_ms)
+                    work = work_from(text, of_all, now_ms)
+                    found |= {} if work is None else {tenant: work}
         return found
 
     @reads
@@ -113,7 +115,7 @@ class UsageBooks(Changes):
         for ((day_key, account), counts), former in zip(sums.items(), formers, strict=True):
             if former is not None:
                 read.append((day_key, account, former))
-                commands.append(("HSET", day_key, account, str(Counts.parse(former.decode()) + counts)))
+                commands.append(("HSET", day_key, account, counts_text(counts_from(former) + counts)))
         return Change(commands, read)
 
     async def drop_old(self, *, fence: int) -> None:

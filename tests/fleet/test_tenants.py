@@ -14,6 +14,9 @@ import pytest
 import redis
 
 from dualmap.cli.main import main
+from dualmap.scheduling.tenants.budgets import KINDS
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.pool.codec import budgets_from
 from tests.fleet.browser import chromium
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
@@ -46,10 +49,15 @@ async def ask(fleet: Fleet, count: int, *, key: str = "acme-secret", prompt: str
 
 
 def budgets(fleet: Fleet) -> Mapping[str, int]:
-    """What is used of each budget, as an operator reads it."""
-    with redis.Redis.from_url(fleet.store_url, decode_responses=True) as store:
-        found: dict[str, str] = store.hgetall("dualmap:{default}:budgets")
-    return {name: round(float(text.split()[0])) for name, text in found.items()}
+    """What is used of each budget, where something is."""
+    with redis.Redis.from_url(fleet.store_url) as store:
+        found: dict[bytes, bytes] = store.hgetall(PoolKeys("dualmap", "default").books)
+    return {
+        f"{book.decode()}/{KINDS[kind]}": round(used)
+        for book, text in found.items()
+        for kind, (used, _) in budgets_from(text).items()
+        if used
+    }
 
 
 def usage_of(fleet: Fleet, tenant: str) -> Mapping[str, int]:

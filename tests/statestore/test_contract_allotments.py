@@ -6,7 +6,7 @@ import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
-from dualmap.scheduling.tenants.budgets import Budget, Draw, Drawn, Limit, Measure, Period, budget_of
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Drawn, Draws, Limit, Measure, Period, budget_of
 from dualmap.statestore.connect import Store
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment, Allotted, Wanted
@@ -149,7 +149,7 @@ async def test_an_answer_that_was_longer_than_expected_draws_at_the_rate_of_the_
     await allot(pool, 1, 600)
     await place_drawing(pool, "r1", draw(100))
     clock.advance(5_000)
-    await finish(pool, "r1", returned="acme/tokens/minute -300:100.0/6000")
+    await finish(pool, "r1", returned=Draws.of(draw(-300)))
 
     assert (await pool.allotments.of("acme/tokens/minute", 6000, 0)).used == 350
 

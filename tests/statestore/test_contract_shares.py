@@ -19,7 +19,15 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.tenants.shares import ACTIVE_S, NO_TENANT, WINDOW_S, Share
+from dualmap.scheduling.tenants.shares import (
+    ACTIVE_S,
+    GIVEN_WINDOW_S,
+    HELD_WINDOW_S,
+    LEVEL_STEP,
+    NO_TENANT,
+    SENT_WINDOW_S,
+    Share,
+)
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     HandClock,
@@ -33,7 +41,7 @@ from tests.statestore.samples import (
 )
 
 INSTANCES = 1
-A_SHARE_TOKENS = round(WINDOW_S * 8000 / 2)
+A_SHARE_TOKENS = round(SENT_WINDOW_S * 8000 / 2)
 """Prompt tokens that are half of what one instance prefills in the window of the books."""
 
 
@@ -83,8 +91,8 @@ async def test_a_placement_says_where_its_tenant_stood(pool: PoolStore) -> None:
 
     assert standing is not None
     assert standing.level == (await record(pool, "r2")).band > 0
-    assert standing.sent_s == pytest.approx(WINDOW_S, rel=0.01)
-    assert standing.share_s == pytest.approx(WINDOW_S / 2, rel=0.01)
+    assert standing.sent_s == pytest.approx(SENT_WINDOW_S, rel=0.01)
+    assert standing.share_s == pytest.approx(SENT_WINDOW_S / 2, rel=0.01)
     share = Share(NO_TENANT, 1.0, INSTANCES)
     assert (await place(pool, "r3", tokens=100, share=share, shares_as=NO_TENANT)).standing is None
 
@@ -92,12 +100,14 @@ async def test_a_placement_says_where_its_tenant_stood(pool: PoolStore) -> None:
 async def test_each_tenants_part_of_the_work_is_read_beside_its_share(pool: PoolStore, clock: HandClock) -> None:
     await send(pool, "r1", "light", A_SHARE_TOKENS)
     await send(pool, "r2", "heavy", 3 * A_SHARE_TOKENS, weight=4.0)
-    clock.advance(round(WINDOW_S * 1000))
+    await finish(pool, "r1")
+    await finish(pool, "r2")
+    clock.advance(round(GIVEN_WINDOW_S * 1000))
 
     work = await pool.usage.work(["light", "heavy", "quiet"])
 
     assert set(work) == {"light", "heavy"}
-    assert work["light"].given_s == pytest.approx(WINDOW_S / 2 / math.e, rel=0.01)
+    assert work["light"].given_s == pytest.approx(A_SHARE_TOKENS / 8000 / math.e, rel=0.01)
     assert (work["light"].part, work["heavy"].part) == pytest.approx((0.25, 0.75), rel=0.01)
     assert (work["light"].share, work["heavy"].share) == pytest.approx((0.2, 0.8))
     assert await pool.usage.work([]) == {}
@@ -118,7 +128,7 @@ async def test_the_work_of_requests_that_are_placed_or_end_in_one_call_adds_up(
     await pool.release([Release(f"r{number}") for number in range(3)])
 
     assert (placed["light"].given_s, placed["heavy"].given_s) == pytest.approx((1.0, 2.0), rel=0.01)
-    left, memory_s = math.exp(-1 / WINDOW_S), 8050 / 50_000
+    left, memory_s = math.exp(-1 / GIVEN_WINDOW_S), 8050 / 50_000
     ended = await pool.usage.work(["light", "heavy"])
     assert ended["light"].given_s == pytest.approx(left + memory_s, rel=0.01)
     assert ended["heavy"].given_s == pytest.approx(2 * (left + memory_s), rel=0.01)
@@ -136,8 +146,9 @@ async def test_books_decay_and_who_is_quiet_is_forgotten(pool: PoolStore, clock:
     await send(pool, "first", "light", 100)
     await send(pool, "r1", "heavy", 4 * A_SHARE_TOKENS)
     assert await send(pool, "r2", "heavy", 100) > 0
+    await finish(pool, "r1")
 
-    clock.advance(round(2 * WINDOW_S * 1000))
+    clock.advance(round(2 * SENT_WINDOW_S * 1000))
     await send(pool, "second", "light", 100)
     assert await send(pool, "r3", "heavy", 100) == 0
     clock.advance(round(ACTIVE_S * 1000) + 1)
@@ -146,16 +157,50 @@ async def test_books_decay_and_who_is_quiet_is_forgotten(pool: PoolStore, clock:
     assert await send(pool, "r5", "heavy", 100) == 0, "it is alone"
 
 
-async def test_the_memory_that_a_context_took_is_work_too(pool: PoolStore, clock: HandClock) -> None:
-    await send(pool, "r1", "light", round(2.8 * A_SHARE_TOKENS))
-    await send(pool, "r2", "heavy", round(3.2 * A_SHARE_TOKENS))
-    before = await send(pool, "r3", "heavy", 100)
+async def test_the_memory_that_a_context_holds_is_work_while_it_holds_it(pool: PoolStore, clock: HandClock) -> None:
+    async def given_s() -> float:
+        return (await pool.usage.work(["acme"]))["acme"].given_s
 
-    clock.advance(3000)
-    assert await send(pool, "r4", "heavy", 100) <= before
-    await finish(pool, "r2")
+    await send(pool, "first", "acme", 24_950)
+    before_s, left = await given_s(), math.exp(-1 / GIVEN_WINDOW_S)
 
-    assert await send(pool, "r5", "heavy", 100) > before, "more than all of the memory for 3 s"
+    clock.advance(1000)
+    held_s = await given_s()
+    assert held_s == pytest.approx(before_s * left + 0.5, rel=0.01), "half of the memory"
+    await finish(pool, "first")
+    assert await given_s() == pytest.approx(held_s, rel=1e-3)
+
+    clock.advance(1000)
+    assert await given_s() == pytest.approx(held_s * left, rel=1e-3)
+    await send(pool, "second", "other", 100)
+    assert (await pool.usage.work(["acme"]))["acme"].part > 0.95, "the sums of all count it as well"
+
+
+async def test_memory_whose_end_was_lost_is_forgotten(pool: PoolStore, clock: HandClock) -> None:
+    await send(pool, "first", "acme", 24_950)
+    await pool.members.remove_instance("a")
+    await finish(pool, "first")
+
+    clock.advance(round(10 * HELD_WINDOW_S * 1000))
+
+    assert (await pool.usage.work(["acme"]))["acme"].given_s < 0.01
+
+
+async def test_who_comes_back_is_behind_those_above_their_shares_by_its_share_of_a_while_at_most(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await send(pool, "first", "light", 100)
+    await send(pool, "r1", "heavy", 8 * A_SHARE_TOKENS)
+    await send(pool, "r2", "heavy", 100)
+
+    assert await send(pool, "b1", "burst", A_SHARE_TOKENS) == 0, "before it sent anything"
+    burst = await send(pool, "b2", "burst", 100)
+    steady = await send(pool, "r3", "heavy", 100)
+
+    share_s = SENT_WINDOW_S / 3
+    given_s = (await pool.usage.work(["heavy"]))["heavy"].given_s
+    levels = math.log(given_s / (given_s - share_s)) / math.log(LEVEL_STEP)
+    assert steady - burst == pytest.approx(levels, abs=1.0)
 
 
 async def test_a_tenant_within_its_share_is_not_late_for_what_yields_to_it(pool: PoolStore) -> None:
@@ -186,13 +231,12 @@ async def test_the_memory_that_an_answer_took_on_an_instance_for_decoding_counts
     await send(pool, "first", "acme", 100)
     await place(pool, "r1/decode", tokens=25_000, leg=Leg.DECODE, shares_as="acme")
     before = (await pool.usage.work(["acme"]))["acme"].given_s
+    context_tokens = 25_000 + 2 * (await record(pool, "first")).expected_output_tokens + 100
+
     clock.advance(1000)
 
-    await finish(pool, "r1/decode")
-
     given_s = (await pool.usage.work(["acme"]))["acme"].given_s
-    context_tokens = 25_000 + (await record(pool, "first")).expected_output_tokens
-    assert given_s == pytest.approx(before * math.exp(-1 / WINDOW_S) + context_tokens / 50_000, rel=1e-3)
+    assert given_s == pytest.approx(before * math.exp(-1 / GIVEN_WINDOW_S) + context_tokens / 50_000, rel=0.01)
 
 
 async def test_a_band_stays_with_a_request_that_is_moved_and_deferred(pool: PoolStore) -> None:

@@ -37,7 +37,7 @@ from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import BudgetGroup, Limit, Measure, Period, budgets_of, drawn_text
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Draws, Limit, Measure, Period, budgets_of, drawn_text
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
@@ -70,6 +70,12 @@ LOGGED = 50
 INSTANCES = ("a", "b", "c", "d")
 REPLICAS = ("one", "two")
 DIVISION = Division(("default", "other"), 0, begins=True)
+DRAWN = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
+GIVEN_BACK = (
+    Draws(BudgetGroup(budgets_of("acme", DRAWN)), (7, 1)),
+    Draws(BudgetGroup(budgets_of("acme", DRAWN[:1])), (-9,)),
+    Draws(BudgetGroup(budgets_of("acme", DRAWN[:1], DIVISION)), (-9,)),
+)
 CHAINS = (
     *(chain(1), chain(1, 2, 3), chain(1, 2, 3, 4, 5), chain(1, 2, 30, 40), chain(*range(70, 78))),
     *(chain(*range(100, 112)), chain(*range(100, 135)), chain(*range(100, 123), 201, 202)),  # several samples each
@@ -301,9 +307,8 @@ class Traffic:
         rng = self.rng
         if rng.random() < 0.6:
             return {}
-        limits = (Limit(Measure.TOKENS, Period.MINUTE, 9000), Limit(Measure.REQUESTS, Period.IN_FLIGHT, 5))
         division = rng.choice((None, DIVISION))
-        budgets = budgets_of("acme", rng.sample(limits, rng.randrange(1, 3)), division)
+        budgets = budgets_of("acme", rng.sample(DRAWN, rng.randrange(1, 3)), division)
         draws = BudgetGroup(budgets).draws(rng.randrange(1, 4000), 50)
         return {
             "tenant": "acme",
@@ -390,7 +395,7 @@ class Traffic:
         if request is not None:
             note, returned = (
                 self.rng.choice(("", '{"text_bytes":900,"tokens":200}')),
-                self.rng.choice(("", "acme/tokens/minute 7 acme/requests/in_flight 1", "acme/tokens/minute -9:150.0")),
+                self.rng.choice((None, *GIVEN_BACK)),
             )
             if used is None:
                 used = "1 200 0 30 0 0 0 completed reported" if returned else ""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 
 import orjson
 import pytest
 from lupa import lua51  # type: ignore[import-untyped]
 
+from dualmap.scheduling.tenants.budgets import Limit, Measure, Period, budget_of
 from dualmap.statestore.errors import StoreSchemaError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import Lease
@@ -30,6 +33,27 @@ async def numbers(pool: PoolStore) -> Mapping[bytes, bytes]:
 
 async def say(pool: PoolStore, newest: int | str, oldest: int | str) -> None:
     await pool._make(Change([("HSET", KEYS.meta, "schema", newest, "oldest_schema", oldest)]))
+
+
+async def test_who_enters_a_pool_of_schema_1_packs_what_was_used_of_limits(pool: PoolStore) -> None:
+    now_ms, day = await pool.now_ms(), await pool.usage.today()
+    limits = [
+        Limit(Measure.TOKENS, Period.MINUTE, 6000),
+        Limit(Measure.TOKENS, Period.DAY, 50_000, "key:ci"),
+        Limit(Measure.TOKENS, Period.MONTH, 90_000),
+        Limit(Measure.REQUESTS, Period.IN_FLIGHT, 4),
+    ]
+    texts = (f"1500500000 {now_ms}", f"700 {day}", f"800 {day:%Y-%m}", "2")
+    former = dict(zip([budget_of("acme", each) for each in limits], texts, strict=True))
+    former |= {budget_of("acme", replace(limits[1], of="")): "60 1999-01-01", "acme/tokens/year": "9", "odd": "?"}
+    for key, pairs in ((KEYS.former_budgets, former), (KEYS.former_shares, {"acme": f"1 1 {now_ms} 1 {now_ms}"})):
+        await pool._make(Change([("HSET", key, *pair) for pair in pairs.items()]))
+
+    await asyncio.gather(*[pool.schema.enter() for _ in range(3)])
+
+    asked = [*limits, replace(limits[1], of="")]
+    assert await pool.usage.budgets("acme", asked) == pytest.approx([1500.5, 700, 800, 2, 0], abs=1)
+    assert await pool._calls.command("EXISTS", KEYS.former_budgets, KEYS.former_shares) == 0
 
 
 def run_version(monkeypatch: pytest.MonkeyPatch, number: int, oldest_beside: int) -> None:

@@ -242,7 +242,7 @@ async def test_a_key_of_another_type_is_deleted_and_named(filled: PoolStore, cap
         KEYS.replicas,
         KEYS.samples,
         KEYS.settings,
-        KEYS.shares,
+        KEYS.books,
         KEYS.shares_active,
     ):
         await write(filled, "DEL", key)

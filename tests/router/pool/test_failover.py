@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -27,6 +29,7 @@ from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
+from dualmap.statestore.memory.server import MemoryServer
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.schema import SCHEMA
@@ -181,6 +184,32 @@ async def test_without_the_store_a_replica_goes_on_from_its_last_view(replica: R
     assert (seen.epoch, seen.loads["a"].pending_tokens, seen.loads["b"].pending_tokens) == (known.epoch, 400, 0)
     assert (held.status, sent.status) == (PlaceStatus.HELD, PlaceStatus.DISPATCHED)
     assert await replica.pool.membership() == known
+
+
+async def test_what_a_replica_decided_on_alone_is_freed_once_the_store_is_back(
+    replica: Replica, server: EmbeddedValkey, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A captured record keeps its error, and so the frame that called the store.
+    caplog.set_level(logging.ERROR, "dualmap.router.pool.failover")
+
+    def states() -> int:
+        return sum(isinstance(each, MemoryServer) for each in gc.get_objects())
+
+    gc.collect()
+    before = states()
+    gc.disable()
+    try:
+        for request_id in ("one", "two"):
+            port = stop(server)
+            await replica.place(request_id)
+            assert states() == before + 1
+
+            server = start_again(port)
+            await until(lambda: not replica.degraded)
+            await until(lambda: states() == before)
+    finally:
+        gc.enable()
+        server.stop()
 
 
 async def test_learned_prefill_rates_are_kept_without_the_store(

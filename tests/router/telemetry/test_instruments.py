@@ -39,6 +39,15 @@ def test_the_same_labels_give_the_same_instrument() -> None:
     assert family.labels("well") is not family.labels("badly")
 
 
+def test_a_family_with_a_bound_drops_the_instrument_that_was_made_first() -> None:
+    family = Instruments().counter("faults", "Faults", "instance", most=2)
+
+    for instance_id in ("a", "b", "a", "c", "c"):
+        family.labels(instance_id).inc()
+
+    assert {values: each.value for values, each in family.instruments.items()} == {("b",): 1.0, ("c",): 2.0}
+
+
 def test_labels_that_are_missing_are_refused_and_not_exported_wrong() -> None:
     with pytest.raises(ValueError, match="takes the labels"):
         Instruments().counter("ended", "Ended", "pool", "how").labels("p")

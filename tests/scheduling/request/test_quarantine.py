@@ -156,6 +156,10 @@ def test_suspects_are_forgotten_in_time_and_in_number(told: Told, monkeypatch: p
     known = [told.quarantine.of(prompt_hash, told.now_s) is not None for prompt_hash in (1, 2, 3)]
     assert known == [True, False, True]
 
+    told.now_s += MEMORY_S
+    told.dies(4, "a")
+    assert told.quarantine.suspects.keys() == {4}
+
 
 # control -------------------------------------------------------------------------------------------------------
 def test_an_instance_that_answered_nothing_since_it_died_blames_nobody(told: Told) -> None:

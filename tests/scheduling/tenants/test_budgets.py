@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
+
 import orjson
 import pytest
 
 from dualmap.scheduling.tenants.allotments import ROUND_S, Division
 from dualmap.scheduling.tenants.budgets import (
-    NOTHING_RETURNED,
+    DIVIDED,
     BudgetGroup,
     Drawn,
     Lack,
@@ -18,8 +20,9 @@ from dualmap.scheduling.tenants.budgets import (
     drawn_of,
     drawn_text,
     draws_from,
+    entry_of,
     group_of,
-    returned_text,
+    returned,
 )
 
 ALL = (
@@ -38,18 +41,18 @@ def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() 
     assert group is not None
     draws = group.draws(1000, 200)
 
-    assert [(each.budget.name, each.cost, each.budget.leaks) for each in draws.each] == [
-        ("acme/requests/minute", 1, 10.0),
-        ("acme/tokens/minute", 1200, 100_000 / 60),
-        ("acme/tokens/month", 1200, "month"),
-        ("acme/key:ci/tokens/day", 1200, "day"),
-        ("acme/requests/in_flight", 1, 0.0),
+    assert [(each.budget.name, each.cost, each.budget.entry) for each in draws.each] == [
+        ("acme/requests/minute", 1, ("acme", 0)),
+        ("acme/tokens/minute", 1200, ("acme", 12)),
+        ("acme/tokens/month", 1200, ("acme", 14)),
+        ("acme/requests/in_flight", 1, ("acme", 3)),
+        ("acme/key:ci/tokens/day", 1200, ("acme/key:ci", 13)),
     ]
     assert group_of(budgets[3:5], ("key:other", "model:small")) is None
 
 
 @pytest.mark.parametrize(
-    ("counted", "returned"),
+    ("counted", "amounts"),
     [
         ((1010, 35), {"tokens/minute": 155, "prompt_tokens/minute": -10, "output_tokens/minute": 165}),
         ((1010, None), {"prompt_tokens/minute": -10}),
@@ -57,7 +60,7 @@ def test_a_request_draws_from_the_budgets_of_its_tenant_its_key_and_its_model() 
     ],
 )
 def test_an_answered_request_keeps_what_its_instance_counted(
-    counted: tuple[int | None, int | None], returned: dict[str, int]
+    counted: tuple[int | None, int | None], amounts: dict[str, int]
 ) -> None:
     limits = (
         Limit(Measure.REQUESTS, Period.MINUTE, 600),
@@ -68,17 +71,10 @@ def test_an_answered_request_keeps_what_its_instance_counted(
     )
     draws = BudgetGroup(budgets_of("acme", limits)).draws(1000, 200)
 
-    returned |= {"tokens/in_flight": 1200}
-    text = returned_text(draws, *counted, answered=True)
-    leak = ":833.3333333333334"
-    assert text == " ".join([f"acme/{name} {each}{leak if each < 0 else ''}" for name, each in returned.items()])
-    assert draws_from(returned_text(draws, *counted, answered=False)) == draws_from(drawn_text(draws))
-
-
-def test_a_request_that_gives_nothing_back_says_so() -> None:
-    draws = BudgetGroup(budgets_of("acme", (Limit(Measure.REQUESTS, Period.MINUTE, 600),))).draws(1000, 200)
-
-    assert returned_text(draws, 1010, 35, answered=True) == NOTHING_RETURNED
+    gives_back = returned(draws, *counted, answered=True)
+    found = {each.budget.name.removeprefix("acme/"): each.cost for each in gives_back.each if each.cost}
+    assert found == amounts | {"tokens/in_flight": 1200}
+    assert returned(draws, *counted, answered=False) == draws
 
 
 def test_the_text_of_draws_can_be_read_again() -> None:
@@ -88,16 +84,35 @@ def test_the_text_of_draws_can_be_read_again() -> None:
     assert draws_from("") == []
 
 
-def test_draws_are_words_for_the_scripts_whatever_a_model_is_called() -> None:
-    limits = [Limit(Measure.TOKENS, Period.DAY, 9, 'model:50%d "x"'), Limit(Measure.REQUESTS, Period.MINUTE, 600)]
+def test_draws_are_packed_by_books_for_the_scripts_whatever_a_model_is_called() -> None:
+    model = 'model:50%d "é"'
+    limits = [
+        Limit(Measure.REQUESTS, Period.MINUTE, 600),
+        Limit(Measure.TOKENS, Period.DAY, 9, model),
+        Limit(Measure.TOKENS, Period.MONTH, 5000),
+    ]
     division = Division(("a", "b"), 0, begins=True)
     draws = BudgetGroup(budgets_of("acme", limits, division)).draws(1000, 200)
 
-    assert orjson.loads(draws.group.words % draws.costs) == [
-        'acme/model:50%d "x"/tokens/day', 1200, 9, "day",
-        "acme/requests/minute", 1, 600, [10.0, 300, "a,b"],
-    ]  # fmt: skip
-    assert drawn_text(draws) == 'acme/model:50%d "x"/tokens/day 1200 acme/requests/minute 1'
+    book = f"acme/{model}".encode()
+    packed = struct.pack("<BH4sBddBdd", 2, 4, b"acme", DIVIDED + 0, 1, 600, DIVIDED + 14, 1200, 5000)
+    assert draws.packed == packed + struct.pack(f"<BH{len(book)}sBdd", 1, len(book), book, 13, 1200, 9)
+    assert orjson.loads(draws.group.divisions) == [
+        ["acme/requests/minute", 300, "a,b"],
+        ["acme/tokens/month", 2500, "a,b"],
+    ]
+    assert draws_from(drawn_text(BudgetGroup(budgets_of("acme", limits[::2])).draws(1000, 200))) == [
+        ("acme/requests/minute", 1),
+        ("acme/tokens/month", 1200),
+    ]
+
+
+def test_no_kind_of_limit_gets_another_number() -> None:
+    kinds = [entry_of(f"a/b/{measure}/{period}") for measure in Measure for period in Period]
+
+    assert kinds == [("a/b", number) for number in range(16)]
+    assert (entry_of("a/requests/minute")[1], entry_of("a/prompt_tokens/day")[1]) == (0, 5)
+    assert (entry_of("a/output_tokens/month")[1], entry_of("a/tokens/in_flight")[1]) == (10, 15)
 
 
 def test_a_request_beyond_the_whole_limit_never_fits() -> None:
