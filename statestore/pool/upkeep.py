@@ -66,7 +66,7 @@ _TYPES: Final = {
     **dict.fromkeys(("scaling", "scaling_decode"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
     "discovery": b"hash",
-    **dict.fromkeys(("books", "budgets_allotted", "budgets_wanted"), b"hash"),
+    **dict.fromkeys(("books", "budgets_allotted", "budgets_wanted", "former_budgets", "former_shares"), b"hash"),
     "usage_lost": b"hash",
     "shares_active": b"zset",
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),

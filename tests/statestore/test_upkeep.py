@@ -257,7 +257,7 @@ async def test_a_key_of_another_type_is_deleted_and_named(filled: PoolStore, cap
     await heal(filled)
 
     await assert_whole(filled, "other types")
-    for name, kind in (("meta", "zset"), ("shares", "zset"), ("shares:active", "hash")):
+    for name, kind in (("meta", "zset"), ("books", "zset"), ("shares:active", "hash")):
         assert f"key=dualmap:{{default}}:{name}: it was a {kind}, and is deleted" in caplog.text
 
 
