@@ -49,7 +49,7 @@ class Load:
     apis: Sequence[str] = ("/v1/chat/completions",)
     sizes: Sequence[int] = (2048,)
     streams: bool = False
-    """Of ``apis`` that stream here, half of the requests if there are several, else all."""
+    """Whether its requests stream; of several ``apis`` half of those that stream here."""
     goes_away: bool = False
 
 

@@ -50,7 +50,7 @@ class PoolKeys:
     budgets_wanted = _Key("budgets:wanted")
     former_budgets = _Key("budgets")
     former_shares = _Key("shares")
-    """What schema 1 kept of tenants (``statestore.pool.former_books``)."""
+    """Books of tenants as schema 1 kept them (``statestore.pool.former_books``)."""
     usage_log = _Key("usage:log")
     usage_lost = _Key("usage:lost")
     passed_on = _Key("passed_on")

@@ -32,8 +32,6 @@ WANTED_FROM: Final = 0.75
 """The share of its part that a pool uses before it wants more."""
 KEPT: Final = 8
 """The share of unused budget, one in so many, that is left to pools that do not want it."""
-LEAST_PART: Final = 1e-6
-"""The part by which a budget leaks in a pool that has none of it: a budget whose leak is 0 bounds what is in flight."""
 ROUND_S: Final = 1.0
 """Pause between two rounds of a leader."""
 

@@ -32,7 +32,7 @@ took what others left would get nothing until one that comes back has caught up 
 A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without a tenant are one tenant of their own.
 
 The script that places a request evaluates the level (``statestore/lua/shared/books.lua``, ``level_of``), as it does
-the weights of a placement: the rule is the figures that are defined here and sent with the request (window, levels,
+the weights of a placement: the rule is the figures that are defined here and sent with the request (windows, levels,
 step, weight, instances), and the script puts its books into them. It decides nothing else by it: who is passed over, a
 plan in Python says (``scheduling.queues.queue_order``). A replica cannot evaluate it: the level sets the place in the
 queue at which the same script enters the request, and it follows from books that every placement of every replica
@@ -51,7 +51,7 @@ from dualmap.scheduling.values import value
 SENT_WINDOW_S: Final = 10.0
 """Time in which the work that was sent decays by the factor e: two SLOs."""
 GIVEN_WINDOW_S: Final = 60.0
-"""The same of the work that was given."""
+"""Time in which the work that was given decays by the factor e."""
 HELD_WINDOW_S: Final = 3600.0
 """Time in which held memory decays: so the books forget memory whose end was lost, as its instance was removed."""
 ACTIVE_S: Final = 30.0
@@ -109,7 +109,7 @@ def keeps_back(band: int, other: int) -> bool:
 
 
 def grown(work_s: float, held: float, since_ms: float, now_ms: int) -> float:
-    """What a book of given work has by now, of what it had at a time from which on so much memory was held."""
+    """The work that a book of given work has by now, of what it had at a time from which on so much memory was held."""
     past_s = max(0, now_ms - since_ms) / 1000
     left = math.exp(-past_s / GIVEN_WINDOW_S)
     return work_s * left + held * (math.exp(-past_s / HELD_WINDOW_S) - left) / (1 / GIVEN_WINDOW_S - 1 / HELD_WINDOW_S)

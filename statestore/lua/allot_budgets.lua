@@ -16,7 +16,7 @@ for first = 2, #ARGV, 8 do
       read_books({ of }, now_ms)
     end
     local place = place_of(books[of], kind)
-    local used = place and settle(books[of], place, leak_of(amount, part), now_ms) or 0
+    local used = place and settle(books[of], place, part / 60, now_ms) or 0
     if wanted < part then
       wanted = math.max(wanted, math.min(part, math.ceil(used)))
     end

@@ -2,8 +2,8 @@
 -- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 9 for each: request id; instance id
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
 --       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
---       what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or '' for all of them; what it is metered by, where it is over
---       for good, 'kept' where only its try is, or ''; its counts, packed, or ''
+--       what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or '' for all of them; what it is metered
+--       by, where it is over for good, 'kept' where only its try is, or ''; its counts, packed, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3

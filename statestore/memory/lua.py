@@ -35,7 +35,7 @@ def _packed(form: bytes, *figures: float) -> bytes:
 
 
 def _unpacked(form: bytes, text: bytes, at: int) -> list[Any]:
-    """What is unpacked of a text from a place on, and the place behind it. 'c0' is a text whose length comes before."""
+    """The values of a text from a place on, and the place behind them. 'c0' is a text whose length comes before."""
     counted = form.removesuffix(b"c0")
     packed = _struct(counted)
     *found, last = packed.unpack_from(text, at - 1)

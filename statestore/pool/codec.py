@@ -171,10 +171,10 @@ _GRANT_FIELDS: Final = len(fields(Grant))
 
 
 # books of tenants --------------------------------------------------------------------------------------------
-ALL_WORK: Final = Struct("<5d")
+ALL_WORK: Final = Struct("<ddddd")
 """The sums over tenants: the work that instances were given, when that was so, the weights, the memory that contexts
 hold, and where the last tenant above its share stands, by weight."""
-WORK: Final = Struct("<7d")
+WORK: Final = Struct("<ddddddd")
 """The beginning of a tenant's book: the work that it sent, what instances were given of it, when that was so, its
 weight, when it was last seen, the part of an instance's memory that its contexts hold, and what is added to what it was
 given."""

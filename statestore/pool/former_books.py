@@ -26,7 +26,7 @@ class FormerBooks(Changes):
 
     @reads
     async def pack(self) -> None:
-        """Pack all that are left. Whoever else does the same meanwhile: each budget is packed once."""
+        """Pack all that are left. Other processes may do so at the same time: each budget is packed once."""
 
         async def pack_some() -> tuple[int, Change]:
             key = self._keys.former_budgets

@@ -37,7 +37,7 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.tenants.allotments import LEAST_PART, WANTED_FROM
+from dualmap.scheduling.tenants.allotments import WANTED_FROM
 from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
 from dualmap.scheduling.tenants.shares import (
     ACTIVE_S,
@@ -50,7 +50,7 @@ from dualmap.scheduling.tenants.shares import (
 )
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
-from dualmap.statestore.pool.codec import BUDGET, CONFIRMED_STAMP, packed_counts
+from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, CONFIRMED_STAMP, WORK, packed_counts
 from dualmap.statestore.records import LUA
 
 LEAST_LOADED = 2
@@ -229,8 +229,11 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "share_from": LEVELS_FROM,
         "confirmed": CONFIRMED_STAMP,
         "wanted_from": WANTED_FROM,
-        "least_part": LEAST_PART,
         "budget_bytes": BUDGET.size,
+        "work": WORK.format,
+        "work_bytes": WORK.size,
+        "all_work": ALL_WORK.format,
+        "all_work_bytes": ALL_WORK.size,
         "divided": DIVIDED,
         "most_work_s": MOST_WORK_S,
         "kept_instances": KEPT_INSTANCES,

@@ -49,7 +49,7 @@ async def ask(fleet: Fleet, count: int, *, key: str = "acme-secret", prompt: str
 
 
 def budgets(fleet: Fleet) -> Mapping[str, int]:
-    """What is used of each budget, where something is."""
+    """The amount that is used of each budget, where something is."""
     with redis.Redis.from_url(fleet.store_url) as store:
         found: dict[bytes, bytes] = store.hgetall(PoolKeys("dualmap", "default").books)
     return {

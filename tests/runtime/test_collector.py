@@ -1,4 +1,4 @@
-"""What the collector does once a process is ready."""
+"""The garbage collector, once a process is ready."""
 
 from __future__ import annotations
 

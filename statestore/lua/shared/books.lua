@@ -18,7 +18,7 @@
 -- Kinds of limits, in order of their numbers, from 0; four have one measure.
 local KINDS = terms.budget_kinds
 
--- What the number of a kind is by its period: the rest of its division by 4.
+-- The period of a kind is the rest of the division of its number by 4.
 local MINUTE = 0
 
 local DAY = 1
@@ -75,7 +75,7 @@ local has_changes, has_sums, part_texts = false, false, {}
 -- memory that is held from then on, …; and what requests give back, as draws, their time, ….
 local tenants_seen, work_given, given_back = nil, nil, nil
 
--- What was weighed last, as book, place of what is used there, amount, book, …, nil.
+-- The draws that were weighed last, as book, place of what is used there, amount, book, …, nil.
 local WEIGHED = {}
 
 -- The amounts that were used then, and of each budget that is divided, behind them, the part and the rest.
@@ -102,11 +102,11 @@ end
 
 -- The book of a text, as it is at a time.
 local function book_from(text, at_ms)
-  local number = text and (#text - 56) / terms.budget_bytes or -1
+  local number = text and (#text - terms.work_bytes) / terms.budget_bytes or -1
   if number < 0 or number % 1 ~= 0 or number > #KINDS then
     return { false, 0, 0, at_ms, 0, 0, 0, 0 }
   end
-  local book = { false, struct.unpack(format_of(BOOK_FORMATS, '<ddddddd', 'Bdd', number), text) }
+  local book = { false, struct.unpack(format_of(BOOK_FORMATS, terms.work, 'Bdd', number), text) }
   book[BUDGETS + 3 * number] = nil -- the place behind what was unpacked
   if book[WEIGHT] > 0 then
     local ms, held = at_ms - book[AT], readable(book[HELD])
@@ -127,8 +127,8 @@ local function read_books(names, at_ms)
     local name = names[place]
     if name ~= '*' then
       books[name] = book_from(text, at_ms)
-    elseif text and #text == 40 then
-      local given, since_ms, weights, held, leads = struct.unpack('<ddddd', text)
+    elseif text and #text == terms.all_work_bytes then
+      local given, since_ms, weights, held, leads = struct.unpack(terms.all_work, text)
       local ms = at_ms - since_ms
       held = readable(held)
       all_given, all_weights = grown(readable(given), held, ms, terms.share_given_s), weights > 0 and weights or 0
@@ -139,7 +139,7 @@ local function read_books(names, at_ms)
   end
 end
 
--- Adds the names of books that this call has not read yet: those that draws need,
+-- Adds the names of the books that draws need, unless this call has read them.
 local function add_names_of(names, draws)
   local at, number, name = 1, nil, nil
   while at <= #draws do
@@ -151,7 +151,7 @@ local function add_names_of(names, draws)
   end
 end
 
--- and that of a tenant, and the sums.
+-- Adds the name of the book of a tenant, and that of the sums, unless this call has read them.
 local function add_name(names, name)
   if not all_given then
     all_given, names[#names + 1] = 0, '*'
@@ -242,7 +242,7 @@ local function place_of(book, kind)
   end
 end
 
--- The same; one that is not there is entered.
+-- The place of a budget in a book, which is entered where it is not there.
 local function place_for(book, kind)
   local place = place_of(book, kind)
   if not place then
@@ -278,11 +278,6 @@ local function part_of(text, amount, begins_with)
   return of == amount and part or math.floor(part * amount / of), of == amount, tonumber(stamp), tonumber(rest)
 end
 
--- What leaks a second of an amount a minute, of which a pool has a part. It is above 0 for a part that is 0, too.
-local function leak_of(amount, part)
-  return amount / 60 * math.max(part, terms.least_part) / amount
-end
-
 -- Tells the leader that a request did not fit into the part of this pool, or that there is little left of it.
 local function want(name, needs, capacity, pools)
   redis.call(needs > 0 and 'HSET' or 'HSETNX', keys.budgets_wanted, name, string.format('%d %d %s', needs, capacity, pools))
@@ -296,7 +291,7 @@ local function divided(division, amount)
     part_texts[name] = redis.call('HGET', keys.budgets_allotted, name)
   end
   local part, is_right, _, rest = part_of(part_texts[name], amount, division[2])
-  return part, leak_of(amount, part), rest, is_right
+  return part, part / 60, rest, is_right
 end
 
 -- Compares draws with their budgets, which were read: whether they fit, or must; and packed doubles: the amount that is used of each,
@@ -401,7 +396,7 @@ local function take_draws(draws, drawn_ms, at_ms)
       kind, amount, of, at = struct.unpack('<Bdd', draws, at)
       if kind >= terms.divided then
         kind = kind - terms.divided
-        leak = amount < 0 and leak_of(of, (part_of(redis.call('HGET', keys.budgets_allotted, name .. '/' .. KINDS[kind + 1]), of, of)))
+        leak = amount < 0 and part_of(redis.call('HGET', keys.budgets_allotted, name .. '/' .. KINDS[kind + 1]), of, of) / 60
       end
       if book[place] ~= kind then
         place = place_of(book, kind)
@@ -487,13 +482,13 @@ local function write_books(at_ms)
   end
   local written, last, unused = {}, 0, nil
   if has_sums then
-    written, last = { '*', struct.pack('<ddddd', all_given, at_ms, all_weights, all_held, all_leads) }, 2
+    written, last = { '*', struct.pack(terms.all_work, all_given, at_ms, all_weights, all_held, all_leads) }, 2
   end
   for name, book in pairs(books) do
     if book[1] and is_used(book) then
       local number = (#book + 1 - BUDGETS) / 3
       written[last + 1] = name
-      written[last + 2] = struct.pack(format_of(BOOK_FORMATS, '<ddddddd', 'Bdd', number), unpack(book, SENT))
+      written[last + 2] = struct.pack(format_of(BOOK_FORMATS, terms.work, 'Bdd', number), unpack(book, SENT))
       last = last + 2
     elseif book[1] then
       unused = unused or {}
