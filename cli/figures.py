@@ -20,7 +20,7 @@ _SCRAPE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCounts:
-    """Sums over replicas; hit tokens are what instances reported, or else what was expected."""
+    """Sums over replicas; tokens are those that the instance reported of an answer, or else those expected of it."""
 
     requests: int = 0
     failed: int = 0
@@ -126,12 +126,11 @@ def _sum(*several: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def _counts(total: Mapping[str, float]) -> ReplicaCounts:
-    by = "reported" if total["prompt_tokens.reported"] > 0 else "expected"
     return ReplicaCounts(
         requests=int(total["requests"]),
         failed=int(total["failed"]),
-        prompt_tokens=total[f"prompt_tokens.{by}"],
-        hit_tokens=total[f"hit_tokens.{by}"],
+        prompt_tokens=total["prompt_tokens.reported"] + total["prompt_tokens.unreported"],
+        hit_tokens=total["hit_tokens.reported"] + total["hit_tokens.unreported"],
         slo_met=int(total["slo.met"]),
         slo_missed=int(total["slo.missed"]),
     )

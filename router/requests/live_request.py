@@ -528,7 +528,6 @@ class LiveRequest:
             return
         expected_cached = self.expected_cached_tokens
         if machine.outcome in ANSWERED:
-            pool.metrics.hit_tokens_expected.inc(expected_cached)
             if machine.leg is _WHOLE:
                 pool.recent_answers.ended(machine.instance_id, chain, usage)
             if context.recorder is not None:

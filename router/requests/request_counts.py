@@ -47,17 +47,26 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
     metrics.outcomes[outcome].value += 1
     if outcome in ANSWERED and chain is not None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
-        metrics.prompt_tokens_expected.value += machine.spec.stored_tokens + chain.prompt_tokens
 
 
 def count_usage(machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int) -> None:
     """Count what was expected of the prompt beside what the instance counted, where it reported that."""
     usage, metrics, chain = machine.usage, pool.metrics, machine.spec.chain
-    if usage is None or usage.prompt_tokens is None or prompt is None or chain is None:
+    if chain is None:
         return
-    if prompt.count is not None and pool.tokenizer is not None:
-        pool.tokenizer.reported(prompt.count, chain.prompt_tokens, usage.prompt_tokens, machine.instance_id)
-    metrics.compare_cached(expected_cached, usage.cached_tokens)
-    if usage.cached_tokens is not None:
-        metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
-        metrics.hit_tokens_reported.inc(usage.cached_tokens)
+    expected_tokens = machine.spec.stored_tokens + chain.prompt_tokens
+    is_answered = machine.outcome in ANSWERED
+    if is_answered:
+        metrics.prompt_tokens_expected.inc(expected_tokens)
+        metrics.hit_tokens_expected.inc(expected_cached)
+    if usage is not None and usage.prompt_tokens is not None and prompt is not None:
+        if prompt.count is not None and pool.tokenizer is not None:
+            pool.tokenizer.reported(prompt.count, chain.prompt_tokens, usage.prompt_tokens, machine.instance_id)
+        metrics.compare_cached(expected_cached, usage.cached_tokens)
+        if usage.cached_tokens is not None:
+            metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
+            metrics.hit_tokens_reported.inc(usage.cached_tokens)
+            return
+    if is_answered:
+        metrics.prompt_tokens_unreported.inc(expected_tokens)
+        metrics.hit_tokens_unreported.inc(expected_cached)

@@ -110,8 +110,10 @@ class PoolMetrics:
         self.slo_missed = metrics.slo.labels(pool, "missed")
         self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
         self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
+        self.prompt_tokens_unreported = metrics.prompt_tokens.labels(pool, "unreported")
         self.hit_tokens_expected = metrics.hit_tokens.labels(pool, "expected")
         self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
+        self.hit_tokens_unreported = metrics.hit_tokens.labels(pool, "unreported")
         self.stale = metrics.stale.labels(pool)
         self.one_trip = metrics.placements.labels(pool, "1")
         self.more_trips = metrics.placements.labels(pool, "more")
@@ -218,11 +220,15 @@ class RouterMetrics:
         )
         self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
         self.prompt_tokens = make.counter(
-            "dualmap_prompt_tokens", "Prompt tokens: expected by the router, reported by instances", "pool", "by"
-        )
+            "dualmap_prompt_tokens",
+            "Prompt tokens: expected by the router, reported by instances, or expected and unreported",
+            "pool", "by",
+        )  # fmt: skip
         self.hit_tokens = make.counter(
-            "dualmap_hit_tokens", "Prompt tokens found cached: expected, reported by instances", "pool", "by"
-        )
+            "dualmap_hit_tokens",
+            "Prompt tokens found cached: expected, reported by instances, or expected and unreported",
+            "pool", "by",
+        )  # fmt: skip
         self.cached_error_tokens = make.histogram(
             "dualmap_cached_tokens_error_tokens",
             "|expected - reported| cached tokens of answered requests whose instances report them",

@@ -26,7 +26,8 @@ _FAILED = (Outcome.UPSTREAM_FAILED, Outcome.TIMED_OUT, Outcome.CUT_OFF, Outcome.
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounts:
-    """Sums since the replica started. Tokens are those that instances reported, or else those that were expected."""
+    """Sums since the replica started, none of which ever falls. Tokens are those that the instance reported of an
+    answer, or else those that were expected of it."""
 
     ended: int = 0
     """Requests, however they ended."""
@@ -51,15 +52,14 @@ class TrafficCounts:
     def of(cls, metrics: PoolMetrics) -> TrafficCounts:
         """The counts of one pool on the replica."""
         outcomes = {outcome: int(counter.value) for outcome, counter in metrics.outcomes.items()}
-        reported = metrics.prompt_tokens_reported.value > 0
         return cls(
             ended=sum(outcomes.values()),
             failed=sum(outcomes[outcome] for outcome in _FAILED),
             refused=outcomes[Outcome.REFUSED],
             on_time=int(metrics.slo_met.value),
             late=int(metrics.slo_missed.value),
-            prompt_tokens=int((metrics.prompt_tokens_reported if reported else metrics.prompt_tokens_expected).value),
-            hit_tokens=int((metrics.hit_tokens_reported if reported else metrics.hit_tokens_expected).value),
+            prompt_tokens=int(metrics.prompt_tokens_reported.value + metrics.prompt_tokens_unreported.value),
+            hit_tokens=int(metrics.hit_tokens_reported.value + metrics.hit_tokens_unreported.value),
             output_tokens=int(metrics.output_tokens.value),
             continued=int(sum(counter.value for counter in metrics.continuations.values())),
             ttft_buckets=_counted(metrics.ttft_s.counts),

@@ -20,8 +20,10 @@ dualmap_requests_total{outcome="upstream_failed",pool="default"} 1.0
 dualmap_requests_created{outcome="completed",pool="default"} 1.7e+09
 dualmap_prompt_tokens_total{by="expected",pool="default"} 900.0
 dualmap_prompt_tokens_total{by="reported",pool="default"} 1000.0
+dualmap_prompt_tokens_total{by="unreported",pool="default"} 60.0
 dualmap_hit_tokens_total{by="expected",pool="default"} 100.0
 dualmap_hit_tokens_total{by="reported",pool="default"} 250.0
+dualmap_hit_tokens_total{by="unreported",pool="default"} 40.0
 dualmap_slo_total{pool="default",slo="met"} 30.0
 dualmap_slo_total{pool="default",slo="missed"} 10.0
 """
@@ -35,7 +37,7 @@ async def test_counters_of_all_replicas_are_summed_and_one_that_never_answered_i
     counts = await FleetCounts(["http://a", "http://b", "http://gone"]).read()
 
     assert counts == ReplicaCounts(
-        requests=82, failed=2, prompt_tokens=2000.0, hit_tokens=500.0, slo_met=60, slo_missed=20
+        requests=82, failed=2, prompt_tokens=2120.0, hit_tokens=580.0, slo_met=60, slo_missed=20
     )
 
 

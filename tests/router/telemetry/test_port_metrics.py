@@ -177,8 +177,8 @@ async def test_the_fleet_is_told_by_vllms_names() -> None:
     stand, other = Stand(replica("me", HERE), replica("peer", HERE)), RouterMetrics(["default"])
     stand.answers["peer"] = lambda _: peer_counts("peer", other)
     for metrics in (stand.metrics, other):
-        metrics.pools["default"].prompt_tokens_expected.inc(100)
-        metrics.pools["default"].hit_tokens_expected.inc(40)
+        metrics.pools["default"].prompt_tokens_unreported.inc(100)
+        metrics.pools["default"].hit_tokens_unreported.inc(40)
     named = {"model_name": "org/m", "engine": "0"}
 
     page = await stand.page.page()

@@ -20,8 +20,8 @@ def test_counts_survive_the_heartbeat() -> None:
     metrics.outcomes[Outcome.REFUSED].inc()
     metrics.outcomes[Outcome.TIMED_OUT].inc(2)
     metrics.slo_met.inc(2)
-    metrics.prompt_tokens_expected.inc(100)
-    metrics.hit_tokens_expected.inc(40)
+    metrics.prompt_tokens_unreported.inc(100)
+    metrics.hit_tokens_unreported.inc(40)
     metrics.count_ttft(0.3, 5.0, None)
     metrics.count_ttft(0.4, 5.0, None)
     metrics.count_answer(2.3, 0.3, 101)
@@ -35,15 +35,18 @@ def test_counts_survive_the_heartbeat() -> None:
     assert TrafficCounts.from_info({INFO_FIELD: counts.to_text()}) == counts
 
 
-def test_reported_tokens_replace_expected_ones() -> None:
+def test_answers_without_a_report_count_as_expected_beside_those_with_one() -> None:
     metrics = RouterMetrics(["default"]).pools["default"]
-    metrics.prompt_tokens_expected.inc(100)
+    metrics.prompt_tokens_unreported.inc(100)
+    metrics.hit_tokens_unreported.inc(40)
+    before = TrafficCounts.of(metrics)
     metrics.prompt_tokens_reported.inc(90)
     metrics.hit_tokens_reported.inc(30)
 
     counts = TrafficCounts.of(metrics)
 
-    assert (counts.prompt_tokens, counts.hit_tokens) == (90, 30)
+    assert (counts.prompt_tokens, counts.hit_tokens) == (190, 70)
+    assert not counts.falls_short_of(before), "or the page would take it for a repeated heartbeat"
 
 
 def test_what_another_version_wrote_is_read_as_far_as_it_is_understood() -> None:

@@ -43,9 +43,25 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runt
     await tools.settle()
 
     assert await contents(store) == [EndSample(5000, 2500, 70)]
-    registry = runtime.context.metrics.registry
-    reported = registry.get_sample_value("dualmap_hit_tokens_total", {"pool": "default", "by": "reported"})
-    assert reported == 100.0
+    assert {
+        kind: runtime.context.metrics.registry.get_sample_value(
+            "dualmap_prompt_tokens_total", {"pool": "default", "by": kind}
+        )
+        for kind in ("expected", "reported", "unreported")
+    } == {"expected": 1250.0, "reported": 2500.0, "unreported": 0.0}
+
+
+async def test_what_no_instance_reported_counts_as_it_was_expected(start_runtime: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+
+    request = await runtime.intake.place(tools.request(LONG))
+    request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, output_tokens=70))
+    await tools.settle()
+
+    metrics = runtime.context.metrics.pools["default"]
+    assert metrics.prompt_tokens_reported.value == 0
+    assert metrics.prompt_tokens_unreported.value == metrics.prompt_tokens_expected.value > 0
+    assert metrics.hit_tokens_unreported.value == metrics.hit_tokens_expected.value
 
 
 async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: Any, store: Any) -> None:
