@@ -1,8 +1,9 @@
 """Shows what tenants and classes get of a fleet under overload, in virtual time.
 
-    python benchmarks/tenant_shares.py [--seconds 120] [--only light lost equal peers batch evicted]
+    python benchmarks/tenant_shares.py [--seconds 120] [--only light lost served equal peers batch evicted]
 
-Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``, late requests are refused. *None* is the fleet without
+Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``, late requests are refused, except in
+tables *served* and *evicted*. *None* is the fleet without
 shares; *alone* is the light tenant without the heavy one. Work is in seconds of an instance, as
 ``scheduling.tenants.shares`` counts it. What peers have:
 
@@ -48,7 +49,9 @@ thirds of the rate which the fleet sustains on time: at that rate each has a thi
 REPLICAS = 4
 LOST = ((0, "1.3x"), (2, "5x"), (3, "5x"), (3, "20x"))
 """Pairs and multiples in which the light tenant has less than 97 % of what it has alone."""
-TABLES = ("light", "lost", "equal", "peers", "batch", "evicted")
+SERVED = ((0, "1.3x"), (0, "2x"), (1, "2x"), (2, "2x"), (3, "2x"))
+"""Pairs and multiples where late requests are served."""
+TABLES = ("light", "lost", "served", "equal", "peers", "batch", "evicted")
 
 
 def main() -> None:
@@ -57,7 +60,9 @@ def main() -> None:
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES)
     arguments = parser.parse_args()
     for name, show in zip(
-        TABLES, (show_light, show_lost, show_equal, show_peers, show_batch, show_evicted), strict=True
+        TABLES,
+        (show_light, show_lost, show_served, show_equal, show_peers, show_batch, show_evicted),
+        strict=True,
     ):
         if name in arguments.only:
             show(arguments.seconds)
@@ -103,6 +108,37 @@ def show_lost(seconds: float) -> None:
         longest_s = max(each.prefill_work_s for each in shared if each.tenant == "heavy")
         on_time = sum(each.on_time for each in alone)
         row(name, heavy_name, multiple, f"{on_time}", f"{longest_s:.2f}", ", ".join(f"{each:.2f}" for each in lost))
+
+
+def show_served(seconds: float) -> None:
+    head(
+        "light tenant",
+        "heavy tenant",
+        "offers",
+        "light on time: none",
+        "shares",
+        "its longest TTFT, s: none",
+        "shares",
+        "heavy on time: none",
+        "shares",
+    )
+    for pair, multiple in SERVED:
+        name, light, heavy_name, heavy = PAIRS[pair]
+        mix = mix_of(seconds, f"light={light}", f"heavy={heavy}@{multiple}")
+        results = [
+            Simulation(mix.load(), replace(fleet(), tenants=tenants, late_requests="serve")).run()
+            for tenants in ((), mix.tenants)
+        ]
+        own = [[each for each in result.outcomes if each.tenant == "light"] for result in results]
+        others = [[each for each in result.outcomes if each.tenant == "heavy"] for result in results]
+        row(
+            name,
+            heavy_name,
+            multiple,
+            *(f"{sum(each.on_time for each in of) / len(of):.1%}" for of in own),
+            *(f"{max(each.ttft_s for each in of):.1f}" for of in own),
+            *(f"{sum(each.on_time for each in of) / len(of):.1%}" for of in others),
+        )
 
 
 def show_equal(seconds: float) -> None:

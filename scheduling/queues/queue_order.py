@@ -21,8 +21,9 @@ its session would lose the cache that it lives on. It waits as long as its clien
 still deferred ``max_deferred_s`` after its deadline.
 
 Deferred requests go in the order of bands, too. One that stays for want of memory does not keep the others back, with
-one exception: that of a tenant within its share does not see late ones of its class go before it that are of tenants
-above theirs.
+one exception: that of a tenant within its share does not see requests of its class go before it that are of tenants
+above theirs, late or on time. It goes as one on time would before the first of these goes. Else it would wait for as
+long as others, whose requests are shorter, keep sending more than their shares.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -64,6 +65,8 @@ from dualmap.scheduling.values import value
 
 PLAN_LIMIT = 64
 """Requests at the head of a queue that one plan looks at: the bound of its cost."""
+LATE_LIMIT = 8
+"""Deferred requests that a plan looks at beside these, where a queue is longer: the first ones."""
 CALM_WINDOWS = 4
 """Dispatch windows that an instance may be given ahead while no deadline is at stake."""
 LONG_SHARE = 0.1
@@ -112,7 +115,7 @@ class QueueEntry(NamedTuple):
 
 @value
 class QueueHead:
-    """The first ``PLAN_LIMIT`` entries of an instance's queue at one moment."""
+    """An instance's queue at a moment: its first ``PLAN_LIMIT`` entries and its first ``LATE_LIMIT`` deferred ones."""
 
     now_ms: int
     load: InstanceLoad
@@ -270,8 +273,13 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         waiting.sort(key=_rank_ms)
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
-    while waiting and room and room.fits(waiting[plan.first]):
-        steps.append(room.take(waiting.pop(plan.first)))
+    late = [entry for entry in queue.entries if entry.deferred and not order.fills(entry)]
+    while waiting and room:
+        first = _kept_back(late, waiting[plan.first].band) or waiting[plan.first]
+        if not room.fits(first):
+            break
+        (late if first.deferred else waiting).remove(first)
+        steps.append(room.take(first))
         plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     if deferred_tokens == 0 or order.fills_from < MANY_BANDS:
         while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
@@ -281,6 +289,11 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
     if not waiting:
         steps += _plan_late(queue, order, room, {entry.band for entry in deferred})
     return steps, plan.passed_over_tokens
+
+
+def _kept_back(late: Sequence[QueueEntry], band: int) -> QueueEntry | None:
+    """The first late request of a tenant within its share that may not see one of the band go before it."""
+    return next((entry for entry in late if keeps_back(entry.band, band)), None)
 
 
 def _plan_late(queue: QueueHead, order: QueueOrder, room: _Room, staying: set[int]) -> list[PlanStep]:

@@ -103,9 +103,9 @@ class Work:
 
 
 def keeps_back(band: int, other: int) -> bool:
-    """Whether a late request in a band of a queue, which cannot go yet, keeps those in another band back: they are of
-    its class and behind it, and its tenant got no more than its share when it was placed."""
-    return band < other and band // LEVELS == other // LEVELS and band % LEVELS < FIRST_ABOVE
+    """Whether a late request in a band of a queue goes before any in another band, on time or not: they are of one
+    class, its tenant got no more than its share when it was placed, and the other's got more."""
+    return band // LEVELS == other // LEVELS and band % LEVELS < FIRST_ABOVE <= other % LEVELS
 
 
 def grown(work_s: float, held: float, since_ms: float, now_ms: int) -> float:

@@ -48,7 +48,7 @@ end
 
 -- Of a request whose key is gone, by hand: planned again and again, it would keep others waiting.
 local function drop_entry(request_id)
-  for _, entry in ipairs(redis.call('ZRANGE', keys.queue .. instance.id, 0, terms.plan_limit - 1)) do
+  for _, entry in ipairs(head_entries(instance.id)) do
     if string.match(entry, '(.*) ') == request_id then
       redis.call('ZREM', keys.queue .. instance.id, entry)
     end

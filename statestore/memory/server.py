@@ -181,10 +181,11 @@ class MemoryServer:
         entries = self._sorted(key).ranked(_slice(first, last))
         return [*flat(entries)] if with_scores else [member for _, member in entries]
 
-    def do_zrangebyscore(self, key: bytes, _least: bytes, most: bytes, *_limit: Word) -> list[bytes]:
-        """Members from the lowest score up to ``most``, at most so many."""
-        number = min(self._up_to(key, most), int(_limit[-1]))
-        return [member for _, member in self._sorted(key).ranked(slice(number))]
+    def do_zrangebyscore(self, key: bytes, least: bytes, most: bytes, *options: Word) -> list[bytes]:
+        """Members of a score from ``least`` on and up to ``most``, at most so many."""
+        first = self._sorted(key).below(float(least))
+        entries = self._sorted(key).ranked(slice(first, min(self._up_to(key, most), first + int(options[-1]))))
+        return [*flat(entries)] if options[0] == b"WITHSCORES" else [member for _, member in entries]
 
     def do_zrevrange(self, key: bytes, first: Word, last: Word) -> list[bytes]:
         ranks = slice(-1 - int(first), -2 - int(last), -1)

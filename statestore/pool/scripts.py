@@ -32,6 +32,7 @@ from dualmap.scheduling.queues.queue_order import (
     CALM_WINDOWS,
     DEFERRED_RANK_MS,
     FILL_MEMORY,
+    LATE_LIMIT,
     LONG_SHARE,
     PLAN_LIMIT,
 )
@@ -209,6 +210,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "kv_weight_s": scheduling.kv_weight_s,
         "stall_from_s": scheduling.decode_stall_s,
         "plan_limit": PLAN_LIMIT,
+        "late_limit": LATE_LIMIT,
         "calm_windows": CALM_WINDOWS,
         "long_share": LONG_SHARE,
         "least_loaded": LEAST_LOADED,

@@ -15,7 +15,14 @@ import pytest
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
-from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PLAN_LIMIT, PlanStep, QueueHead, QueuePlan
+from dualmap.scheduling.queues.queue_order import (
+    DEFERRED_RANK_MS,
+    LATE_LIMIT,
+    PLAN_LIMIT,
+    PlanStep,
+    QueueHead,
+    QueuePlan,
+)
 from dualmap.scheduling.queues.rebalance import HotQueue, Migration
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
@@ -130,6 +137,26 @@ async def test_a_planner_is_told_no_more_than_a_plan_looks_at(pool: PoolStore) -
     whole = await pool.queues.queue("a")
     assert whole is not None
     assert len(whole.held) == PLAN_LIMIT + 5
+
+
+async def test_a_planner_is_told_of_the_first_late_ones_behind_a_long_queue(pool: PoolStore) -> None:
+    await busy(pool, one_at_a_time())
+    late = [f"late{number:02d}" for number in range(LATE_LIMIT + 2)]
+    for name in late:
+        await hold(pool, name, slo_ms=1)
+    await commit(pool, *(PlanStep(name, DEFERRED_RANK_MS + number) for number, name in enumerate(late)))
+    on_time = [f"r{number:03d}" for number in range(PLAN_LIMIT)]
+    for name in on_time[:-3]:
+        await hold(pool, name, slo_ms=60_000)
+    assert await order_of(pool) == [*on_time[:-3], *late[:3]]
+
+    for name in on_time[-3:]:
+        await hold(pool, name, slo_ms=60_000)
+
+    assert await order_of(pool) == [*on_time, *late[:LATE_LIMIT]]
+    reply = await pool.commit(QueuePlan("a", 0, ()))
+    assert reply.queue is not None
+    assert [each.request_id for each in reply.queue.entries] == [*on_time, *late[:LATE_LIMIT]], "after a stale plan"
 
 
 async def test_requests_of_one_rank_are_in_the_order_of_their_ids(pool: PoolStore) -> None:

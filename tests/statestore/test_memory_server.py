@@ -30,6 +30,8 @@ CASES: dict[str, tuple[tuple[tuple[Any, ...], ...], tuple[Any, ...]]] = {
     "newest": (SET, (b"ZREVRANGE", K, 0, 2)),
     "newest of few": (SET, (b"ZREVRANGE", K, 0, 99)),
     "first with scores": (SET, (b"ZRANGE", K, 0, 1, b"WITHSCORES")),
+    "some from a score on": (SET, (b"ZRANGEBYSCORE", K, b"1", b"+inf", b"WITHSCORES", b"LIMIT", 0, 2)),
+    "some up to a score": (SET, (b"ZRANGEBYSCORE", K, b"-inf", b"1", b"LIMIT", 0, 2)),
     "pop of ties": (SET, (b"ZPOPMIN", K, 3)),
     "pop of nothing": ((), (b"ZPOPMIN", K, 3)),
     "drop by rank": (SET, (b"ZREMRANGEBYRANK", K, 0, 1)),

@@ -98,11 +98,23 @@ local function write_instance(instance)
   end
 end
 
--- A queue head for a planner: instance id, now ms, the record, {'REQUEST_ID UNCACHED_TOKENS', rank, …}, its queue in order
--- up to what one plan looks at.
+-- {'REQUEST_ID UNCACHED_TOKENS', rank, …}: a queue in order up to what one plan looks at, then the first deferred requests of a
+-- longer one.
+local function head_entries(instance_id)
+  local key = keys.queue .. instance_id
+  local entries = redis.call('ZRANGE', key, 0, terms.plan_limit - 1, 'WITHSCORES')
+  if #entries == 2 * terms.plan_limit and tonumber(entries[#entries]) < terms.deferred_ms then
+    local late = redis.call('ZRANGEBYSCORE', key, terms.deferred_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, terms.late_limit)
+    for _, each in ipairs(late) do
+      table.insert(entries, each)
+    end
+  end
+  return entries
+end
+
+-- A queue head for a planner: instance id, now ms, the record, its entries.
 local function queue_head(instance, now_ms)
-  local queue = redis.call('ZRANGE', keys.queue .. instance.id, 0, terms.plan_limit - 1, 'WITHSCORES')
-  return { instance.id, now_ms, instance.text, queue }
+  return { instance.id, now_ms, instance.text, head_entries(instance.id) }
 end
 
 -- The same where requests wait and one may be dispatched; else false.

@@ -352,6 +352,32 @@ def test_what_is_late_of_a_tenant_within_its_share_does_not_see_those_above_thei
     assert dispatched(steps) == gone
 
 
+@pytest.mark.parametrize(
+    ("late", "on_time", "first"),
+    [
+        (0, FIRST_ABOVE, "late"),
+        (1, FIRST_ABOVE, "late"),
+        (0, 1, "on time"),  # both are within their shares
+        (FIRST_ABOVE, FIRST_ABOVE + 1, "on time"),  # both are above theirs
+        (0, class_band(1) + FIRST_ABOVE, "on time"),
+        (class_band(1), class_band(1) + FIRST_ABOVE, "late"),
+    ],
+)
+def test_what_is_late_of_a_tenant_within_its_share_goes_before_what_is_on_time_of_one_above_its_own(
+    load: Load, late: int, on_time: int, first: str
+) -> None:
+    waiting = entry("on time", 60_000, 8192)._replace(band=on_time)
+
+    assert dispatched(plan(load, waiting, deferred("late", -900, 8192)._replace(band=late))) == [first]
+
+
+def test_what_is_late_and_finds_no_memory_keeps_what_is_on_time_of_a_tenant_above_its_share_back(load: Load) -> None:
+    long = deferred("long", -900, 20_001)
+    above = [entry("above", 60_000, 100)._replace(band=FIRST_ABOVE)]
+
+    assert plan(load, *above, long, context_tokens=190_000, kv_capacity_tokens=200_000, running_requests=9) == []
+
+
 def test_what_is_late_of_one_class_does_not_keep_those_of_another_back(load: Load) -> None:
     other = deferred("other", -900, 4096)._replace(band=class_band(1))
 
