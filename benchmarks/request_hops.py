@@ -13,7 +13,7 @@ With ``--bytecodes`` it counts, of the whole request, the bytecodes that each mo
 library included. Unlike times they are the same on a busy machine.
 
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
-    python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants]      # 0: the answer does not stream
+    python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants] [--functions]    # 0: it does not stream
 """
 
 from __future__ import annotations
@@ -75,22 +75,29 @@ class Trace:
 
 
 class Bytecodes:
-    """Bytecodes by module, from the first call for a request; those of the load and the mock instance are left out."""
+    """Bytecodes by function, from the first call for a request, without those of the load and the mock instance."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[Call] = Counter()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        module = frame.f_globals.get("__name__", "")
-        if module in LOAD or not (self.counts or frame.f_code.co_qualname == FIRST):
+        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
+        if module in LOAD or not (self.counts or function == FIRST):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        self.counts[module] += 0
-        return partial(self._executed, module)
+        executed = partial(self._executed, (module.removeprefix(PROJECT), function))
+        executed(frame, event, None)
+        return executed
 
-    def _executed(self, module: str, _: FrameType, event: str, __: Any) -> Any:
-        self.counts[module] += event == "opcode"
-        return partial(self._executed, module)
+    def _executed(self, call: Call, _: FrameType, event: str, __: Any) -> Any:
+        self.counts[call] += event == "opcode"
+        return partial(self._executed, call)
+
+    def by_module(self) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        for (module, _), count in self.counts.items():
+            counts[module] += count
+        return counts
 
 
 def modules_of(calls: Sequence[Call]) -> set[str]:
@@ -180,15 +187,19 @@ def main() -> None:
     parser.add_argument("--bytecodes", action="store_true", help="count these, by module")
     parser.add_argument("--split", action="store_true", help="prefill and decode on two instances")
     parser.add_argument("--tenants", action="store_true", help="each request has the key of a tenant with limits")
-    parser.add_argument("--functions", action="store_true", help="also every function, and how often it was called")
+    parser.add_argument("--functions", action="store_true", help="also every function, and its part")
     options = parser.parse_args()
     how = {"split": options.split, "bytecodes": options.bytecodes, "tenants": options.tenants}
     traces, counted = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, **how))
     if options.bytecodes:
-        fewest = min((each.counts for each in counted), key=Counter.total)
-        for module, count in fewest.most_common():
-            print(f"{count:6}  {module.removeprefix(PROJECT)}")
-        print(f"{fewest.total()} bytecodes in {len(fewest)} modules")
+        fewest = min(counted, key=lambda each: each.counts.total())
+        modules = fewest.by_module()
+        for module, count in modules.most_common():
+            print(f"{count:6}  {module}")
+            for (other, name), part in fewest.counts.most_common() if options.functions else ():
+                if other == module:
+                    print(f"{part:6}      {name}")
+        print(f"{modules.total()} bytecodes in {len(modules)} modules")
         return
     trace = min(traces, key=lambda trace: len(trace.calls))
     for until, calls in (("written to its instance", trace.calls[: trace.written]), ("settled", trace.calls)):

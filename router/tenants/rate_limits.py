@@ -49,7 +49,8 @@ _ANTHROPIC_FIELDS: Final = {
 class _ReportedLimit(NamedTuple):
     """A limit in the fields of an answer."""
 
-    limit_field: bytes
+    limit: tuple[bytes, bytes]
+    """The field that says what it is, which is the same on all answers."""
     left_field: bytes
     reset_field: bytes
     place: int
@@ -64,7 +65,9 @@ def _reported_limits(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Repo
     for place, budget in enumerate(group.budgets):
         limit = budget.limit
         if limit.period is Period.MINUTE and limit.measure in names:
-            reported = _ReportedLimit(*names[limit.measure], place, limit.amount)
+            limit_field, left_field, reset_field = names[limit.measure]
+            told = limit_field, b"%d" % limit.amount
+            reported = _ReportedLimit(told, left_field, reset_field, place, limit.amount)
             found.setdefault(limit.measure, []).append(reported)
     return tuple(map(tuple, found.values()))
 
@@ -76,14 +79,10 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     fields: list[tuple[bytes, bytes]] = []
     for same in _reported_limits(draws.group, is_messages):
         tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
-        limit_field, left_field, reset_field, place, amount = tightest
+        limit, left_field, reset_field, place, amount = tightest
         left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
         reset = _time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)
-        fields += (
-            (limit_field, b"%d" % amount),
-            (left_field, b"%d" % left if left > 0 else b"0"),
-            (reset_field, reset.encode()),
-        )
+        fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset.encode()))
     return fields
 
 

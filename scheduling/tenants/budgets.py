@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from itertools import chain
-from math import ceil
+from math import ceil, floor
 from operator import itemgetter, sub
 from struct import Struct
 from typing import Any, Final
@@ -146,16 +146,23 @@ class BudgetGroup:
         self.divisions: Final = orjson.dumps(divided)
         """For each budget that is divided, as JSON: its name, the part that a pool has where none is entered, and the
         pools."""
-        form, self._figures = "<", list[float | bytes]()
+        self._capacities: Final = tuple([each.capacity for each in self.budgets])
+        form, figures_of_books, amounts_at = "<", list[float | bytes](), list[int]()
         for book, each in by_book.items():
             name = book.encode()
             form += f"BH{len(name)}s" + "Bdd" * len(each)
-            self._figures += (len(each), len(name), name)
+            figures_of_books += (len(each), len(name), name)
             for budget in each:
                 kind = budget.entry[1]
-                self._figures += (kind if budget.division is None else kind + DIVIDED, 0, budget.capacity)
-        self._form = Struct(form)
-        self._costs_at = [at for at in range(1, len(self._figures), 3) if not isinstance(self._figures[at + 1], bytes)]
+                amounts_at.append(len(figures_of_books) + 1)
+                figures_of_books += (kind if budget.division is None else kind + DIVIDED, 0, budget.capacity)
+        self._form: Final = Struct(form)
+        self._figures: Final = tuple(figures_of_books)
+        places = [*range(len(figures_of_books))]
+        for number, at in enumerate(amounts_at, len(places)):
+            places[at] = number
+        self._with_amounts: Final = itemgetter(*places)
+        """Picks the figures of a form out of ``_figures`` and the amounts behind them."""
 
     def draws(self, prompt_tokens: int, output_tokens: int) -> Draws:
         """The draws of a request; the tokens of the answer are the expected ones."""
@@ -164,10 +171,11 @@ class BudgetGroup:
     def packed(self, amounts: Sequence[int]) -> bytes:
         """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
         number of its kind, its amount, and that of the limit."""
-        figures = self._figures.copy()
-        for at, amount in zip(self._costs_at, amounts, strict=True):
-            figures[at] = amount
-        return self._form.pack(*figures)
+        return self._form.pack(*self._with_amounts((*self._figures, *amounts)))
+
+    def left(self, used: Sequence[float], costs: Sequence[int]) -> tuple[int, ...]:
+        """The amount that is left of each budget behind draws of these costs, before which so much was used."""
+        return tuple(map(floor, map(sub, map(sub, self._capacities, used), costs)))
 
     def returned(
         self, costs: tuple[int, ...], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool

@@ -196,6 +196,8 @@ def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/books.lua``, ``weigh_draws``)."""
     budgets, costs = draws.group.budgets, draws.costs
     figures = unpack(f"<{len(found) // 8}d", found)
+    if status is not PlaceStatus.LIMITED and not draws.group.is_divided:
+        return Drawn(draws.group.left(figures, costs))
     used = figures[: len(budgets)]
     parts, rests = {}, {}
     if draws.group.is_divided:
