@@ -50,7 +50,7 @@ class LeastCostSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     recompute_weight: float = Field(
-        3.0, ge=1, description="weight of a request's own prefill, relative to work ahead of it"
+        3.0, ge=1, description="weight of own prefill beside work ahead of it; that of a hot prefix weighs 1"
     )
     crowding_weight: float = Field(
         1.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"

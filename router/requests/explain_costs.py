@@ -14,6 +14,7 @@ from dualmap.router.requests.explain import Explanation, PlacementRound
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
 from dualmap.scheduling.state.instance import InstanceLoad
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -21,7 +22,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "work it overtakes": ("overtaken_s",),
     "KV memory in use": ("kv_demand",),
     "other running requests": ("running_share",),
-    "own prefill, weighed": ("compute_s", "uncached_tokens", "attention_pairs", "prompt_tokens"),
+    "own prefill, weighed": ("compute_s", "hot_compute_s", "uncached_tokens", "attention_pairs", "prompt_tokens"),
     "own prefill, weighed by KV memory in use": ("crowded_compute_s",),
     "own prefill, weighed by running requests": ("decoding_compute_s",),
     "misses the SLO": ("missed",),
@@ -34,13 +35,19 @@ def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -
     A policy that does not weigh has no cost: only an expected TTFT."""
     chain = Chain((explanation.hash_key,), explanation.block_tokens, explanation.prompt_tokens)
     weights = pool.policy.weights(RouteQuery(chain, explanation.slo_s), pool.view.learned)
+    # The key is the first prefix that is not hot, where it is longer than an ordinary one.
+    hot_blocks = explanation.key_blocks - 1 if explanation.key_blocks > MIN_KEY_BLOCKS else 0
+    hot_tokens = min(hot_blocks * explanation.key_tokens, explanation.prompt_tokens)
     return {
-        instance_id: _cost(weights, load, chain, explanation.slo_s, pool) for instance_id, load in each.loads.items()
+        instance_id: _cost(weights, load, chain, explanation.slo_s, hot_tokens, pool)
+        for instance_id, load in each.loads.items()
     }
 
 
-def _cost(weights: Weights, load: InstanceLoad, chain: Chain, slo_s: float, pool: ServedPool) -> dict[str, Any]:
-    features = features_of(load, chain, pool.scheduling.decode_stall_s)
+def _cost(
+    weights: Weights, load: InstanceLoad, chain: Chain, slo_s: float, hot_tokens: int, pool: ServedPool
+) -> dict[str, Any]:
+    features = features_of(load, chain, pool.scheduling.decode_stall_s, hot_tokens)
     ttft_s = weights.ttft.of(features)
     costs: dict[str, Any] = {"expected_ttft_s": ttft_s, "uncached_tokens": chain.uncached_tokens(load.hit_blocks)}
     if pool.policy.weighs:

@@ -47,6 +47,8 @@ class Form(NamedTuple):
     """Cost of a second of own prefill, times running requests: the time that all answers together would wait for it."""
     prompt_tokens: float = 0.0
     """Cost of a token of the prompt, cached or not."""
+    hot_compute_s: float = 0.0
+    """Cost of a second of the request's own prefill that belongs to its hot prefix."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -67,8 +69,8 @@ class Weights(NamedTuple):
         return cost + self.missed.of(features) if self.ttft.of(features) > slo_s else cost
 
 
-def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
-    """The features of an instance and a request that is to be placed there."""
+def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_tokens: int = 0) -> Form:
+    """The features of an instance and a request that is to be placed there, whose hot prefix has so many tokens."""
     rate, kv_demand = load.prefill_tokens_per_s, load.kv_demand
     uncached_tokens, overtaken_tokens = chain.uncached_tokens(load.hit_blocks), load.overtaken_tokens
     compute_s, dispatched_s, stalled_s = uncached_tokens / rate, load.dispatched_tokens / rate, load.stalled_s
@@ -86,6 +88,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float) -> Form:
         load.running_share,
         compute_s * load.running_requests,
         chain.prompt_tokens,
+        max(0, hot_tokens - chain.prompt_tokens + uncached_tokens) / rate,
     )
 
 

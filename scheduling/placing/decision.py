@@ -30,6 +30,8 @@ class RouteQuery:
     """Instances it must not go to: it failed there, or they are full, gone or behind an open breaker."""
     pair: tuple[str, ...] = ()
     """Its candidates as they would be if nothing were excluded; any other instance is beyond the pair."""
+    hot_tokens: int = 0
+    """Tokens of its hot prefix (``HotnessTree.hot_tokens``)."""
 
 
 class Reason(StrEnum):

@@ -121,6 +121,8 @@ class Placement:
     """The lowest band of its priority class; None: there are no classes."""
     fills: bool = False
     """It fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as deferred."""
+    hot_tokens: int = 0
+    """Tokens of its hot prefix."""
 
 
 @value
@@ -413,16 +415,17 @@ class Search:
         if self.only is not None:
             excluded |= view.instances.keys() - self.only
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
+        hot_tokens = view.tree.hot_tokens(query.chain)
         if not (excluded or blocked):
             pair = policy.candidates(query, view)
-            return _excluding(query, _NONE, pair), pair
+            return _excluding(query, _NONE, pair, hot_tokens=hot_tokens), pair
         candidates = pair = policy.candidates(_excluding(query, excluded) if excluded else query, view)
         while blocked and not blocked.isdisjoint(candidates):
             excluded |= blocked.intersection(candidates)
             candidates = policy.candidates(_excluding(query, excluded), view)
         if excluded:
             pair = policy.candidates(_excluding(query, _NONE), view)
-        return _excluding(query, excluded | blocked, pair), candidates
+        return _excluding(query, excluded | blocked, pair, hot_tokens=hot_tokens), candidates
 
     def _placement(self, options: list[Option], most: int | None = None) -> Placement:
         policy, option = self.policy, options[0]
@@ -458,6 +461,7 @@ class Search:
             self._share(),
             band,
             fills,
+            option.query.hot_tokens,
         )
 
     def _share(self) -> Share | None:
@@ -497,6 +501,10 @@ class Search:
             raise SearchFailed
 
 
-def _excluding(query: RouteQuery, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
+def _excluding(
+    query: RouteQuery, excluded: frozenset[str], pair: tuple[str, ...] = (), *, hot_tokens: int = 0
+) -> RouteQuery:
     """The query with other instances excluded."""
-    return RouteQuery(query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair)
+    return RouteQuery(
+        query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair, hot_tokens
+    )

@@ -8,6 +8,7 @@ the key takes in the partial last one: a popular system prompt with short questi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,15 @@ class HotnessTree:
         while depth < limit - 1 and hashes[depth] in hot:
             depth += 1
         return max(depth + 1, least)
+
+    def hot_tokens(self, chain: Chain) -> int:
+        """Tokens of the chain's longest hot prefix, whose requests spread; 0 where its ordinary key is not hot."""
+        hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        if len(hashes) < MIN_KEY_BLOCKS or hashes[MIN_KEY_BLOCKS - 1] not in hot:
+            return 0
+        # A hot prefix has hot parents: the first one that is not hot is found by halving.
+        blocks = bisect_left(hashes, True, MIN_KEY_BLOCKS, key=lambda each: each not in hot)
+        return min(blocks * chain.key_stride * chain.block_tokens, chain.prompt_tokens)
 
     def key(self, chain: Chain, max_key_blocks: int) -> int:
         """The hash key: the prefix hash at the key length."""

@@ -76,6 +76,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
+    if placement.hot_tokens:
+        known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.draws is not None:
         known += b'"divisions":%b,' % placement.draws.group.divisions if placement.draws.group.is_divided else b""
         known += b'"must_draw":true,' if placement.must_draw else b""

@@ -78,7 +78,10 @@ def choose(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> C
 def weighed(policy: Policy, query: RouteQuery, loads: Mapping[str, InstanceLoad], stall_from_s: float) -> Decision:
     """The decision that a store and a search make of the weights."""
     weights = policy.weights(query, Learned())
-    features = {load.instance_id: features_of(load, query.chain, stall_from_s) for load in usable(query, loads)}
+    features = {
+        load.instance_id: features_of(load, query.chain, stall_from_s, query.hot_tokens)
+        for load in usable(query, loads)
+    }
     chosen, *others = sorted(features, key=lambda name: weights.cost_of(features[name], query.slo_s))
     other, hits = loads[others[0]] if others else None, {name: load.hit_blocks for name, load in loads.items()}
     return Decision(

@@ -337,6 +337,7 @@ class Traffic:
             "refuses": rng.random() < 0.2,
             "rebalances": rng.random() < 0.2,
             "max_pending_tokens": rng.choice((None, None, None, 600)),
+            "hot_tokens": rng.choice((0, 0, request_chain.prompt_tokens // 2)),
             **self.legs(),
             **self.draws(),
             **changes,
@@ -354,7 +355,14 @@ class Traffic:
     async def is_weighed_rightly(self, made: Placement, reply: PlaceReply) -> None:
         """The scripts weigh as ``scheduling.estimates.weights`` does: that one explains, and learns the weights."""
         specs, slo_s = (await self.twins.memory.membership()).instances, made.request.slo_ms / 1000
-        features = {name: features_of(load, made.chain, self.stall_from_s) for name, load in reply.loads.items()}
+        features = {
+            name: features_of(load, made.chain, self.stall_from_s, made.hot_tokens)
+            for name, load in reply.loads.items()
+        }
+        features = {
+            name: features_of(load, made.chain, self.stall_from_s, made.hot_tokens)
+            for name, load in reply.loads.items()
+        }
         takes = {name for name in features if specs[name].state is InstanceState.READY}
         takes = {name for name in takes if serves(specs[name].role, made.leg)}
         costs = {name: made.weights.cost_of(features[name], slo_s) for name in takes}

@@ -31,8 +31,9 @@ class DualMapLeastCost(BeyondPair):
 
     Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
     measured reason (``docs/concepts/default-policy.md``). A recomputed token delays all requests queued behind it, so
-    own prefill weighs several times its own seconds. It weighs more where running requests fill the KV memory, since it
-    then evicts blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in
+    own prefill weighs several times its own seconds; not so that of a hot prefix, which more instances are to have, and
+    which the next requests find there. It weighs more where running requests fill the KV memory, since it then evicts
+    blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in
     use weighs as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was
     last given the prefix and the least loaded ones are weighed too, where they could cost less.
     """
@@ -49,6 +50,7 @@ class DualMapLeastCost(BeyondPair):
             overtaken_s=settings.deferred_weight,
             kv_demand=self.kv_weight_s,
             compute_s=settings.recompute_weight,
+            hot_compute_s=1.0 - settings.recompute_weight,
             crowded_compute_s=settings.recompute_weight * settings.crowding_weight,
         )
 

@@ -18,9 +18,15 @@ local function weighted(weights, features)
   return sum
 end
 
-local function features_of(instance, uncached, prompt_tokens, precedes, now_ms)
+-- Seconds of own prefill that belong to the hot prefix of the request.
+local function hot_compute_s(instance, uncached, placement)
+  return math.max(0, (placement.hot_tokens or 0) - placement.told.prompt_tokens + uncached) / instance.tokens_per_s
+end
+
+local function features_of(instance, uncached, placement, now_ms)
   local rate, kv_demand = instance.tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
-  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance, precedes), instance.dispatched_tokens / rate, 0
+  local prompt_tokens = placement.told.prompt_tokens
+  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance, placement.precedes), instance.dispatched_tokens / rate, 0
   if instance.pending_tokens > instance.deferred_tokens then
     silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
   end
@@ -29,7 +35,7 @@ local function features_of(instance, uncached, prompt_tokens, precedes, now_ms)
     1, (instance.pending_tokens - overtaken) / rate, overtaken / rate, kv_demand, compute_s, uncached,
     uncached * (prompt_tokens - uncached / 2), compute_s * kv_demand, silent_s >= terms.stall_from_s and silent_s or 0,
     math.min(silent_s, dispatched_s, 2 * dispatched_s + terms.stall_from_s - silent_s),
-    running / instance.max_running_requests, compute_s * running, prompt_tokens,
+    running / instance.max_running_requests, compute_s * running, prompt_tokens, hot_compute_s(instance, uncached, placement),
   }
 end
 
@@ -38,7 +44,7 @@ end
 local function weigh(instance, chain, placement, option, guess, now_ms)
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, hit)
-  local features = features_of(instance, uncached, placement.told.prompt_tokens, placement.precedes, now_ms)
+  local features = features_of(instance, uncached, placement, now_ms)
   local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
   local missed = ttft_s > placement.slo_s
   return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,
@@ -52,5 +58,6 @@ local function idle_cost(instance, hit, placement, option)
   local prompt_tokens = placement.told.prompt_tokens
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   return weighted(option.cost, { 1, 0, 0, 0, uncached / instance.tokens_per_s, uncached,
-    uncached * (prompt_tokens - uncached / 2), 0, 0, 0, 0, 0, prompt_tokens })
+    uncached * (prompt_tokens - uncached / 2), 0, 0, 0, 0, 0, prompt_tokens,
+    hot_compute_s(instance, uncached, placement) })
 end

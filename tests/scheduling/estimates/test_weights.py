@@ -38,6 +38,15 @@ def test_features_are_seconds_of_the_instance_s_own_prefill(load: Load) -> None:
     )
 
 
+@pytest.mark.parametrize(("hot_tokens", "hot_compute_s"), [(0, 0.0), (600, 0.0), (700, 0.05), (1000, 0.2)])
+def test_own_prefill_of_a_hot_prefix_is_what_of_it_is_not_cached(
+    load: Load, hot_tokens: int, hot_compute_s: float
+) -> None:
+    seen = load("a", hit_blocks=6, prefill_tokens_per_s=2000.0)
+
+    assert features_of(seen, CHAIN, STALL_S, hot_tokens).hot_compute_s == hot_compute_s
+
+
 @pytest.mark.parametrize(("stalled_s", "stall_s"), [(2.9, 0.0), (3.0, 3.0)])
 def test_silence_is_a_stall_once_it_is_long_enough(load: Load, stalled_s: float, stall_s: float) -> None:
     assert features_of(load("a", stalled_s=stalled_s), CHAIN, STALL_S).stall_s == stall_s

@@ -163,6 +163,18 @@ def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
     ]
 
 
+@pytest.mark.parametrize(("hot", "hot_tokens"), [({}, 0), ({1: 1}, 0), ({1: 1, 2: 2}, 200)])
+def test_the_store_is_told_of_a_hot_prefix(
+    search: Build, view: Callable[..., ClusterView], hot: dict[int, int], hot_tokens: int
+) -> None:
+    fleet = HandFleet(view(IDS, hot))
+    fleet.answers = [answer(S.DISPATCHED)]
+
+    drive_now(search(fleet).run(), fleet)
+
+    assert fleet.placements[0].hot_tokens == hot_tokens
+
+
 def test_what_was_expected_is_told_with_the_decision(search: Build, fleet: HandFleet, load: Load, pair: Any) -> None:
     loads = {
         pair[0]: load(pair[0], pending_tokens=2000, hit_blocks=4, deferred_tokens=500),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dualmap.scheduling.prompts.blocks import chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS, HotnessRule, HotnessTree, HotnessWindow
 
 RULE = HotnessRule(min_requests=10)
 TOOL_AND_AGENT = Path(os.environ.get("DUALMAP_TRACES", "traces")) / "toolagent_first1000.jsonl"
@@ -190,6 +190,26 @@ def test_the_indexed_window_follows_the_plain_rule(before: list[list[int]], now:
         if count > 2 / n * total or (prefix in tree.hot and count >= 1 / n * total)
     }
     assert counted.grow(tree, n, rule).hot == expected
+
+
+@given(paths, st.integers(2, 12))
+def test_a_hot_prefix_ends_before_a_key_that_is_longer_than_an_ordinary_one(sent: list[list[int]], n: int) -> None:
+    counted = HotnessWindow(10**6, len(sent), 64)
+    for head in heads_of(sent):
+        counted.add(0, head)
+    tree = counted.grow(HotnessTree(), n, HotnessRule(min_requests=1))
+
+    for hashes in heads_of(sent):
+        asked = Chain(hashes, 128, 128 * len(hashes) + 1, tail_hash=99)
+        key_blocks = tree.key_blocks(asked, 64)
+        assert tree.hot_tokens(asked) == (128 * (key_blocks - 1) if key_blocks > MIN_KEY_BLOCKS else 0)
+
+
+def test_a_hot_prefix_has_no_more_tokens_than_the_prompt() -> None:
+    tree, whole = HotnessTree({4: 1, 8: 2}), Chain(tuple(range(1, 9)), 16, 128, key_stride=4)
+    assert tree.hot_tokens(whole) == 128
+    assert tree.hot_tokens(Chain((4, 8), 64, 120)) == 120
+    assert tree.hot_tokens(Chain((4,), 64, 64)) == 0
 
 
 @given(paths, paths, st.integers(1, 12))

@@ -26,6 +26,16 @@ def test_recompute_weighs_several_times_its_own_seconds(
     assert choose(NAME, load("idle"), cached).instance_id == chosen
 
 
+@pytest.mark.parametrize(("pending_tokens", "chosen"), [(550, "cached"), (650, "idle")])
+def test_recompute_of_a_hot_prefix_weighs_its_own_seconds(
+    choose: Choose, load: Load, query: Query, pending_tokens: int, chosen: str
+) -> None:
+    # given 400 ms of recompute more on the idle one, 300 of it in a hot prefix: 0.3 s and three times 0.1 s
+    cached = load("cached", hit_blocks=4, pending_tokens=pending_tokens)
+
+    assert choose(NAME, load("idle"), cached, ask=query(hot_tokens=300)).instance_id == chosen
+
+
 def test_recompute_weighs_more_where_running_requests_crowd_the_kv_memory(choose: Choose, load: Load) -> None:
     # given a fifth more of the prompt to compute where the memory is full, and 0.9 s of work elsewhere for it
     full = {"context_tokens": 1_000_000}
