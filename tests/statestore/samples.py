@@ -90,6 +90,7 @@ _PLACEMENT_FIELDS = (
     "roles",
     "draws",
     "must_draw",
+    "hot_tokens",
     "share",
     "band",
     "fills",
