@@ -163,6 +163,8 @@ class Explanation:
     """The place of its class."""
     standing: Standing | None = None
     """The standing of its tenant when an instance was last chosen; None: it has none, or it was not judged."""
+    hot_tokens: int = 0
+    """Tokens of its hot prefix, whose own prefill weighs less."""
 
     def told_of_classes(self) -> dict[str, Any]:
         """The reason for its place among others: its band, and its share in words; "" where that was not judged."""
@@ -241,6 +243,7 @@ def explanation(
         class_name,
         class_rank,
         _standing(machine) if spec.tenant else None,
+        tree.hot_tokens(chain),
     )
 
 

@@ -14,7 +14,6 @@ from dualmap.router.requests.explain import Explanation, PlacementRound
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
 from dualmap.scheduling.state.instance import InstanceLoad
 
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -35,11 +34,8 @@ def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -
     A policy that does not weigh has no cost: only an expected TTFT."""
     chain = Chain((explanation.hash_key,), explanation.block_tokens, explanation.prompt_tokens)
     weights = pool.policy.weights(RouteQuery(chain, explanation.slo_s), pool.view.learned)
-    # The key is the first prefix that is not hot, where it is longer than an ordinary one.
-    hot_blocks = explanation.key_blocks - 1 if explanation.key_blocks > MIN_KEY_BLOCKS else 0
-    hot_tokens = min(hot_blocks * explanation.key_tokens, explanation.prompt_tokens)
     return {
-        instance_id: _cost(weights, load, chain, explanation.slo_s, hot_tokens, pool)
+        instance_id: _cost(weights, load, chain, explanation.slo_s, explanation.hot_tokens, pool)
         for instance_id, load in each.loads.items()
     }
 

@@ -11,19 +11,20 @@ Where tenants share the fleet each request has a *band*, and those of the highes
 estimate that was too short for example, then makes those late that sent more than their share. Within a band the
 deadlines decide as without bands.
 
-A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can, and is
-dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV memory. Others
-that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's own queue. (Where
-decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched whenever they are
-empty would take the memory, and with it the steps, that requests on time need.) One that has no more than a dispatch
-window to prefill, its prefix being cached, does not wait for memory: it takes next to nothing, and if it were refused,
-its session would lose the cache that it lives on. It waits as long as its client does, unless the pool refuses what is
-still deferred ``max_deferred_s`` after its deadline.
+A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can (but see
+below), and is dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV
+memory. Others that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's
+own queue. (Where decoding fills the memory, prefill queues are empty most of the time. Late work that is dispatched
+whenever they are empty would take the memory, and with it the steps, that requests on time need.) One that has no more
+than a dispatch window to prefill, its prefix being cached, does not wait for memory: it takes next to nothing, and if
+it were refused, its session would lose the cache that it lives on. It waits as long as its client does, unless the pool
+refuses what is still deferred ``max_deferred_s`` after its deadline.
 
 Deferred requests go in the order of bands, too. One that stays for want of memory does not keep the others back, with
 one exception: that of a tenant within its share does not see requests of its class go before it that are of tenants
-above theirs, late or on time. It goes as one on time would before the first of these goes. Else it would wait for as
-long as others, whose requests are shorter, keep sending more than their shares.
+above theirs, late or on time: it is dispatched before any of these, as one on time is, and while it finds no memory
+none of these goes. Else it would wait for as long as others, whose requests are shorter, keep sending more than their
+shares.
 
 While no deadline is at stake, holding gains nothing: an engine is given ``CALM_WINDOWS`` dispatch windows, so that its
 steps are full. None is at stake while all work is done before the next deadline, in whatever order (``is_calm``).
@@ -66,7 +67,8 @@ from dualmap.scheduling.values import value
 PLAN_LIMIT = 64
 """Requests at the head of a queue that one plan looks at: the bound of its cost."""
 LATE_LIMIT = 8
-"""Deferred requests that a plan looks at beside these, where a queue is longer: the first ones."""
+"""Deferred requests that a plan looks at beside these, where a queue is longer: the first ones. None of a lower class
+is among them while as many of higher ones wait."""
 CALM_WINDOWS = 4
 """Dispatch windows that an instance may be given ahead while no deadline is at stake."""
 LONG_SHARE = 0.1
@@ -273,34 +275,38 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         waiting.sort(key=_rank_ms)
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
-    late = [entry for entry in queue.entries if entry.deferred and not order.fills(entry)]
+    late = [entry for entry in queue.entries if entry.deferred]
     while waiting and room:
-        first = _kept_back(late, waiting[plan.first].band) or waiting[plan.first]
-        if not room.fits(first):
+        first = waiting[plan.first]
+        before = [entry for entry in late if keeps_back(entry.band, first.band)]
+        fitting = next(filter(room.fits, before), None)
+        if fitting is not None:
+            late.remove(fitting)
+            steps.append(room.take(fitting))
+        elif before:
+            waiting = [entry for entry in waiting if not keeps_back(before[0].band, entry.band)]
+        elif room.fits(first):
+            waiting.remove(first)
+            steps.append(room.take(first))
+        else:
             break
-        (late if first.deferred else waiting).remove(first)
-        steps.append(room.take(first))
         plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     if deferred_tokens == 0 or order.fills_from < MANY_BANDS:
         while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
-            if not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
+            is_kept_back = any(keeps_back(entry.band, waiting[0].band) for entry in late)
+            if is_kept_back or not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
                 break
             steps.append(room.take(waiting.pop(0)))
-    if not waiting:
-        steps += _plan_late(queue, order, room, {entry.band for entry in deferred})
+    if not waiting and sum(not entry.deferred for entry in queue.entries) < PLAN_LIMIT:
+        steps += _plan_late(late, order, room, {entry.band for entry in deferred})
     return steps, plan.passed_over_tokens
 
 
-def _kept_back(late: Sequence[QueueEntry], band: int) -> QueueEntry | None:
-    """The first late request of a tenant within its share that may not see one of the band go before it."""
-    return next((entry for entry in late if keeps_back(entry.band, band)), None)
-
-
-def _plan_late(queue: QueueHead, order: QueueOrder, room: _Room, staying: set[int]) -> list[PlanStep]:
+def _plan_late(late: Sequence[QueueEntry], order: QueueOrder, room: _Room, staying: set[int]) -> list[PlanStep]:
     """The deferred requests that go. ``staying``: the bands of those that stay and are not read again; it grows."""
     steps = []
-    for entry in queue.entries:
-        if not entry.deferred or any(keeps_back(band, entry.band) for band in staying):
+    for entry in late:
+        if any(keeps_back(band, entry.band) for band in staying):
             continue
         if room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
             steps.append(room.take(entry))

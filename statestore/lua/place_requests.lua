@@ -107,7 +107,7 @@ end
 
 -- Whether the request is dispatched without a plan, by the rules of scheduling/queues/queue_order.py for a queue of one entry. One
 -- that is held although there is room is planned by its replica, which has the queue in the reply.
-local function goes_at_once(instance, tokens, rank_ms)
+local function goes_at_once(instance, tokens, rank_ms, band)
   if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held
   end
@@ -118,7 +118,8 @@ local function goes_at_once(instance, tokens, rank_ms)
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
   local is_late = placement.defers and best.missed -- among late requests a plan decides who goes
   local waits = instance.queued_requests > 0
-  if placement.band == 0 and not is_late then -- what is late, or fills idle room, waits for it
+  -- What is late, or fills idle room, waits for it; but late requests of tenants within their shares do not wait for those above.
+  if placement.band == 0 and band < terms.share_first_above and not is_late then
     waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
   end
   return not waits and (not placement.defers or finds_memory(instance, tokens)) and (
@@ -198,7 +199,7 @@ local function place_one(told, head)
   local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', placement.enqueued_ms or now_ms
   local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
   local tokens = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident)
-  local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms)
+  local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms, band)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
   local request = {

@@ -42,6 +42,7 @@ from dualmap.scheduling.tenants.allotments import WANTED_FROM
 from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
 from dualmap.scheduling.tenants.shares import (
     ACTIVE_S,
+    FIRST_ABOVE,
     GIVEN_WINDOW_S,
     HELD_WINDOW_S,
     LEVEL_STEP,
@@ -229,6 +230,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "share_levels": LEVELS,
         "share_step": LEVEL_STEP,
         "share_from": LEVELS_FROM,
+        "share_first_above": FIRST_ABOVE,
         "confirmed": CONFIRMED_STAMP,
         "wanted_from": WANTED_FROM,
         "budget_bytes": BUDGET.size,

@@ -276,6 +276,35 @@ async def test_what_fills_idle_room_waits_deferred_and_nobody_waits_for_it(pool:
     assert [(entry.request_id, entry.band, entry.deferred) for entry in queue.entries] == [("filler", 48, True)]
 
 
+@pytest.mark.parametrize(("sender", "status"), [("heavy", PlaceStatus.HELD), ("new", PlaceStatus.DISPATCHED)])
+async def test_who_got_more_than_its_share_does_not_go_past_what_is_late_without_a_plan(
+    pool: PoolStore, sender: str, status: PlaceStatus
+) -> None:
+    # given a late request of a tenant within its share, and room beside what is dispatched
+    slow = {"prefill_tokens_per_s": 1000.0, "max_queued_requests": 1000}
+    await pool.members.put_instance(instance("b", dispatch_window_tokens=4096, **slow))
+    classed = {"band": 0, "rank_ms": 600_000, "slo_ms": 600_000, "defers": True}
+    light, heavy, new = [
+        {"share": Share(name, 1.0, INSTANCES), "shares_as": name} for name in ("light", "heavy", "new")
+    ]
+    await place(pool, "light", "b", tokens=10, **light, **classed)
+    for number in range(3):
+        await place(pool, f"heavy{number}", "b", tokens=4000, **heavy, **classed)
+    await place(pool, "late", "b", tokens=3000, **light, **{**classed, "slo_ms": 1, "rank_ms": 1})
+    queue = await pool.queue_head("b")
+    assert queue is not None
+    (late,) = queue.entries
+    deferred = PlanStep("late", late.place + DEFERRED_RANK_MS)
+    await pool.commit(QueuePlan("b", queue.load.version, (deferred,)))
+    for name in ("light", "heavy0", "heavy1"):
+        await first_token(pool, name, "b")
+
+    placed = await place(pool, "next", "b", tokens=10, **(heavy if sender == "heavy" else new), **classed)
+
+    assert placed.status is status
+    await assert_sums_hold(pool)
+
+
 async def test_what_is_late_goes_by_a_plan_where_others_wait_though_its_instance_is_idle(pool: PoolStore) -> None:
     classed = {"tokens": 400, "rank_ms": 5000, "defers": True}
     await place(pool, "busy", band=48, **classed)

@@ -359,10 +359,6 @@ class Traffic:
             name: features_of(load, made.chain, self.stall_from_s, made.hot_tokens)
             for name, load in reply.loads.items()
         }
-        features = {
-            name: features_of(load, made.chain, self.stall_from_s, made.hot_tokens)
-            for name, load in reply.loads.items()
-        }
         takes = {name for name in features if specs[name].state is InstanceState.READY}
         takes = {name for name in takes if serves(specs[name].role, made.leg)}
         costs = {name: made.weights.cost_of(features[name], slo_s) for name in takes}

@@ -70,7 +70,8 @@ local function is_calm(instance, tokens, deadline_ms, now_ms)
     and now_ms + (on_time_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
 end
 
--- Tokens that a new request on time need not wait for: those that are deferred, and those that the last plan passed over, while
+-- Tokens that a new request on time need not wait for: those that are deferred (one of a tenant above its share does wait for
+-- those of tenants within theirs, which are not counted apart), and those that the last plan passed over, while
 -- they are held; also those that yield to the lowest band, where it precedes others.
 local function overtaken_tokens(instance, precedes)
   local held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens

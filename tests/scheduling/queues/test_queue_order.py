@@ -15,6 +15,7 @@ from dualmap.scheduling.queues.queue_order import (
     BAND_MS,
     CALM_WINDOWS,
     DEFERRED_RANK_MS,
+    PLAN_LIMIT,
     OnTimePlan,
     PlanStep,
     QueueEntry,
@@ -376,6 +377,34 @@ def test_what_is_late_and_finds_no_memory_keeps_what_is_on_time_of_a_tenant_abov
     above = [entry("above", 60_000, 100)._replace(band=FIRST_ABOVE)]
 
     assert plan(load, *above, long, context_tokens=190_000, kv_capacity_tokens=200_000, running_requests=9) == []
+
+
+def test_what_is_late_and_finds_no_memory_keeps_nothing_else_back(load: Load) -> None:
+    memory = {"context_tokens": 190_000, "kv_capacity_tokens": 200_000, "running_requests": 9}
+    long, above = deferred("long", -900, 20_001), entry("above", 60_000, 100)._replace(band=FIRST_ABOVE)
+
+    short = deferred("short", -800, 100)
+    assert dispatched(plan(load, above, long, short, **memory)) == ["short"]
+    on_time = entry("of another class", 60_000, 100)._replace(band=class_band(1))
+    assert dispatched(plan(load, above, on_time, long, **memory)) == ["of another class"]
+    late = deferred("late of another class", -800, 100)._replace(band=class_band(1))
+    assert dispatched(plan(load, above, long, late, **memory)) == ["late of another class"]
+
+
+def test_what_is_late_goes_before_those_above_their_shares_while_no_deadline_is_at_stake(load: Load) -> None:
+    filling = QueueOrder(True, 30.0, fills_from=class_band(2))
+    late, above = deferred("late", -900, 100), entry("above", 60_000, 100)._replace(band=FIRST_ABOVE)
+
+    assert dispatched(plan(load, above, late, order=filling, dispatched_tokens=4096)) == []
+    assert dispatched(plan(load, above, order=filling, dispatched_tokens=4096)) == ["above"]
+
+
+def test_late_work_does_not_go_before_on_time_work_that_a_plan_cannot_see(load: Load) -> None:
+    newly_late = [entry(f"r{number}", 0, 100)._replace(band=FIRST_ABOVE) for number in range(PLAN_LIMIT)]
+    late = deferred("late", -900, 100)._replace(band=FIRST_ABOVE)
+
+    assert dispatched(plan(load, *newly_late, late)) == []
+    assert dispatched(plan(load, *newly_late[1:], late)) == ["late"]
 
 
 def test_what_is_late_of_one_class_does_not_keep_those_of_another_back(load: Load) -> None:
