@@ -2,10 +2,9 @@
 
     python benchmarks/tenant_shares.py [--seconds 120] [--only light lost served equal peers batch evicted]
 
-Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``, late requests are refused, except in
-tables *served* and *evicted*. *None* is the fleet without
-shares; *alone* is the light tenant without the heavy one. Work is in seconds of an instance, as
-``scheduling.tenants.shares`` counts it. What peers have:
+Prints Markdown tables. 8 × 7B, policy ``dualmap-least-cost``; late requests are refused, except in tables *served* and
+*evicted*. *None* is the fleet without shares; *alone* is the light tenant without the heavy one. Work is in seconds of
+an instance, as ``scheduling.tenants.shares`` counts it. What peers have:
 
 - limits per replica: each tenant may send its half of the prefill of the fleet, a quarter of it through each of four
   replicas, which clients meet at random; what is beyond is refused, whatever room there is;
@@ -15,13 +14,14 @@ shares; *alone* is the light tenant without the heavy one. Work is in seconds of
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.simulation.commands.tenant_options import tenant_mix
 from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.results import RequestOutcome, RunResult
 from dualmap.simulation.scenario import Scenario
 from dualmap.simulation.simulate import Simulation, simulate
 from dualmap.simulation.tenant_mix import TenantMix
@@ -103,9 +103,9 @@ def show_lost(seconds: float) -> None:
         mix = mix_of(seconds, f"light={light}", f"heavy={heavy}@{multiple}")
         alone = Simulation(mix.alone("light").load(), fleet()).run().outcomes
         shared = Simulation(mix.load(), replace(fleet(), tenants=mix.tenants)).run().outcomes
-        own = [each for each in shared if each.tenant == "light"]
+        own, others = of_tenant(shared, "light"), of_tenant(shared, "heavy")
         lost = [one.ttft_s for one, other in zip(alone, own, strict=True) if one.on_time and not other.on_time]
-        longest_s = max(each.prefill_work_s for each in shared if each.tenant == "heavy")
+        longest_s = max(each.prefill_work_s for each in others)
         on_time = sum(each.on_time for each in alone)
         row(name, heavy_name, multiple, f"{on_time}", f"{longest_s:.2f}", ", ".join(f"{each:.2f}" for each in lost))
 
@@ -129,16 +129,9 @@ def show_served(seconds: float) -> None:
             Simulation(mix.load(), replace(fleet(), tenants=tenants, late_requests="serve")).run()
             for tenants in ((), mix.tenants)
         ]
-        own = [[each for each in result.outcomes if each.tenant == "light"] for result in results]
-        others = [[each for each in result.outcomes if each.tenant == "heavy"] for result in results]
-        row(
-            name,
-            heavy_name,
-            multiple,
-            *(f"{sum(each.on_time for each in of) / len(of):.1%}" for of in own),
-            *(f"{max(each.ttft_s for each in of):.1f}" for of in own),
-            *(f"{sum(each.on_time for each in of) / len(of):.1%}" for of in others),
-        )
+        own, others = [[of_tenant(result.outcomes, each) for result in results] for each in ("light", "heavy")]
+        longest_s = [f"{max(each.ttft_s for each in outcomes):.1f}" for outcomes in own]
+        row(name, heavy_name, multiple, *map(part_on_time, own), *longest_s, *map(part_on_time, others))
 
 
 def show_equal(seconds: float) -> None:
@@ -250,6 +243,14 @@ def within_limits(trace: Trace) -> list[TraceRequest]:
             admitted.append(each)
         used[bucket] = tokens, each.arrival_s
     return admitted
+
+
+def of_tenant(outcomes: Sequence[RequestOutcome], tenant: str) -> list[RequestOutcome]:
+    return [each for each in outcomes if each.tenant == tenant]
+
+
+def part_on_time(outcomes: Sequence[RequestOutcome]) -> str:
+    return f"{sum(each.on_time for each in outcomes) / len(outcomes):.1%}"
 
 
 def work_s(result: RunResult) -> float:

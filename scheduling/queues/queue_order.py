@@ -276,6 +276,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
     plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     late = [entry for entry in queue.entries if entry.deferred]
+    sees_all_on_time = len(queue.entries) - len(late) < PLAN_LIMIT
     while waiting and room:
         first = waiting[plan.first]
         before = [entry for entry in late if keeps_back(entry.band, first.band)]
@@ -297,7 +298,7 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
             if is_kept_back or not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
                 break
             steps.append(room.take(waiting.pop(0)))
-    if not waiting and sum(not entry.deferred for entry in queue.entries) < PLAN_LIMIT:
+    if not waiting and sees_all_on_time:
         steps += _plan_late(late, order, room, {entry.band for entry in deferred})
     return steps, plan.passed_over_tokens
 

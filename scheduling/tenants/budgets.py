@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from itertools import chain
-from math import ceil, floor
+from math import ceil
 from operator import itemgetter, sub
 from struct import Struct
 from typing import Any, Final
@@ -146,7 +146,7 @@ class BudgetGroup:
         self.divisions: Final = orjson.dumps(divided)
         """For each budget that is divided, as JSON: its name, the part that a pool has where none is entered, and the
         pools."""
-        self._capacities: Final = tuple([each.capacity for each in self.budgets])
+        self.capacities: Final = tuple([each.capacity for each in self.budgets])
         form, figures_of_books, amounts_at = "<", list[float | bytes](), list[int]()
         for book, each in by_book.items():
             name = book.encode()
@@ -172,10 +172,6 @@ class BudgetGroup:
         """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
         number of its kind, its amount, and that of the limit."""
         return self._form.pack(*self._with_amounts((*self._figures, *amounts)))
-
-    def left(self, used: Sequence[float], costs: Sequence[int]) -> tuple[int, ...]:
-        """The amount that is left of each budget behind draws of these costs, before which so much was used."""
-        return tuple(map(floor, map(sub, map(sub, self._capacities, used), costs)))
 
     def returned(
         self, costs: tuple[int, ...], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool

@@ -118,7 +118,8 @@ local function goes_at_once(instance, tokens, rank_ms, band)
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
   local is_late = placement.defers and best.missed -- among late requests a plan decides who goes
   local waits = instance.queued_requests > 0
-  -- What is late, or fills idle room, waits for it; but late requests of tenants within their shares do not wait for those above.
+  -- What is late, or fills idle room, waits for one of the highest class. Where its tenant is above its share, a plan knows which of
+  -- them go first.
   if placement.band == 0 and band < terms.share_first_above and not is_late then
     waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
   end

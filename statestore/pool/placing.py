@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from math import floor
+from operator import sub
 from struct import pack, unpack
 from typing import Any, Generic, TypeVar
 
@@ -196,22 +197,19 @@ def _standing_from(found: bytes) -> Standing:
 
 def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/books.lua``, ``weigh_draws``)."""
-    budgets, costs = draws.group.budgets, draws.costs
+    budgets, capacities = draws.group.budgets, draws.group.capacities
     figures = unpack(f"<{len(found) // 8}d", found)
-    if status is not PlaceStatus.LIMITED and not draws.group.is_divided:
-        return Drawn(draws.group.left(figures, costs))
-    used = figures[: len(budgets)]
     parts, rests = {}, {}
     if draws.group.is_divided:
         divided = [place for place, each in enumerate(budgets) if each.division is not None]
         parts = dict(zip(divided, map(int, figures[len(budgets) :: 2]), strict=True))
         rests = dict(zip(divided, map(int, figures[len(budgets) + 1 :: 2]), strict=True))
-    capacities = [parts.get(place, each.capacity) for place, each in enumerate(budgets)]
-    beyond = [was + cost - capacity for was, cost, capacity in zip(used, costs, capacities, strict=True)]
-    left = tuple([floor(-each) for each in beyond])
+        capacities = tuple([parts.get(place, capacity) for place, capacity in enumerate(capacities)])
+    rest = [*map(sub, map(sub, capacities, figures), draws.costs)]
+    left = tuple(map(floor, rest))
     if status is not PlaceStatus.LIMITED:
         return Drawn(left, parts=parts)
-    lacks = [Lack(place, each, capacities[place], rests.get(place)) for place, each in enumerate(beyond) if each > 0]
+    lacks = [Lack(place, -each, capacities[place], rests.get(place)) for place, each in enumerate(rest) if each < 0]
     return drawn_of(draws, left, lacks, parts)
 
 

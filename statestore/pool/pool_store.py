@@ -20,7 +20,7 @@ from typing import Final
 from dualmap.scheduling.placing.placement import Observation, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
-from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, LATE_LIMIT, PLAN_LIMIT, QueueHead, QueuePlan
+from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad
@@ -119,16 +119,7 @@ class PoolStore(Changes):
     @reads
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         """The head of an instance's queue, to be planned; None if the instance is unknown."""
-        queue = self._keys.queue(instance_id)
-        head = ("ZRANGE", queue, 0, PLAN_LIMIT - 1, "WITHSCORES")
-        deferred = ("ZRANGEBYSCORE", queue, DEFERRED_RANK_MS, "+inf", "WITHSCORES", "LIMIT", 0, LATE_LIMIT)
-        kept = ("HGET", self._keys.instance_records, instance_id)
-        record, waiting, late = await self._calls.together([kept, head, deferred])
-        if record is None:
-            return None
-        if len(waiting) == 2 * PLAN_LIMIT and int(waiting[-1]) < DEFERRED_RANK_MS:
-            waiting += late
-        return codec.queue_head_from((instance_id.encode(), await self._calls.now_ms(), record, waiting))
+        return codec.queue_head_from(await self._run("read_queue", instance_id))
 
     @reads
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
