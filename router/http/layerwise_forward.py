@@ -39,18 +39,18 @@ class LayerwiseLegs:
     async def run(self) -> ExchangeResult:
         """The result of the decode leg, or that of a prefill leg that ended before it."""
         live = self._live
-        expected = live.metaserver.expect(live.request_id)
-        answering = asyncio.ensure_future(self._answer())
+        call = live.metaserver.expect()
+        answering = asyncio.ensure_future(self._answer(call.url))
         try:
             limit_s = live.pool.settings.transfer_timeout_s
-            await asyncio.wait((expected, answering), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((call.params, answering), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 return await answering
-            if not expected.done():
+            if not call.params.done():
                 return ExchangeResult(failure=never_asked(limit_s))
-            return await self._prefill(expected.result(), answering)
+            return await self._prefill(call.params.result(), answering)
         finally:
-            live.metaserver.forget(live.request_id)
+            live.metaserver.forget(call)
             await _end(answering)
 
     async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
@@ -84,9 +84,9 @@ class LayerwiseLegs:
             return await answering
         return ExchangeResult(failure=stuck_transfer(limit_s))
 
-    async def _answer(self) -> ExchangeResult:
-        forwarding, url = self._forwarding, self._live.metaserver.url
-        edit = params_edit(forwarding.request.body, layerwise_decode_params(url))
+    async def _answer(self, metaserver_url: str) -> ExchangeResult:
+        forwarding = self._forwarding
+        edit = params_edit(forwarding.request.body, layerwise_decode_params(metaserver_url))
         sending = forwarding.to_client(self._live.decode_target, (edit,), self._live.first_token, awaits_output=True)
         return await forwarding.sender.send(sending)
 

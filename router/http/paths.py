@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from dualmap.router.prompts.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
-from dualmap.router.requests.metaserver import PATH as METASERVER_PATH
+from dualmap.router.requests.metaserver import FOLDER as METASERVER_FOLDER
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH
 
 PASSTHROUGH_PATHS = frozenset(
@@ -69,11 +69,12 @@ _STORED_RESPONSES = RESPONSES_PATH + "/"
 _OWN_PATHS: Final = frozenset(
     {
         "/", "/admin", "/docs", "/favicon.ico", "/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready",
-        "/redoc", "/ui", "/v1/models", "/v1/usage", "/version", COUNTS_PATH, METASERVER_PATH, ABORT_PATH,
+        "/redoc", "/ui", "/v1/models", "/v1/usage", "/version", COUNTS_PATH, ABORT_PATH,
+        METASERVER_FOLDER.rstrip("/"),
         *ENGINE_CONTROL_PATHS,
     }
 )  # fmt: skip
-_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/")
+_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/", METASERVER_FOLDER)
 _ANY_METHOD: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 
 _ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")

@@ -30,7 +30,7 @@ from dualmap.router.errors import (
 )
 from dualmap.router.http.paths import ABORT_PATH, likely_meant
 from dualmap.router.replica.runtime import Runtime
-from dualmap.router.requests.metaserver import PATH as METASERVER
+from dualmap.router.requests.metaserver import FOLDER as METASERVER
 from dualmap.router.serving.health import health_report
 from dualmap.router.serving.listeners import is_loopback
 from dualmap.router.settings import RouterSettings
@@ -135,11 +135,11 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         """Version of this replica's package."""
         return {"version": package_version()}
 
-    @app.post(METASERVER, include_in_schema=False)
-    async def metaserver(params: dict[str, Any]) -> dict[str, bool]:
-        """A decoder of a layerwise connector asks for the prefill leg of its request."""
-        if not runtime.context.metaserver.requested(params):
-            raise NotFoundError("no request of this replica waits for such a prefill leg", param="request_id")
+    @app.post(METASERVER + "{token}", include_in_schema=False)
+    async def metaserver(token: str, params: dict[str, Any]) -> dict[str, bool]:
+        """A decoder of a layerwise connector requests the prefill leg of its request."""
+        if not runtime.context.metaserver.requested(token, params):
+            raise NotFoundError("no request of this replica waits for such a prefill leg; send the request again")
         return {"found": True}
 
     @app.get("/load", tags=["operation"])
