@@ -42,7 +42,7 @@ from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
 from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder
+from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder, methods_of
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker import messages
@@ -208,6 +208,8 @@ class PickedRequest:
                 request.from_gateway, path = self._picker.is_gateway(self._peer), request.path
                 self._modes = messages.body_modes(first)
                 try:
+                    if request.method == "OPTIONS":
+                        return await self._answer_options(request)
                     if path == "/v1/models" and request.method == "GET":
                         return await self._answer_models(request)
                     request_id = read_request_id((request.get(b"x-request-id") or b"").decode("latin-1"))
@@ -428,6 +430,13 @@ class PickedRequest:
         if self._picker.cuts_off and not answer.shows_end:
             return Outcome.CUT_OFF, None
         return answer.ended()
+
+    async def _answer_options(self, request: ClientRequest) -> None:
+        """Answer what a browser sends ahead. It has no key, so nothing of it may reach an instance with the fleet's."""
+        self._picker.check_head(request)
+        cors = self._picker.plane.cors
+        fields = [(b"allow", methods_of(request.path).encode()), *(cors.fields(request) if cors is not None else ())]
+        await self._stream.write(messages.immediate_reply(204, fields, b"", "options"))
 
     async def _answer_models(self, request: ClientRequest) -> None:
         self._picker.check_head(request)

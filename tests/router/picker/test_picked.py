@@ -347,13 +347,32 @@ async def test_a_request_without_a_key_is_refused_where_keys_are_set(start_runti
         assert stream.replies[0].immediate_response.status.code == 401
 
 
-async def test_a_browser_may_ask_first_without_a_key(start_runtime: StartRuntime) -> None:
-    gateway = Gateway(await start_runtime(instances=MEMBERS, api_keys=("mine",)))
-    stream, task = gateway.open(head(method="OPTIONS", ends=True))
-    await settle()
-    assert len(stream.addresses) == 2
-    stream.end()
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/models", "/version", "/v1/responses/resp_1"])
+async def test_what_a_browser_sends_ahead_without_a_key_is_answered_and_reaches_no_instance(
+    start_runtime: StartRuntime, path: str
+) -> None:
+    fleet = await start_runtime(
+        instances=MEMBERS, api_keys=("mine",), upstream_api_key="of-the-fleet", cors_origins=("https://app",)
+    )
+    gateway = Gateway(fleet)
+    stream, task = gateway.open(head(path, method="OPTIONS", ends=True, origin="https://app"))
     await finished(task, gateway)
+
+    (reply,) = stream.replies
+    assert reply.immediate_response.status.code == 204
+    fields = stream.set_fields(reply)
+    assert "OPTIONS" in fields["allow"]
+    assert "authorization" not in fields
+    assert ("access-control-allow-origin" in fields) is (path != "/version")
+    assert gateway.outcomes == {}
+
+
+async def test_a_forbidden_path_is_refused_to_a_browser_that_asks_first_too(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head("/sleep", method="OPTIONS", ends=True))
+    await finished(task, gateway)
+
+    assert stream.replies[0].immediate_response.status.code == 403
 
 
 async def test_models_are_answered_without_an_instance(start_runtime: StartRuntime) -> None:
