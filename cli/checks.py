@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from dualmap.cli.settings import Settings
+from dualmap.router.admin.exposure import OpenAdminError, require_closed_admin
 from dualmap.router.requests.tracing import TracingUnavailableError, require_tracing
 from dualmap.router.tenants.signed_tokens import TokensUnavailableError, require_tokens
 from dualmap.router.tokens import NoTokenizerError, read_model
@@ -15,7 +16,8 @@ from dualmap.statestore.connect import require_shared
 from dualmap.statestore.errors import StoreConfigurationError
 
 _UNFIT = (
-    NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TokensUnavailableError, CertificateError,
+    OpenAdminError, NoTokenizerError, StoreConfigurationError, TracingUnavailableError, TokensUnavailableError,
+    CertificateError,
 )  # fmt: skip
 
 
@@ -29,6 +31,7 @@ def complaints(settings: Settings) -> Iterator[str]:
 
 
 def _checks(settings: Settings) -> Iterator[Callable[[], object]]:
+    yield partial(require_closed_admin, settings.router, settings.tenants)
     yield partial(require_shared, settings.store)
     yield partial(require_tracing, settings.router)
     yield partial(require_tokens, settings.router.jwt)

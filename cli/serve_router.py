@@ -52,6 +52,7 @@ def run_replica(
     """Serve until a signal to stop; with a ``door`` requests come there."""
     import uvloop
 
+    from dualmap.router.admin.exposure import OpenAdminError
     from dualmap.router.requests.tracing import TracingUnavailableError
     from dualmap.router.serving.serve import serve
     from dualmap.router.tenants.signed_tokens import TokensUnavailableError
@@ -87,7 +88,9 @@ def run_replica(
 
     try:
         uvloop.run(serve_as_a_service())
-    except (CertificateError, NoTokenizerError, TracingUnavailableError, TokensUnavailableError) as error:
+    except (
+        CertificateError, NoTokenizerError, OpenAdminError, TracingUnavailableError, TokensUnavailableError,
+    ) as error:  # fmt: skip
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:
         raise of_store(error) from error

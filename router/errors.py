@@ -90,6 +90,18 @@ class ReadOnlyError(RouterError):
     status, type, code = 403, "permission_error", "read_only"
 
 
+class ForeignPageError(RouterError):
+    """A web page from elsewhere calls what is for operators, while that needs no key."""
+
+    status, type, code = 403, "permission_error", "foreign_page"
+
+
+class AdminClosedError(RouterError):
+    """Clients need keys, administration has none, and other machines reach it."""
+
+    status, type, code = 403, "permission_error", "admin_closed"
+
+
 class NotFoundError(RouterError):
     status, type, code = 404, "invalid_request_error", "not_found"
 

@@ -183,6 +183,16 @@ class RouterSettings(BaseModel):
         " unused; or refuse it",
     )
     admin_key: ApiKey | None = Field(None, description="/admin needs this key, or one of admins, when any is set")
+    open_admin: bool = Field(
+        False,
+        description="serve /admin and engine control without a key although clients need keys and other machines reach"
+        " this replica: whoever reaches it may change limits and stop instances",
+    )
+    admin_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")], ...] = Field(
+        (),
+        description="further host names (no port) by which browsers and tools reach /admin and /ui while these need no"
+        " key: other names and pages of other origins are refused there",
+    )
     jwt: tuple[JwtSettings, ...] = Field(
         (), description="issuers of tokens that clients may send in place of keys; needs the jwt extra of the package"
     )

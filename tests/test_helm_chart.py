@@ -201,6 +201,17 @@ def test_misspelt_names_and_secrets_among_the_values_are_refused(values: Values,
         texts(values)
 
 
+@pytest.mark.parametrize(
+    "clients",
+    [{"keys": {"api": SECRET}}, {"fleet": {"tenants": [{"name": "acme"}]}}, {"fleet": {"router": {"needs_key": True}}}],
+    ids=str,
+)
+def test_routers_that_would_not_start_for_want_of_an_admin_key_are_refused(clients: Values) -> None:
+    with pytest.raises(helm_python.HelmError, match=r"keys\.admin\.secretName"):
+        texts(clients)
+    texts({**clients, "keys": {**clients.get("keys", {}), "admin": SECRET}})
+
+
 # what the fleet's processes read ------------------------------------------------------------------------------
 @every_switch
 def test_processes_accept_their_arguments_environment_and_settings(values: Values, tmp_path: Path) -> None:

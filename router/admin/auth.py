@@ -9,7 +9,9 @@ from typing import Annotated, Final
 
 from fastapi import Depends, Request
 
-from dualmap.router.errors import InvalidApiKeyError, ReadOnlyError
+from dualmap.router.admin.exposure import ADVICE, admin_is_exposed
+from dualmap.router.admin.web_pages import PageRule
+from dualmap.router.errors import AdminClosedError, InvalidApiKeyError, ReadOnlyError
 from dualmap.router.http.asgi_bridge import FROM_GATEWAY
 from dualmap.router.settings import RouterSettings
 from dualmap.router.tenants.api_keys import presented_key
@@ -32,18 +34,30 @@ class Admin:
     role: str = "admin"
 
 
-def admin_finder(settings: RouterSettings) -> Callable[[Request], Admin]:
-    """A dependency that finds out who calls, and refuses strangers, and changes by those who may only look.
+def admin_finder(
+    settings: RouterSettings, tenants: TenantDirectory, advertised_url: str = ""
+) -> Callable[[Request], Admin]:
+    """A dependency that finds out who calls, and refuses strangers, and changes by those who may only look. Where no
+    key is needed, it refuses web pages from elsewhere, and everybody once clients need keys that reach this replica.
 
     Keys are looked up by their SHA-256, as those of tenants are (``TenantDirectory``).
     """
     known = {each.digest: Admin(each.name, each.role) for each in settings.admins}
     if settings.admin_key is not None:
         known[hashlib.sha256(settings.admin_key.get_secret_value().encode()).digest()] = Admin("")
+    pages, is_exposed = PageRule(settings, advertised_url), admin_is_exposed(settings)
+
+    def find_without_keys(request: Request) -> Admin:
+        pages.check(request.method, _fields_of(request))
+        makes_tenants = request.method not in _READING and request.scope["path"].startswith("/admin/tenants")
+        if is_exposed and (tenants.is_closed or makes_tenants):
+            raise AdminClosedError(f"tenants have keys, and administration of this replica has none; {ADVICE}")
+        request.state.admin = admin = Admin("")
+        return admin
 
     def find(request: Request) -> Admin:
         key = key_of(request)
-        admin = (known.get(hashlib.sha256(key).digest()) if key else None) if known else Admin("")
+        admin = known.get(hashlib.sha256(key).digest()) if key else None
         if admin is None:
             raise InvalidApiKeyError(REFUSAL)
         if admin.role == "reader" and request.method not in _READING:
@@ -53,7 +67,7 @@ def admin_finder(settings: RouterSettings) -> Callable[[Request], Admin]:
         request.state.admin = admin
         return admin
 
-    return find
+    return find if known else find_without_keys
 
 
 def changed_by(request: Request) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
@@ -33,6 +33,8 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.metaserver import FOLDER as METASERVER
 from dualmap.router.serving.health import health_report
 from dualmap.router.serving.listeners import is_loopback
+from dualmap.router.serving.reference_page import HEADERS as PAGE_HEADERS
+from dualmap.router.serving.reference_page import reference_page
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
 from dualmap.router.tenants.directory import TenantDirectory, check_model, usable_models
@@ -57,13 +59,16 @@ def create_app(runtime: Runtime) -> FastAPI:
     """The app over a started or starting runtime; it starts and stops nothing itself."""
     settings = runtime.context.settings
     # No redirects: they would contain the host that the client sent.
-    app = FastAPI(title="DualMap router", version=package_version(), description=DESCRIPTION, redirect_slashes=False)
+    app = FastAPI(
+        title="DualMap router", version=package_version(), description=DESCRIPTION, redirect_slashes=False,
+        docs_url=None, redoc_url=None,
+    )  # fmt: skip
     app.state.runtime = runtime
     app.state.started_unix_s = int(time.time())
     _answer_errors(app)
     _add_operation(app, runtime)
     _warn_of_open_admin(settings, runtime.tenants)
-    needs_admin = Depends(admin_finder(settings))
+    needs_admin = Depends(admin_finder(settings, runtime.tenants, runtime.advertised_url))
     for part in _ADMIN:
         app.include_router(part.routes, dependencies=[needs_admin])
     app.include_router(usage.own_routes)
@@ -94,6 +99,10 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
     async def root() -> Response:
         """The live page, for those who open the endpoint in a browser. The place is relative: no host in it."""
         return RedirectResponse("ui" if runtime.context.settings.ui else "docs")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(reference_page(app.openapi()), headers=PAGE_HEADERS)
 
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 import uvicorn
 from prometheus_client import disable_created_metrics
 
+from dualmap.router.admin.exposure import require_closed_admin
 from dualmap.router.errors import RouterError, ShuttingDownError
 from dualmap.router.http import ClientConnection, DataPlane, build_data_plane, http_protocol
 from dualmap.router.pool.failover import FailoverStore
@@ -106,12 +107,14 @@ async def serve(
     Raises:
         OSError: an address cannot be listened on.
         CertificateError: a file of the endpoint's TLS cannot be used.
+        OpenAdminError: clients need keys, and administration, which they reach, needs none.
         StoreConfigurationError: the store's URL or server cannot serve a fleet; so cannot a store of one process.
         DuplicateModelError: two pools claim one model name.
     """
     # Created metrics are disabled: otherwise every counter has a second series, with an unused time.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log every single prompt that an instance tokenizes
+    require_closed_admin(router, tenants)
     _warn_of_few_files(router, raise_open_files_limit())
     _warn_of_tls(router)
     shutdown = _Shutdown(stop or asyncio.Event())

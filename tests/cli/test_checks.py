@@ -27,6 +27,7 @@ NOT_THERE = "/no/such/file"
             ("--picker.tls_certificate", NOT_THERE, "--picker.tls_key", NOT_THERE),
             f"picker.tls_certificate {NOT_THERE} cannot be read",
         ),
+        (("--router.host", "0.0.0.0", "--router.api_keys", '["of-clients"]'), "set router.admin_key or router.admins"),
         (("--pools", f'[{{"name": "chat", "tokenizer": "{NOT_THERE}"}}]'), "pool 'chat'"),
     ],
 )

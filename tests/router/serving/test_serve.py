@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from dualmap.router.admin.exposure import OpenAdminError
 from dualmap.router.serving.serve import serve
 from dualmap.router.settings import RouterSettings
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
@@ -347,6 +348,28 @@ async def test_a_taken_port_stops_the_start_and_is_named() -> None:
             await serve(
                 RouterSettings(port=port), SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()]
             )
+
+
+async def test_a_replica_that_its_clients_could_administer_does_not_start() -> None:
+    router = RouterSettings(host="0.0.0.0", port=0, api_keys=["of-clients"])
+    with pytest.raises(OpenAdminError, match=r"router\.admin_key"):
+        await serve(router, SchedulingSettings(), StoreSettings(url="memory://"), [PoolSettings()])
+
+
+async def test_a_form_on_a_web_page_drains_no_instance(start_process: StartProcess, instance: Instance) -> None:
+    process = await start_process(instance.url)
+    form = {"origin": "https://evil.example", "content-type": "application/x-www-form-urlencoded"}
+    async with httpx.AsyncClient(base_url=process.url, trust_env=False) as client:
+        (member,) = (await client.get("/admin/instances")).json()["instances"]
+        drain = f"/admin/instances/{member['id']}/drain"
+
+        refused = await client.post(drain, headers=form, content=b"a=b")
+        rebound = await client.post(drain, headers={"host": "evil.example", "origin": "http://evil.example"})
+        (after,) = (await client.get("/admin/instances")).json()["instances"]
+        by_curl = await client.post(drain)
+
+    assert [each.json()["error"]["code"] for each in (refused, rebound)] == ["foreign_page"] * 2
+    assert (after["state"], by_curl.json()["state"]) == ("ready", "draining")
 
 
 async def test_too_few_open_files_are_warned_of(
