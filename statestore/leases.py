@@ -27,6 +27,8 @@ LOST_FIELD: Final = "lost"
 """Field of a replica's information with the instances that it cannot reach, or that fail all its requests, by id."""
 AVOIDED_FIELD: Final = "avoids"
 """Field of a replica's information with the instances that it sends nothing, or trial requests alone, and why."""
+OVERDUE_FIELD: Final = "overdue"
+"""Field of a replica's information with the number of its requests whose deadline has passed without a first token."""
 WAITING_FIELD: Final = "waiting"
 """Field of a replica's information with the number of its requests that wait for the first instance of the pool. With
 the two below, of a pool that may have no instance."""

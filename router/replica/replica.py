@@ -17,7 +17,7 @@ from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.leases import AVOIDED_FIELD, ENDED_FIELD, LIVE_FIELD, LOST_FIELD, WAITING_FIELD
+from dualmap.statestore.leases import AVOIDED_FIELD, ENDED_FIELD, LIVE_FIELD, LOST_FIELD, OVERDUE_FIELD, WAITING_FIELD
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,7 @@ class Replica:
         context = self._context
         lease_ms = round(context.settings.replica_lease_s * 1000)
         context.metrics.instruments.fold()
+        context.deadlines.report()
         traffic = TrafficCounts.of(self._pool.metrics)
         pool, now_s = self._pool, context.clock.monotonic_s()
         lost = pool.evidence.quarantine.lost(now_s) | pool.evidence.breakers.failing()
@@ -153,6 +154,7 @@ class Replica:
             **self._info,
             "requests": str(len(context.live)),
             INFO_FIELD: traffic.to_text(),
+            OVERDUE_FIELD: str(int(self._pool.metrics.overdue.value)),
             LOST_FIELD: " ".join(sorted(lost)),
             AVOIDED_FIELD: ", ".join(f"{name} ({each.state}: {each.reason})" for name, each in sorted(avoided.items())),
         }

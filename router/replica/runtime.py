@@ -30,6 +30,7 @@ from dualmap.router.replica.peer_watch import PeerWatch
 from dualmap.router.replica.replica import Replica
 from dualmap.router.replica.supervision import Supervisor
 from dualmap.router.requests.context import LiveRequests, ReplicaContext
+from dualmap.router.requests.deadlines import Deadlines
 from dualmap.router.requests.explain import DecisionLog, Explanation
 from dualmap.router.requests.intake import Intake
 from dualmap.router.requests.request_log import RequestLog, open_request_log
@@ -268,6 +269,7 @@ class Runtime:
     def read_own_gauges(self) -> None:
         """Bring the gauges of this replica alone up to date."""
         metrics = self.context.metrics
+        self.context.deadlines.report()
         metrics.outbox.set(self.outbox_releases)
         metrics.degraded.set(any(replica.store_state != "ok" for replica in self.replicas.values()))
         for followed in self.certificates:
@@ -311,6 +313,7 @@ def _context(
         metrics=metrics,
         decisions=DecisionLog(),
         live=live,
+        deadlines=Deadlines(clock, call_later),
         recorder=open_recorder(settings, replica_id),
     )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dualmap.router.errors import ReplicaFullError, RouterError
+from dualmap.router.requests.deadlines import Deadlines
 from dualmap.router.requests.explain import DecisionLog, Explanation
 from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.settings import RouterSettings
@@ -121,6 +122,7 @@ class ReplicaContext:
     metrics: RouterMetrics
     decisions: DecisionLog
     live: LiveRequests
+    deadlines: Deadlines
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
     """Callback for every request that ended, while it has users: the request log, tracing."""

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 from typing import Final
 
-from dualmap.router.errors import NotFoundError, from_exception
+from dualmap.router.errors import NotFoundError, ReplicaFullError, from_exception
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
@@ -17,6 +17,7 @@ from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Draws
@@ -105,8 +106,16 @@ class Intake:
         context, pool = self._context, route.pool
         machine = RequestMachine(self._free_id(request.request_id), spec, pool.rules, context.clock.monotonic_s())
         live = LiveRequest(machine, request, pool, prompt, context)
-        context.live.admit(live)
-        pool.metrics.in_flight.inc()
+        pool.metrics.arrived.value += 1
+        try:
+            context.live.admit(live)
+        except ReplicaFullError:
+            if spec.chain is not None:
+                pool.metrics.count_on_time(False, Outcome.REFUSED)
+            raise
+        pool.metrics.in_flight.value += 1
+        if spec.chain is not None:
+            live.watch_deadline()
         return live
 
     def _scheduled(self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:

@@ -18,6 +18,7 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt
 from dualmap.router.requests.context import ReplicaContext
+from dualmap.router.requests.deadlines import Deadline
 from dualmap.router.requests.explain import Explanation, explanation
 from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.requests.refusals import outcome_of, refusal
@@ -36,6 +37,7 @@ from dualmap.scheduling.request.machine import (
     AwaitTrial,
     Close,
     CountRetry,
+    DeadlinePassed,
     DecoderReserved,
     Effect,
     Ended,
@@ -86,6 +88,8 @@ _ARRIVED: Final = Arrived()
 _SENT: Final = Sent()
 _NO_USAGE: Final = Usage()
 _FIRST_TOKEN: Final = FirstToken()
+_PREFILL_PRESUMED: Final = PrefillPresumed()
+_DEADLINE_PASSED: Final = DeadlinePassed()
 
 
 class LiveRequest:
@@ -103,6 +107,10 @@ class LiveRequest:
     """Prompt tokens that its instance was expected to find when it was sent there; None: not sent yet."""
     _continued_at_s: float | None = None
     """The time since which its client waits for the rest of its answer; None: it does not."""
+    _deadline: Deadline | None = None
+    """Its deadline, until it is counted whether it was on time; None: that is done, or it has none."""
+    _is_overdue: bool = False
+    """Its deadline has passed, and it waits for its first token, as far as that is seen."""
     on_leave: Callable[[InstanceFailure | None], None] | None = None
     """Called when it leaves its instances, with what failed it there, if anything did."""
     on_evict: Callable[[str], None] | None = None
@@ -274,6 +282,37 @@ class LiveRequest:
             self._continued_at_s = None
         if is_first and machine.first_token_s is not None and machine.spec.chain is not None:
             count_first_token(machine, self.pool.metrics)
+            self._count_on_time()
+
+    def watch_deadline(self) -> None:
+        """Have it judged when its TTFT deadline passes."""
+        machine = self.machine
+        self._deadline = self._context.deadlines.watch(self, machine.started_s + machine.spec.slo_s)
+
+    def deadline_passed(self) -> None:
+        """Report that its TTFT deadline has passed. Never waits."""
+        self._report(_DEADLINE_PASSED)
+        if self.machine.on_time is False and not self.machine.is_done:
+            self._is_overdue = True
+            self.pool.metrics.overdue.value += 1
+        self._count_on_time()
+
+    def _forget_deadline(self) -> None:
+        """It is over, and nothing judged it: its client left in time, or was refused for its own doing."""
+        deadline, self._deadline = self._deadline, None
+        if deadline is not None:
+            deadline.forget()
+
+    def _count_on_time(self) -> None:
+        """Count once whether it was on time, as soon as it is judged; and that it is overdue no more."""
+        if self._is_overdue and self._deadline is None:
+            self._is_overdue = False
+            self.pool.metrics.overdue.value -= 1
+        deadline, machine = self._deadline, self.machine
+        if deadline is not None and machine.on_time is not None:
+            deadline.forget()
+            self._deadline = None
+            self.pool.metrics.count_on_time(machine.on_time, machine.outcome)
 
     async def prefill_ended(self) -> None:
         """Report that its prefill leg has answered. Afterwards ``to_send`` is its decode leg, unless none takes that.
@@ -387,7 +426,11 @@ class LiveRequest:
             self.on_leave(effect.failure)
 
     def _start_timer(self, effect: StartTimer) -> None:
-        self._timer = self._context.call_later(effect.delay_s, partial(self._report, PrefillPresumed()))
+        self._timer = self._context.call_later(effect.delay_s, self._presume_prefill)
+
+    def _presume_prefill(self) -> None:
+        self._report(_PREFILL_PRESUMED)
+        self._count_on_time()
 
     def _count_retry(self, effect: CountRetry) -> None:
         metrics = self.pool.metrics
@@ -486,6 +529,7 @@ class LiveRequest:
     async def _refuse(self, effect: Refuse) -> Event:
         if effect.why is Refusal.LIMITED:
             self._context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
+            self.pool.metrics.limited.inc()
         raise refusal(effect, self.machine, self.pool)
 
     async def _await_trial(self, effect: AwaitTrial) -> Event:
@@ -520,6 +564,9 @@ class LiveRequest:
             self.on_evict = None
         self._count_placed()
         count_end(machine, pool.metrics)
+        if self._deadline is not None or self._is_overdue:
+            self._count_on_time()
+            self._forget_deadline()
         if machine.spec.tenant and machine.outcome is not None:
             context.metrics.tenants.of(machine.spec.tenant).count_end(machine.outcome, machine.usage)
         if chain is None:

@@ -33,7 +33,7 @@ def count_first_token(machine: RequestMachine, metrics: PoolMetrics) -> None:
     """Count the first token that the client gets, at the age at which it came."""
     first_token_s, decode = machine.first_token_s, machine.decode
     assert first_token_s is not None
-    metrics.count_ttft(first_token_s, machine.spec.slo_s, machine.expected_ttft_s)
+    metrics.count_ttft(first_token_s, machine.expected_ttft_s)
     if decode is not None and decode.placed_s is not None:
         metrics.transfer_s.observe(first_token_s - decode.placed_s)
 

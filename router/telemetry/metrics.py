@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Iterable, Mapping
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
@@ -12,7 +12,7 @@ from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
 from dualmap.router.telemetry.tenant_metrics import TenantMetrics
 from dualmap.runtime.certificates import CertificateReport
 from dualmap.scheduling.placing.decision import Reason
-from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from dualmap.scheduling.request.outcome import FAILED_BY_THE_FLEET, FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import StoreError
 
@@ -48,6 +48,12 @@ STORE_CALLS = (
     "place", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of",
     "snapshot", "overview",
 )  # fmt: skip
+
+NOT_ON_TIME = ("late", "refused", "failed")
+"""Why requests were not on time: ``late`` if the deadline passed without a first token."""
+_WHY_NOT_ON_TIME: Final[Mapping[Outcome | None, str]] = {
+    Outcome.REFUSED: "refused", **dict.fromkeys(FAILED_BY_THE_FLEET, "failed")
+}  # fmt: skip
 
 MOST_TENANTS = 100
 """Tenants with series of their own."""
@@ -108,6 +114,10 @@ class PoolMetrics:
         self.decision_s = metrics.decision_s.labels(pool)
         self.slo_met = metrics.slo.labels(pool, "met")
         self.slo_missed = metrics.slo.labels(pool, "missed")
+        self.not_on_time = {why: metrics.not_on_time.labels(pool, why) for why in NOT_ON_TIME}
+        self.arrived = metrics.arrived.labels(pool)
+        self.overdue = metrics.overdue.labels(pool)
+        self.limited = metrics.limited.labels(pool)
         self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
         self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
         self.prompt_tokens_unreported = metrics.prompt_tokens.labels(pool, "unreported")
@@ -131,10 +141,17 @@ class PoolMetrics:
     def count_ejection(self, instance_id: str, rule: str) -> None:
         self._ejections.labels(self._pool, instance_id, rule).inc()
 
-    def count_ttft(self, ttft_s: float, slo_s: float, expected_s: float | None) -> None:
+    def count_on_time(self, on_time: bool, outcome: Outcome | None) -> None:
+        """Count that a request was on time, or not; ``outcome`` is how it ended, if that made it so."""
+        if on_time:
+            self.slo_met.value += 1
+            return
+        self.slo_missed.value += 1
+        self.not_on_time[_WHY_NOT_ON_TIME.get(outcome, "late")].value += 1
+
+    def count_ttft(self, ttft_s: float, expected_s: float | None) -> None:
         """Count one first token; None: no TTFT was expected."""
         self.ttft_s.observe(ttft_s)
-        (self.slo_met if ttft_s <= slo_s else self.slo_missed).inc()
         if expected_s is not None and ttft_s > 0:
             error_s = abs(expected_s - ttft_s)
             self.estimate_error_s.observe(error_s)
@@ -218,7 +235,21 @@ class RouterMetrics:
         self.freed = make.counter(
             "dualmap_freed_transfers", "Staged KV that was taken over without a client, which had left", "pool"
         )
-        self.slo = make.counter("dualmap_slo", "First tokens within the TTFT SLO, or past it", "pool", "slo")
+        self.arrived = make.counter("dualmap_arrived_requests", "Requests that arrived for a pool", "pool")
+        self.limited = make.counter(
+            "dualmap_limited_requests", "Requests that a limit of their tenant kept out of a pool", "pool"
+        )
+        self.slo = make.counter(
+            "dualmap_slo",
+            "Requests whose first token came within the TTFT SLO (met) or not (missed), counted as deadlines pass",
+            "pool", "slo",
+        )  # fmt: skip
+        self.not_on_time = make.counter(
+            "dualmap_not_on_time_requests", "Requests that missed the TTFT SLO: late, refused or failed", "pool", "why"
+        )
+        self.overdue = make.gauge(
+            "dualmap_overdue_requests", "Live requests whose TTFT deadline has passed without a first token", "pool"
+        )
         self.prompt_tokens = make.counter(
             "dualmap_prompt_tokens",
             "Prompt tokens: expected by the router, reported by instances, or expected and unreported",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
-from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.outcome import ANSWERED, FAILED_BY_THE_FLEET, Outcome
 from dualmap.statestore.leases import ReplicaInfo
 
 INFO_FIELD = "traffic"
@@ -21,8 +21,6 @@ id."""
 _BUCKETS: Final = {"ttft_buckets": len(WAIT_BOUNDS_S) + 1, "tpot_buckets": len(TPOT_BOUNDS_S) + 1}
 """The histograms, with their buckets. One with other buckets, of another version, cannot be added."""
 
-_FAILED = (Outcome.UPSTREAM_FAILED, Outcome.TIMED_OUT, Outcome.CUT_OFF, Outcome.INTERNAL_ERROR)
-
 
 @dataclass(frozen=True, slots=True)
 class TrafficCounts:
@@ -34,8 +32,9 @@ class TrafficCounts:
     failed: int = 0
     refused: int = 0
     on_time: int = 0
-    """First tokens of streamed answers within their TTFT SLO."""
+    """Requests whose first token came within their TTFT SLO (``RequestMachine.on_time``)."""
     late: int = 0
+    """Requests whose deadline passed without one, and those that the fleet refused or failed."""
     prompt_tokens: int = 0
     hit_tokens: int = 0
     """Prompt tokens found in the instances' caches."""
@@ -43,6 +42,12 @@ class TrafficCounts:
     """Output tokens of whole answers, as instances reported them."""
     continued: int = 0
     """Times that a stream was to go on elsewhere."""
+    arrived: int = 0
+    """Requests, whether or not they have ended."""
+    answered: int = 0
+    """Requests that were answered to the end."""
+    limited: int = 0
+    """Those of the refused that a limit of their tenant kept out."""
     ttft_buckets: tuple[int, ...] = ()
     """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
     tpot_buckets: tuple[int, ...] = ()
@@ -54,7 +59,7 @@ class TrafficCounts:
         outcomes = {outcome: int(counter.value) for outcome, counter in metrics.outcomes.items()}
         return cls(
             ended=sum(outcomes.values()),
-            failed=sum(outcomes[outcome] for outcome in _FAILED),
+            failed=sum(outcomes[outcome] for outcome in FAILED_BY_THE_FLEET),
             refused=outcomes[Outcome.REFUSED],
             on_time=int(metrics.slo_met.value),
             late=int(metrics.slo_missed.value),
@@ -62,6 +67,9 @@ class TrafficCounts:
             hit_tokens=int(metrics.hit_tokens_reported.value + metrics.hit_tokens_unreported.value),
             output_tokens=int(metrics.output_tokens.value),
             continued=int(sum(counter.value for counter in metrics.continuations.values())),
+            arrived=int(metrics.arrived.value),
+            answered=sum(outcomes[outcome] for outcome in ANSWERED),
+            limited=int(metrics.limited.value),
             ttft_buckets=_counted(metrics.ttft_s.counts),
             tpot_buckets=_counted(metrics.tpot_s.counts),
         )

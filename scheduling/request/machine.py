@@ -44,7 +44,14 @@ from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.metering import KEPT, used_by
-from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import (
+    ANSWERED,
+    FAILED_BY_THE_FLEET,
+    FailureKind,
+    InstanceFailure,
+    Outcome,
+    Usage,
+)
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import SURVIVED_S, OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
@@ -297,6 +304,12 @@ class FirstToken:
 
 
 @value
+class DeadlinePassed:
+    """Its SLO has passed since it arrived. It may be reported some moments late, and whether or not it has a first
+    token by then: what is known of its first token is judged by that one's own age."""
+
+
+@value
 class PrefillEnded:
     """Its prefill leg has answered."""
 
@@ -362,6 +375,7 @@ Event = (
     | TurnedAway
     | Sent
     | PrefillPresumed
+    | DeadlinePassed
     | FirstToken
     | PrefillEnded
     | DecoderReserved
@@ -788,6 +802,12 @@ class RequestMachine:
     former_tries: int = 0
     """Tries before it was continued last."""
     first_token_s: float | None = None
+    on_time: bool | None = None
+    """Whether its client got the first token within its SLO; None: that is open, or never judged. It is judged once, by
+    what comes first of its first token, its deadline and its end. A request is late from the moment its deadline passes
+    without a first token, and one that the fleet refuses or fails is not on time either. A client that leaves before
+    the deadline, or is refused for what it does itself, is neither. Where the first token is not seen, as of an answer
+    that does not stream, its prefill must be over at the deadline, as far as the fleet knows."""
     prefilled_s: float | None = None
     """Its age when its prefill leg had answered."""
     ended_s: float | None = None
@@ -1222,7 +1242,11 @@ class RequestMachine:
         if before is not _ANSWERING:
             self.answers_since_s = now_s
         if self.first_token_s is None:
-            self.first_token_s = self.age_s(now_s)
+            self.first_token_s = age_s = now_s - self.started_s
+            if self.on_time is None and self.spec.chain is not None:
+                is_in_time = age_s <= self.spec.slo_s
+                if is_in_time or self._sees_first_token:  # else it is the first byte alone that is late
+                    self.on_time = is_in_time
         self.rules.evidence.began(self.answering_id, now_s)
         decode = self.decode
         if self.spec.chain is None:
@@ -1233,6 +1257,16 @@ class RequestMachine:
             return _NOTHING
         decode.answered = True
         return (Post(self._try_over(self._transfer_sample(decode, now_s))),)
+
+    @property
+    def _sees_first_token(self) -> bool:
+        """Whether the first token that its client gets is seen."""
+        return self.spec.streams and not self.spec.hides_first_token
+
+    def _deadline_passed(self, _: DeadlinePassed, now_s: float) -> Effects:
+        if self.on_time is None and self.spec.chain is not None:
+            self.on_time = not self._sees_first_token and self.phase in _PREFILL_IS_OVER
+        return _NOTHING
 
     def _prefill_over(self) -> Post:
         """The first token came, or the prefill leg has answered: no tokens of the request are pending any more."""
@@ -1528,6 +1562,9 @@ class RequestMachine:
         """End it without an answer. Without ``reserved`` the store has said that it made no reservation."""
         before = self.phase
         self._move(Input.REFUSED)
+        if self.on_time is None and self.spec.chain is not None and why not in _OF_ITS_OWN_DOING:
+            failure = self.failure
+            self.on_time = False if failure is None or not failure.blames_the_request else None
         ended = self._end(before, self._outcome_of(why), None, now_s, reserved=reserved)
         return (*ended, Refuse(why, failed, quarantined))
 
@@ -1545,6 +1582,8 @@ class RequestMachine:
     def _ended(self, event: Ended, now_s: float) -> Effects:
         before = self.phase
         self._move(_ENDED)
+        if event.outcome is Outcome.REFUSED and self.on_time is None and self.spec.chain is not None:
+            self.on_time = False  # not by the machine: the store did not answer
         return self._end(before, event.outcome, event.usage, now_s)
 
     def _end(
@@ -1553,6 +1592,8 @@ class RequestMachine:
         """Settle what is open with the instances, and release what may be reserved."""
         answered, evidence = outcome is _COMPLETED, self.rules.evidence
         self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
+        if self.on_time is None and self.spec.chain is not None:
+            self.on_time = self._judged_by_end(outcome, self.ended_s)
         if self.held_since_s is not None:
             self._hold_ends(now_s)
         if before is _AWAITING:
@@ -1573,6 +1614,15 @@ class RequestMachine:
             over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
             return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
+
+    def _judged_by_end(self, outcome: Outcome, age_s: float) -> bool | None:
+        """Whether a request was on time that ended before anything else had judged it."""
+        is_in_time = age_s <= self.spec.slo_s
+        if outcome in ANSWERED:
+            return is_in_time or not self._sees_first_token
+        if outcome in FAILED_BY_THE_FLEET:
+            return False
+        return None if is_in_time or not self._sees_first_token else False
 
     def _last_releases(self, answered: bool, gives_back: Draws | None, used: str) -> Effects:
         """Only the last one meters it: whichever of them is lost, a record is left by which that is done later."""
@@ -1646,6 +1696,10 @@ _REFUSED_IN_ANY_CASE: Final = frozenset(
 )
 """These refusals end it as refused, whatever failed the request before."""
 
+_OF_ITS_OWN_DOING: Final = frozenset({Refusal.LIMITED, Refusal.QUARANTINED})
+"""Refusals for what a client, or its tenant, does itself: the fleet was not late."""
+_PREFILL_IS_OVER: Final = frozenset({Phase.PRESUMED, Phase.STAGED, Phase.DECODING, Phase.ANSWERING})
+
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
     Arrived: RequestMachine._arrived,
     TrialOver: RequestMachine._trial_over,
@@ -1659,6 +1713,7 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effec
     TurnedAway: RequestMachine._turned_away,
     Sent: RequestMachine._was_sent,
     PrefillPresumed: RequestMachine._prefill_presumed,
+    DeadlinePassed: RequestMachine._deadline_passed,
     FirstToken: RequestMachine._first_token,
     PrefillEnded: RequestMachine._prefill_ended,
     DecoderReserved: RequestMachine._decoder_reserved,

@@ -75,6 +75,11 @@ class FailureKind(StrEnum):
     """The gateway that relays it sent it to another instance, and does not say why."""
 
 
+FAILED_BY_THE_FLEET: Final = frozenset(
+    {Outcome.UPSTREAM_FAILED, Outcome.TIMED_OUT, Outcome.CUT_OFF, Outcome.INTERNAL_ERROR}
+)
+"""Outcomes of requests that neither their client nor a rule ended, and that were not answered."""
+
 ANSWERED: Final = frozenset({Outcome.COMPLETED, Outcome.ENDED})
 """Outcomes of requests that an instance answered."""
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 
+from dualmap.router.errors import ReplicaFullError
 from dualmap.router.telemetry.metrics import RouterMetrics, measured
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
+from tests.support.manual_clock import settle
 
 
 def sample(runtime: Any, name: str, **labels: str) -> float | None:
@@ -106,15 +109,74 @@ async def test_what_a_full_outbox_drops_is_counted(start_runtime: Any) -> None:
     assert sample(runtime, "dualmap_outbox_dropped_transitions_total") == 4.0
 
 
-async def test_a_request_that_shows_no_first_token_is_neither_on_time_nor_late(start_runtime: Any, clock: Any) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),))
-    whole = await runtime.intake.place(tools.request(stream=False))
-    failed = await runtime.intake.place(tools.request())
-    await clock.advance(60.0)
-    whole.finish(Outcome.COMPLETED)
-    failed.finish(Outcome.UPSTREAM_FAILED)
+def on_time(runtime: Any) -> list[float | None]:
+    """The counts of requests on time and not, of those not by why, and of those that are overdue now."""
+    runtime.read_own_gauges()
+    why = [
+        sample(runtime, "dualmap_not_on_time_requests_total", pool="default", why=why)
+        for why in ("late", "refused", "failed")
+    ]
+    counts = [sample(runtime, "dualmap_slo_total", pool="default", slo=slo) for slo in ("met", "missed")]
+    return [*counts, *why, sample(runtime, "dualmap_overdue_requests", pool="default")]
 
-    assert [sample(runtime, "dualmap_slo_total", pool="default", slo=slo) for slo in ("met", "missed")] == [0.0, 0.0]
+
+async def test_a_request_is_late_when_its_deadline_passes_and_counted_once(start_runtime: Any, clock: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    comes, leaves, fails = [await runtime.intake.place(tools.request()) for _ in range(3)]
+    await clock.advance(4.9)
+    assert on_time(runtime) == [0, 0, 0, 0, 0, 0]
+    clock.jump(0.2)
+    assert on_time(runtime) == [0, 3, 3, 0, 0, 3], "at the time of reading, whatever the timer does"
+
+    comes.first_token()
+    assert on_time(runtime) == [0, 3, 3, 0, 0, 2]
+    comes.finish(Outcome.COMPLETED)
+    leaves.finish(Outcome.CLIENT_GONE)
+    fails.finish(Outcome.UPSTREAM_FAILED)
+    await clock.advance(60.0)
+    assert on_time(runtime) == [0, 3, 3, 0, 0, 0]
+
+
+async def test_clients_that_leave_in_time_are_neither_and_what_the_fleet_fails_or_refuses_is_not_on_time(
+    start_runtime: Any, clock: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), max_requests=4)
+    prompt, leaves, fails, other = [await runtime.intake.place(tools.request()) for _ in range(4)]
+    with pytest.raises(ReplicaFullError):
+        await runtime.intake.place(tools.request())
+    prompt.first_token()
+    for each, outcome in (
+        (prompt, Outcome.COMPLETED), (leaves, Outcome.CLIENT_GONE), (fails, Outcome.UPSTREAM_FAILED),
+        (other, Outcome.CLIENT_ERROR),
+    ):  # fmt: skip
+        each.finish(outcome)
+    await clock.advance(60.0)
+
+    assert on_time(runtime) == [1, 2, 0, 1, 1, 0]
+    assert sample(runtime, "dualmap_arrived_requests_total", pool="default") == 5.0
+
+
+async def test_a_request_whose_first_token_is_not_seen_is_late_where_its_prefill_is_not_presumed_over(
+    start_runtime: Any, clock: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", dispatch_window_tokens=100),))
+    sent = await runtime.intake.place(tools.request("x" * 400, stream=False))
+    sent.sent()
+    held = asyncio.create_task(runtime.intake.place(tools.request("y" * 4000, stream=False)))
+    await settle()
+    held.cancel()
+    await settle()
+    assert on_time(runtime) == [0, 0, 0, 0, 0, 0], "it left in time"
+    held = asyncio.create_task(runtime.intake.place(tools.request("z" * 40_000, stream=False)))
+    await clock.advance(6.0)
+    (await held).sent()
+    assert on_time(runtime) == [1, 1, 1, 0, 0, 1]
+
+    await clock.advance(60.0)
+    assert on_time(runtime) == [1, 1, 1, 0, 0, 0], "its prefill is presumed to be over"
+    sent.finish(Outcome.COMPLETED)
+    (await held).finish(Outcome.COMPLETED)
+    assert on_time(runtime) == [1, 1, 1, 0, 0, 0]
 
 
 async def test_the_page_can_be_rendered_with_the_fleets_gauges(start_runtime: Any) -> None:

@@ -19,17 +19,33 @@ def test_counts_survive_the_heartbeat() -> None:
     metrics.outcomes[Outcome.COMPLETED].inc(3)
     metrics.outcomes[Outcome.REFUSED].inc()
     metrics.outcomes[Outcome.TIMED_OUT].inc(2)
-    metrics.slo_met.inc(2)
+    metrics.arrived.inc(7)
+    metrics.limited.inc()
+    for _ in range(4):
+        metrics.count_on_time(True, None)
+    metrics.count_on_time(False, Outcome.REFUSED)
     metrics.prompt_tokens_unreported.inc(100)
     metrics.hit_tokens_unreported.inc(40)
-    metrics.count_ttft(0.3, 5.0, None)
-    metrics.count_ttft(0.4, 5.0, None)
+    metrics.count_ttft(0.3, None)
+    metrics.count_ttft(0.4, None)
     metrics.count_answer(2.3, 0.3, 101)
 
     counts = TrafficCounts.of(metrics)
 
     sums = replace(counts, ttft_buckets=(), tpot_buckets=())
-    assert sums == TrafficCounts(6, 2, 1, on_time=4, prompt_tokens=100, hit_tokens=40, output_tokens=101)
+    assert sums == TrafficCounts(
+        6,
+        2,
+        1,
+        on_time=4,
+        late=1,
+        prompt_tokens=100,
+        hit_tokens=40,
+        output_tokens=101,
+        arrived=7,
+        answered=3,
+        limited=1,
+    )
     assert dict(zip(WAIT_BOUNDS_S, counts.ttft_buckets, strict=False))[0.5] == sum(counts.ttft_buckets) == 2
     assert dict(zip(TPOT_BOUNDS_S, counts.tpot_buckets, strict=False))[0.02] == sum(counts.tpot_buckets) == 1
     assert TrafficCounts.from_info({INFO_FIELD: counts.to_text()}) == counts

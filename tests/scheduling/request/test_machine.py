@@ -22,6 +22,7 @@ from dualmap.scheduling.request.machine import (
     AwaitInstance,
     AwaitTrial,
     CountRetry,
+    DeadlinePassed,
     Effect,
     Ended,
     Event,
@@ -233,6 +234,95 @@ def test_a_request_that_no_instance_takes_is_refused_and_has_nothing_to_release(
     refuse = life.one(Refuse)
     assert isinstance(refuse, Refuse)
     assert (refuse.why, life.machine.outcome, life.released) == (why, outcome, [])
+
+
+# on time or not --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.DONE])
+def test_a_deadline_may_pass_in_any_phase_and_changes_nothing_but_the_judgement(phase: Phase) -> None:
+    life = in_phase(phase)
+    before = dict(vars(life.machine))
+
+    assert life.on(DeadlinePassed(), after_s=9.0) == ()
+
+    seen = phase is Phase.ANSWERING or phase is Phase.BROKEN_OFF
+    assert life.machine.on_time is (seen or phase is Phase.PRESUMED)
+    assert vars(life.machine) == before | {"on_time": life.machine.on_time}
+
+
+@pytest.mark.parametrize(
+    ("events", "on_time"),
+    [
+        ([(FirstToken(), 4.9), (DeadlinePassed(), 0.2)], True),
+        ([(FirstToken(), 5.1)], False),
+        ([(DeadlinePassed(), 5.1), (FirstToken(), 0.0)], False),
+        ([(DeadlinePassed(), 5.1), (Ended(Outcome.CLIENT_GONE), 0.0)], False),
+        ([(Ended(Outcome.CLIENT_GONE), 4.9)], None),
+        ([(Ended(Outcome.CLIENT_GONE), 5.1)], False),
+        ([(Ended(Outcome.CLIENT_ERROR), 1.0)], None),
+        ([(Ended(Outcome.UPSTREAM_FAILED), 1.0)], False),
+        ([(Ended(Outcome.CUT_OFF), 1.0)], False),
+        ([(Ended(Outcome.COMPLETED), 1.0)], True),
+        ([(FirstToken(), 1.0), (Ended(Outcome.UPSTREAM_FAILED), 9.0)], True),
+    ],
+)
+def test_a_stream_is_on_time_by_its_first_token_its_deadline_or_its_end(
+    events: list[tuple[Event, float]], on_time: bool | None
+) -> None:
+    life = in_phase(Phase.PREFILLING)
+
+    for event, after_s in events:
+        life.on(event, after_s=after_s)
+
+    assert life.machine.on_time is on_time
+
+
+@pytest.mark.parametrize(
+    ("why", "on_time"),
+    [
+        (SearchFailed(), False),
+        (SearchFailed(frozenset("a")), False),
+        (SearchFailed(limited=Drawn((0,), 0)), None),
+    ],
+)
+def test_what_is_refused_for_overload_is_not_on_time_and_a_tenants_own_limit_is_no_lateness(
+    why: SearchFailed, on_time: bool | None
+) -> None:
+    life = Life()
+    life.on(Arrived())
+
+    life.on(NotPlaced(why))
+
+    assert life.machine.is_done
+    assert life.machine.on_time is on_time
+
+
+def test_a_held_request_that_is_turned_away_is_not_on_time() -> None:
+    life = in_phase(Phase.HELD)
+
+    life.on(TurnedAway(Refusal.LATE_FOR_TOO_LONG), after_s=1.0)
+
+    assert life.machine.on_time is False
+
+
+def test_the_first_byte_of_a_whole_answer_is_no_first_token() -> None:
+    life = Life(streams=False)
+    life.dispatch()
+    life.on(Sent())
+    life.on(PrefillPresumed(), after_s=2.0)
+    life.on(FirstToken(), after_s=30.0)
+    assert life.machine.on_time is None
+
+    life.on(Ended(Outcome.COMPLETED))
+    assert life.machine.on_time is True
+
+
+def test_a_request_that_is_passed_on_has_no_deadline() -> None:
+    life = Life(chain=None)
+    life.on(Arrived())
+    life.on(DeadlinePassed(), after_s=60.0)
+    life.on(Ended(Outcome.UPSTREAM_FAILED))
+
+    assert life.machine.on_time is None
 
 
 # without an instance ---------------------------------------------------------------------------------------------
