@@ -19,6 +19,7 @@ CHART = Path(__file__).parent / "dualmap"
 OPEN = {
     "affinity",
     "annotations",
+    "commonLabels",
     "labels",
     "nodeSelector",
     "podAnnotations",
@@ -30,6 +31,19 @@ OPEN = {
 """Mappings that Kubernetes defines, or their author; their contents are not checked here."""
 
 NAME = {"type": "string", "pattern": "^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"}
+DIGEST = {"type": "string", "pattern": "^$|^sha256:[0-9a-f]{64}$"}
+PULL_SECRET: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["name"],
+            "properties": {"name": {"type": "string", "minLength": 1}},
+        },
+    ]
+}
+"""The name of a Secret, alone or as Kubernetes and other charts write it."""
 CHOICES = {
     "pullPolicy": ["Always", "IfNotPresent", "Never"],
     "engine.autoscaling.kind": ["none", "fleet", "hpa", "keda"],
@@ -39,15 +53,6 @@ CHOICES = {
     "httpRoute.backend": ["routers", "inferencePool"],
     "inferencePool.failureMode": ["FailOpen", "FailClose"],
 }
-SECRETS = {
-    "StoreSettings": ["url"],
-    "AdminSettings": ["key"],
-    "RouterSettings": ["admin_key", "api_keys", "upstream_api_key"],
-    "WorkerSettings": ["upstream_api_key"],
-    "AutoscaleSettings": ["webhook_secret"],
-}
-"""Settings that are secrets or hold one. They come from Secrets alone: Helm keeps values where many can read them."""
-
 ENGINE: dict[str, Any] = {
     "name": "",
     "pool": "",
@@ -61,6 +66,10 @@ ENGINE: dict[str, Any] = {
     "port": 0,
     "extraPorts": [],
     "env": [],
+    "envFrom": [],
+    "serviceAccountName": "",
+    "extraContainers": [],
+    "extraInitContainers": [],
     "resources": {},
     "sharedMemory": "",
     "startupSeconds": 0,
@@ -92,8 +101,10 @@ def described(value: object, path: str = "") -> dict[str, Any]:
     for ending, choices in CHOICES.items():
         if f".{path}".endswith(f".{ending}"):
             return {"enum": choices}
+    if name == "digest":
+        return DIGEST
     if isinstance(value, list):
-        return {"type": "array"}
+        return {"type": "array"} | ({"items": PULL_SECRET} if name == "pullSecrets" else {})
     if not isinstance(value, dict):
         return {"type": _TYPES[type(value)]} | ({"minimum": 0} if type(value) in (int, float) else {})
     if name in OPEN:
@@ -103,11 +114,9 @@ def described(value: object, path: str = "") -> dict[str, Any]:
 
 
 def settings_schema() -> dict[str, Any]:
-    """The schema of the settings file, its definitions included, without what is a secret."""
+    """The schema of the settings file, its definitions included. Secrets are in it: templates/_checks.tpl refuses them
+    with words, and a schema has none."""
     schema: dict[str, Any] = for_chart(Settings.model_json_schema(ref_template="#/$defs/{model}"))
-    for section, names in SECRETS.items():
-        for name in names:
-            del schema["$defs"][section]["properties"][name]
     return schema
 
 

@@ -20,6 +20,14 @@ app.kubernetes.io/component: {{ .component }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Further labels of pods, those of "labels" over the common ones: dict "root" "labels". */}}
+{{- define "dualmap.podLabels" -}}
+{{- with merge dict (.labels | default dict) .root.Values.commonLabels }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 
 {{- define "dualmap.metadata" -}}
@@ -27,8 +35,24 @@ name: {{ include "dualmap.fullname" .root }}-{{ .name | default .component }}
 labels: {{- include "dualmap.labels" . | nindent 2 }}
 {{- end -}}
 
+{{/* An image by its tag, its digest, or both: dict "image" "version" (in place of a tag where there is no digest). */}}
+{{- define "dualmap.imageOf" -}}
+{{- $tag := .image.tag | default (ternary "" .version (not (empty .image.digest))) -}}
+{{ .image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with .image.digest }}@{{ . }}{{ end }}
+{{- end -}}
+
 {{- define "dualmap.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ include "dualmap.imageOf" (dict "image" .Values.image "version" .Chart.AppVersion) }}
+{{- end -}}
+
+{{/* Names of Secrets to pull images with, each written as a name or as Kubernetes writes it: {name: …}. */}}
+{{- define "dualmap.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ kindIs "map" . | ternary (get (kindIs "map" . | ternary . dict) "name") . | quote }}
+  {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{/* The store's URL of the own Valkey, or the given one. The kubelet puts the password in its place. */}}
@@ -70,9 +94,9 @@ redis://{{ if .Values.store.passwordSecret.name }}:$(STORE_PASSWORD)@{{ end }}{{
 {{- if eq .component "worker" }}
 {{- include "dualmap.secretVariable" (dict "name" "DUALMAP_WORKER__UPSTREAM_API_KEY" "secret" $keys.upstream.secretName "key" $keys.upstream.key) }}
 {{- else }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__ADMIN_KEY" "secret" $keys.admin.secretName "key" $keys.admin.key) }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__API_KEYS" "secret" $keys.api.secretName "key" $keys.api.key) }}
-{{- include "dualmap.secretVariable" (dict "name" "DUALMAP_ROUTER__UPSTREAM_API_KEY" "secret" $keys.upstream.secretName "key" $keys.upstream.key) }}
+{{- range $variable, $secret := dict "ROUTER__ADMIN_KEY" $keys.admin "ROUTER__API_KEYS" $keys.api "ROUTER__UPSTREAM_API_KEY" $keys.upstream "ROUTER__ADMINS" $keys.admins "ROUTER__TENANT_CACHE_SECRET" $keys.tenantCache "ROUTER__RECORD_SALT" $keys.recordSalt "TENANTS" $keys.tenants }}
+{{- include "dualmap.secretVariable" (dict "name" (printf "DUALMAP_%s" $variable) "secret" $secret.secretName "key" $secret.key) }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -121,22 +145,21 @@ spec:
       labels:
         {{- include "dualmap.selector" . | nindent 8 }}
         dualmap/process: "true" # selected by the Service that is scraped
-        {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+        {{- with include "dualmap.podLabels" (dict "root" $root "labels" $values.podLabels) }}{{ . | nindent 8 }}{{ end }}
       annotations:
         checksum/settings: {{ include "dualmap.settings" $root | sha256sum }} # processes read the settings when they start
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
-      serviceAccountName: {{ .serviceAccount | default "default" }}
+      serviceAccountName: {{ .serviceAccount | default $values.serviceAccountName | default "default" }}
       automountServiceAccountToken: {{ not (empty .serviceAccount) }}
       enableServiceLinks: false # a Service named dualmap would set DUALMAP_PORT and others
       terminationGracePeriodSeconds: {{ .graceSeconds }}
       securityContext: {{- toYaml $root.Values.podSecurityContext | nindent 8 }}
-      {{- with $root.Values.image.pullSecrets }}
-      imagePullSecrets: {{- range . }}
-        - name: {{ . }}
-      {{- end }}
-      {{- end }}
+      {{- with include "dualmap.pullSecrets" $root }}{{ . | nindent 6 }}{{ end }}
       {{- include "dualmap.placement" . | nindent 6 }}
+      {{- with $values.extraInitContainers }}
+      initContainers: {{- tpl (toYaml .) $root | nindent 8 }}
+      {{- end }}
       containers:
         - name: {{ .component }}
           image: {{ include "dualmap.image" $root | quote }}
@@ -149,6 +172,9 @@ spec:
             {{- include "dualmap.environment" . | nindent 12 }}
             {{- with .environment }}{{ . | nindent 12 }}{{ end }}
             {{- with $values.extraEnv }}{{ toYaml . | nindent 12 }}{{ end }}
+          {{- with $values.extraEnvFrom }}
+          envFrom: {{- toYaml . | nindent 12 }}
+          {{- end }}
           ports: {{- .ports | nindent 12 }}
           readinessProbe: {{- .readinessProbe | nindent 12 }}
             periodSeconds: 1
@@ -180,6 +206,7 @@ spec:
             - {name: store-tls, mountPath: /etc/dualmap-store-tls, readOnly: true}
             {{- end }}
             {{- with $values.extraVolumeMounts }}{{ toYaml . | nindent 12 }}{{ end }}
+        {{- with $values.extraContainers }}{{ tpl (toYaml .) $root | nindent 8 }}{{ end }}
       volumes:
         - {name: settings, configMap: {name: {{ include "dualmap.fullname" $root }}-settings}}
         - {name: tmp, emptyDir: {}}
