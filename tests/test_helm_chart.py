@@ -322,7 +322,7 @@ def test_secrets_by_other_ways_are_refused_too(values: Values, advice: str) -> N
     [
         {"store": {"url": "redis://u:$(STORE_PASSWORD)@store", "passwordSecret": {"name": "store"}}},
         {"store": {"url": "redis+sentinel://s1:26379,s2:26379/fleet?ssl_check_hostname=false"}},
-        {"fleet": {"tenants": [{"name": "a", "keys": [{"name": "b", "sha256": "0" * 64}]}]}},
+        {"keys": {"admin": SECRET}, "fleet": {"tenants": [{"name": "a", "keys": [{"name": "b", "sha256": "0" * 64}]}]}},
         {"fleet": {"router": {"tls_key": "/etc/tls.key"}}},
         {"routers": {"extraEnv": [{"name": "OTEL_URL", "value": "http://otel:4317"}]}},
         {"routers": {"extraArgs": ["--router.admin_key=$(KEY)"]}},

@@ -103,6 +103,13 @@ key: give the key's sha256 in its place, or the whole list as JSON in a Secret t
   {{- $_ := set $found "list" (append $found.list "keys.admins and fleet.router.admins are both set, and one would hide the other: keep one") -}}
 {{- end -}}
 
+{{- $router := .Values.fleet.router | default dict -}}
+{{- $clients := or .Values.keys.api.secretName .Values.keys.tenants.secretName $router.api_keys $router.needs_key $router.jwt $router.gateway .Values.fleet.tenants -}}
+{{- $operators := or .Values.keys.admin.secretName .Values.keys.admins.secretName $router.admin_key $router.admins $router.open_admin -}}
+{{- if and $clients (not $operators) -}}
+  {{- $_ := set $found "list" (append $found.list "clients need keys, and /admin needs none, so routers would not start: name a Secret by keys.admin.secretName, or set fleet.router.open_admin") -}}
+{{- end -}}
+
 {{- range $name, $_ := .Values.commonLabels -}}
   {{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|version|managed-by)|helm\\.sh/chart|dualmap/.*)$" $name -}}
     {{- $_ := set $found "list" (append $found.list (printf "commonLabels may not set %s, which is the chart's own: choose another name" $name)) -}}
