@@ -82,7 +82,11 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None], /) -> None: ...
 
     def recover_from(
-        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]], /
+        self,
+        live: Callable[[int], Sequence[StoredRequest]],
+        rates: Callable[[], Mapping[str, float]],
+        is_ending: Callable[[str], bool],
+        /,
     ) -> None: ...
 
     # what operators look at and change through it

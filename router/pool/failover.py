@@ -19,7 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from dualmap.router.pool.recovery import lost_members, recover_requests, restore_members
+from dualmap.router.pool.recovery import (
+    MOST_ENDS,
+    UnsettledEnds,
+    lost_members,
+    recover_requests,
+    restore_members,
+)
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
@@ -31,6 +37,7 @@ from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.scheduling.tenants.budgets import Budget, Drawn, Draws
@@ -73,6 +80,10 @@ class _Calls:
             await self.quiet.wait()
 
 
+def _never(_: str) -> bool:
+    return False
+
+
 class FailoverPool:
     """``ReplicaPool`` that goes on without the store.
 
@@ -102,6 +113,7 @@ class FailoverPool:
         self.loads = primary.loads
         self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
         self._rates: Callable[[], Mapping[str, float]] = dict
+        self._is_ending: Callable[[str], bool] = _never
         self._scheduling = scheduling
         self._clock = clock if clock is not None else RealClock()
         self._now_ms = now_ms
@@ -121,15 +133,21 @@ class FailoverPool:
         """Probes in a row, without a store that was steady in between."""
         self._back_s = float("-inf")
         """When the last hand-over succeeded."""
+        self._ends = UnsettledEnds(self._clock.monotonic_s)
+        self._seeds: frozenset[str] = frozenset()
+        """The requests that the local state began with: the store may know them, and no others that are there."""
 
     @property
     def degraded(self) -> bool:
         return self._local is not None
 
     def recover_from(
-        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+        self,
+        live: Callable[[int], Sequence[StoredRequest]],
+        rates: Callable[[], Mapping[str, float]],
+        is_ending: Callable[[str], bool] = _never,
     ) -> None:
-        self._live, self._rates = live, rates
+        self._live, self._rates, self._is_ending = live, rates, is_ending
 
     async def close(self) -> None:
         """Stop probing."""
@@ -166,8 +184,24 @@ class FailoverPool:
     def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Awaitable[CommitReply]:
         return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
 
-    def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
-        return self._either(lambda pool: pool.release(releases))
+    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+        """Ends that a local state takes are kept, and told to the store when it is back. One that the store was told
+        before may have taken effect there."""
+        told = False
+
+        async def release(pool: RequestPort) -> Sequence[Transition]:
+            nonlocal told
+            if pool is self._primary:
+                told = True
+                return await pool.release(releases)
+            records = {} if told else await pool.records([each.request_id for each in releases])
+            self._ends.keep(releases, records, self._seeds)
+            return await pool.release(releases)
+
+        transitions = await self._either(release)
+        if self._local is None:
+            self._ends.taken(releases)
+        return transitions
 
     def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
         return self._either(lambda pool: pool.records(request_ids))
@@ -296,7 +330,9 @@ class FailoverPool:
             assert budget.division is not None
             begins_with = budget.division.first_part(budget.capacity)
             at_once(local.allotments.allot(Allotment(name, budget.capacity, begins_with, 1, part)))
-        at_once(local.adopt(self._live(self._now_ms())))
+        live = self._live(self._now_ms())
+        self._seeds = frozenset([each.request_id for each in live])
+        at_once(local.adopt(live))
         return local
 
     async def _return(self) -> None:
@@ -344,11 +380,23 @@ class FailoverPool:
                 # The live requests are read after the store's list: one that is placed in between must not be taken for
                 # one that is over.
                 live = self._live(now_ms)
-                await recover_requests(self._primary, stored, live)
+                # Those whose release waits for the end of the hand-over stand as they were: it comes by itself.
+                ending = [each for each in await self._local.requests_of(self._beat[0]) if self._ends_soon(each)]
+                stored = [each for each in stored if not self._ends_soon(each)]
+                await recover_requests(self._primary, stored, [*live, *ending], self._ends.all())
             self._known = await self._primary.membership()
             self._local = None
             self._back_s = self._clock.monotonic_s()
             _log.warning("pool %s: the store is back; %d live requests were handed over", self.name, len(live))
+            if self._ends.dropped:
+                _log.warning(
+                    "pool %s: %d requests of tenants that began and ended without the store are in no books: more than"
+                    " are kept (%d)",
+                    self.name,
+                    self._ends.dropped,
+                    MOST_ENDS,
+                )
+            self._ends.settled()
         finally:
             self._calls.settled = None
             # Grants are delivered after the switch: during the hand-over one could be of either state.
@@ -356,6 +404,10 @@ class FailoverPool:
             for granted in early:
                 granted()
             settled.set()
+
+    def _ends_soon(self, record: StoredRequest) -> bool:
+        """Whether the release that ends it is under way."""
+        return self._is_ending(request_id_of(record.request_id))
 
 
 class FailoverStore:

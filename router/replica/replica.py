@@ -33,7 +33,7 @@ class Replica:
         self._pool = pool
         self._context = context
         self._info = {**info, "scheduling": pool.scheduling.fingerprint, PROCESS_FIELD: secrets.token_hex(4)}
-        pool.store.recover_from(self._live, pool.fleet.rates)
+        pool.store.recover_from(self._live, pool.fleet.rates, context.live.is_releasing)
         self._reachable = True
         self._beat_soon = asyncio.Event()
         pool.instance_waiters.on_first = self._beat_soon.set

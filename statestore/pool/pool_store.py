@@ -209,11 +209,14 @@ class PoolStore(Changes):
         await self._derive(end)
 
     def recover_from(
-        self, live: Callable[[int], Sequence[StoredRequest]], rates: Callable[[], Mapping[str, float]]
+        self,
+        live: Callable[[int], Sequence[StoredRequest]],
+        rates: Callable[[], Mapping[str, float]],
+        is_ending: Callable[[str], bool],
     ) -> None:
         """Set the functions that return the live requests of this process at a time of the store's clock, which a
-        recovery enters again, and the prefill rates that it knows. Here nothing is recovered: ``router.pool.failover``
-        does."""
+        recovery enters again, the prefill rates that it knows, and whether the end of a request is being sent. Here
+        nothing is recovered: ``router.pool.failover`` does."""
 
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""

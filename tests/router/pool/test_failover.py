@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
+import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,12 +21,14 @@ from dualmap.router.pool.failover import STEADY_S, FailoverPool, FailoverStore
 from dualmap.scheduling.placing.placement import Observation, PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.metering import KEPT, used_by
+from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.allotments import Division
-from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period
+from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text, returned
 from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, StoreUnavailableError
@@ -35,6 +40,7 @@ from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from tests.statestore.processes import free_port, running
 from tests.statestore.samples import (
     CHAIN,
     DEADLINE,
@@ -50,6 +56,7 @@ from tests.statestore.samples import (
     until,
     within,
 )
+from tests.support.store_servers import binary_of
 
 
 class Replica:
@@ -780,3 +787,125 @@ async def test_without_the_store_a_replica_admits_by_the_part_that_its_pool_had_
 
     assert replica.degraded
     assert statuses == [PlaceStatus.DISPATCHED] * 6 + [PlaceStatus.LIMITED]
+
+
+# the limits of tenants over an outage ---------------------------------------------------------------------------------
+QUOTA = Budget("acme/requests/day", Limit(Measure.REQUESTS, Period.DAY, 8))
+TOKENS = Budget("acme/tokens/day", Limit(Measure.TOKENS, Period.DAY, 1_000_000))
+LIMITS = (QUOTA.limit, TOKENS.limit)
+DRAWS = Draws.of(Draw(QUOTA, 1), Draw(TOKENS, 450))
+DRAWING = {"draws": DRAWS, "drawn": drawn_text(DRAWS), "tenant": "acme", "account": "acme ci - m"}
+
+
+@pytest.fixture
+def lasting(tmp_path: Path) -> Iterator[Callable[[], contextlib.AbstractContextManager[str]]]:
+    """Starts a server that forgets nothing, on one port; leaving the context kills it."""
+    port = free_port()
+    options = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
+
+    @contextlib.contextmanager
+    def start() -> Iterator[str]:
+        with running(binary_of("valkey"), tmp_path, *options, port=port):
+            yield f"redis://127.0.0.1:{port}"
+
+    yield start
+
+
+def ended(request_id: str, prompt_tokens: int, output_tokens: int, attempt: int = 1) -> Release:
+    """The end of a request that was answered by so many tokens."""
+    gives_back = returned(DRAWS, prompt_tokens, output_tokens, answered=True)
+    used = used_by(Outcome.COMPLETED, Usage(prompt_tokens, 0, output_tokens), (400, 50))
+    return Release(request_id, "", "one", attempt, returned=gives_back, used=used)
+
+
+async def used_in(pool: PoolStore) -> list[int]:
+    """What is used of both limits, and what was metered: requests, prompt tokens, output tokens, lost."""
+    (counts,) = (await pool.usage.of_day(await pool.usage.today())).values()
+    used = await pool.usage.budgets("acme", LIMITS)
+    return [*map(round, used), counts.requests, counts.prompt_tokens, counts.output_tokens, counts.lost]
+
+
+async def test_what_ends_without_the_store_is_charged_once_and_truly_when_it_is_back(
+    lasting: Callable[[], contextlib.AbstractContextManager[str]],
+) -> None:
+    with lasting() as url:
+        shared = RedisStore(StoreSettings(url=url), scheduling=SCHEDULING)
+        await shared.open()
+        await shared.pool("default").members.put_instance(instance("a", dispatch_window_tokens=40_000))
+        primary = RedisStore(
+            StoreSettings(url=url, connect_timeout_s=2.0, command_timeout_s=2.0), scheduling=SCHEDULING
+        )
+        await primary.open()
+        store = FailoverStore(primary, SCHEDULING)
+        pool = store.pool("default")
+        ending = set[str]()
+        live: dict[str, StoredRequest] = {}
+        pool.recover_from(lambda now_ms: [*live.values()], dict, ending.__contains__)
+        await pool.membership()
+        await pool.heartbeat("one", 60_000, {})
+        for name in ("finds out", "ends", "refused", "ends later", "tried again"):
+            await pool.place(placement(name, "a", **DRAWING))
+            live[name] = (await pool.records([name]))[name]
+
+    # when some end without the store, some begin and end there, and one is tried again first
+    await pool.release([ended("finds out", 100, 10)])
+    assert pool.degraded
+    await pool.release([ended("ends", 200, 20)])
+    await pool.release([Release("refused", "", "one", 1, returned=DRAWS, used=used_by(Outcome.REFUSED, None, None))])
+    await pool.release([Release("tried again", "", "one", 1, used=KEPT)])
+    await pool.place(placement("tried again", "a", attempt=2, must_draw=True, **DRAWING))
+    await pool.release([ended("tried again", 300, 30, attempt=2)])
+    await pool.place(placement("during", "a", **DRAWING))
+    await pool.release([ended("during", 400, 40)])
+    for name in ("finds out", "ends", "refused", "tried again"):
+        del live[name]
+    # and one has ended whose release is still on its way
+    del live["ends later"]
+    ending.add("ends later")
+
+    with lasting():
+        await until(lambda: not pool.degraded)
+        await pool.release([ended("ends later", 500, 50)])
+        assert await used_in(shared.pool("default")) == [5, 1650, 6, 1500, 150, 0]
+        assert not await shared.pool("default").requests_of("one")
+
+        # then nothing is told twice, also not after another outage
+        for again in (ended("ends", 200, 20), ended("during", 400, 40)):
+            await pool.release([again])
+        assert await used_in(shared.pool("default")) == [5, 1650, 6, 1500, 150, 0]
+    with pytest.raises(StoreUnavailableError):
+        await pool.overview()
+    with lasting():
+        await until(lambda: not pool.degraded)
+        assert await used_in(shared.pool("default")) == [5, 1650, 6, 1500, 150, 0]
+        await store.close()
+        await shared.close()
+
+
+async def test_the_last_ends_that_a_crashed_store_forgot_are_told_again(
+    lasting: Callable[[], contextlib.AbstractContextManager[str]], tmp_path: Path
+) -> None:
+    files, earlier = tmp_path / "appendonlydir", tmp_path / "earlier"
+    with lasting() as url:
+        primary = RedisStore(
+            StoreSettings(url=url, connect_timeout_s=2.0, command_timeout_s=2.0), scheduling=SCHEDULING
+        )
+        await primary.open()
+        store = FailoverStore(primary, SCHEDULING)
+        pool = store.pool("default")
+        await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
+        await pool.membership()
+        await pool.heartbeat("one", 60_000, {})
+        await pool.place(placement("r", "a", **DRAWING))
+        shutil.copytree(files, earlier)
+        await pool.release([ended("r", 100, 10)])
+        assert await used_in(primary.pool("default")) == [1, 110, 1, 100, 10, 0]
+    with pytest.raises(StoreUnavailableError):
+        await pool.overview()
+
+    shutil.rmtree(files)
+    earlier.rename(files)  # what was written last never reached the disk
+    with lasting():
+        await until(lambda: not pool.degraded)
+        assert await used_in(primary.pool("default")) == [1, 110, 1, 100, 10, 0]
+        await store.close()
