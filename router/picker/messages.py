@@ -57,6 +57,9 @@ TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
 _LB: Final = "envoy.lb"
 _ADDRESS: Final = "upstream.address"
 _DETAILS: Final = "response.code_details"
+_FLAGS: Final = "response.flags"
+_UPSTREAM_OVERFLOW: Final = 1 << 7
+"""The bit of Envoy's response flag ``UO``."""
 _SUBSET: Final = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _SERVED: Final = "x-gateway-destination-endpoint-served"
 _READ_OF_ANSWERS: Final = frozenset({":status", "content-type", "retry-after"})
@@ -153,9 +156,26 @@ def split_addresses(texts: Iterable[str]) -> list[str]:
     return [address for address in (text.strip() for text in texts) if address]
 
 
-def served_by(message: Any) -> tuple[str, str]:
-    """The address that answered, as the gateway says by its metadata, or Envoy by its attributes; and how Envoy came to
-    the answer: ``via_upstream`` for an instance's own. "" where neither says so."""
+@dataclass(frozen=True, slots=True)
+class CodeDetails:
+    """How Envoy came to an answer: its attribute ``response.code_details``, by its fields
+    ``NAME{REASON|words of the transport}``."""
+
+    name: str = ""
+    """``via_upstream`` for an instance's own answer; "" where Envoy does not say."""
+    reason: str = ""
+    """Why the stream to the instance was reset, where it was."""
+    text: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> CodeDetails:
+        name, _, rest = text.partition("{")
+        return cls(name, rest.rstrip("}").partition("|")[0], text)
+
+
+def served_by(message: Any) -> tuple[str, CodeDetails]:
+    """The address that answered, as the gateway says by its metadata, or Envoy by its attributes; "" where neither says
+    so; and how Envoy came to the answer."""
     served = details = ""
     if _ATTRIBUTES in message.attributes:
         attributes = message.attributes[_ATTRIBUTES].fields
@@ -166,7 +186,16 @@ def served_by(message: Any) -> tuple[str, str]:
     metadata = message.metadata_context.filter_metadata
     if _LB in metadata and _SERVED in (fields := metadata[_LB].fields):
         served = fields[_SERVED].string_value
-    return served, details
+    return served, CodeDetails.read(details)
+
+
+def is_overflow(message: Any, details: CodeDetails) -> bool:
+    """Whether a circuit breaker of Envoy kept the request, or a retry of it, from being sent."""
+    if details.reason == "overflow":
+        return True
+    if _ATTRIBUTES not in message.attributes or _FLAGS not in (found := message.attributes[_ATTRIBUTES].fields):
+        return False
+    return bool(int(found[_FLAGS].number_value) & _UPSTREAM_OVERFLOW)
 
 
 # what Envoy is told ----------------------------------------------------------------------------------------------

@@ -50,12 +50,13 @@ from dualmap.router.picker.addresses import Addresses, UnknownAddressError, lite
 from dualmap.router.picker.answer_watch import AnswerWatch
 from dualmap.router.picker.first_tokens import FirstTokens
 from dualmap.router.picker.grpc_server import LeftError
-from dualmap.router.picker.messages import BodyMode
+from dualmap.router.picker.messages import BodyMode, CodeDetails
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.router.tenants.directory import TenantDirectory, usable_models
+from dualmap.runtime.open_files import ShortageLog
 from dualmap.scheduling.request.answers import is_server_fault
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -132,6 +133,7 @@ class Picker:
     _observations_due: float = 0.0
     _bodies: Awaited = field(default_factory=Awaited)
     _reports: Awaited = field(default_factory=Awaited)
+    _overflow_log: ShortageLog = field(default_factory=ShortageLog)
 
     def is_told(self, request: ClientRequest) -> bool:
         """Whether the gateway will report the first token of a stream."""
@@ -147,6 +149,17 @@ class Picker:
             log.warning(
                 "the gateway says that it reports first tokens, and none is reported: does it reach"
                 " picker.first_token_port? The bodies of some streams are asked for instead (picker.observed_share)"
+            )
+
+    def overflowed(self, details: CodeDetails) -> None:
+        """A circuit breaker of the gateway kept a request, or its retry, from an instance."""
+        if self._overflow_log.due(time.monotonic()):
+            limits = "max_connections, max_pending_requests and max_requests"
+            which = limits if details.reason == "overflow" else "max_retries"
+            log.warning(
+                "the gateway is at a limit of its own and does not send requests to instances that have room: raise"
+                " %s in the circuit_breakers of its cluster of instances (examples/envoy/envoy.yaml)",
+                which,
             )
 
     def observes(self, modes: tuple[BodyMode, BodyMode]) -> bool:
@@ -545,7 +558,9 @@ class _Answer:
             if target is None or target.instance_id != live.answering_id:
                 await self._book(served, target)
         self._failure = failure_of(self._status, details, head.retry_after)
-        self._own = self._failure is None and details not in ("", VIA_UPSTREAM)
+        self._own = self._failure is None and details.name not in ("", VIA_UPSTREAM)
+        if messages.is_overflow(message, details):
+            self._picker.overflowed(details)
         if self._failure is not None:
             live.broke_off(self._failure)
         elif not self._streams and not self._own:
@@ -612,19 +627,44 @@ class _Answer:
         return Outcome.COMPLETED, Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
 
 
-def failure_of(status: int, details: str, retry_after: bytes | None) -> InstanceFailure | None:
+_RESET: Final = frozenset({"upstream_reset_before_response_started", "upstream_reset_after_response_started"})
+_NEVER_SENT: Final = frozenset(
+    {"overflow", "local_connection_failure", "local_refused_stream_reset", "overload_manager_reset"}
+)
+"""Reasons of a reset by which nothing of the request reached an instance, for causes that are Envoy's own: a circuit
+breaker, no local port, its limit of streams, its overload manager."""
+_NOT_REACHED: Final = frozenset(
+    {"remote_connection_failure", "connection_failure", "connection_timeout", "remote_refused_stream_reset"}
+)
+_TIMEOUTS: Final = frozenset(
+    {
+        "response_timeout",
+        "upstream_response_timeout",
+        "upstream_per_try_timeout",
+        "upstream_per_try_idle_timeout",
+        "upstream_max_stream_duration_reached",
+        "stream_idle_timeout",
+    }
+)
+"""Timeouts that ran while the instance was to answer. Others begin with the client's connection or request, and show
+nothing of an instance."""
+
+
+def failure_of(status: int, details: CodeDetails, retry_after: bytes | None) -> InstanceFailure | None:
     """The failure of an instance that the head of an answer shows. ``details`` say how Envoy came to it: an answer of
     its own is one where it could not reach the instance, lost it, or waited for too long."""
-    if details in ("", VIA_UPSTREAM):
+    if details.name in ("", VIA_UPSTREAM):
         if not is_retried(status):
             return None
         return InstanceFailure(FailureKind.STATUS, "", status, retry_after_s(retry_after, time.time()))
-    if "connection_failure" in details or "connection_timeout" in details:
-        return InstanceFailure(FailureKind.CONNECT, details)
-    if "timeout" in details:
-        return InstanceFailure(FailureKind.TIMEOUT, details)
+    if details.name in _TIMEOUTS:
+        return InstanceFailure(FailureKind.TIMEOUT, details.text)
+    if details.name not in _RESET or details.reason in _NEVER_SENT:
+        return None
+    if details.reason in _NOT_REACHED:
+        return InstanceFailure(FailureKind.CONNECT, details.text)
     # No word of a death: a connection that broke is no proof, and the prompt would be suspected of it.
-    return InstanceFailure(FailureKind.PROTOCOL, details) if details.startswith("upstream_reset") else None
+    return InstanceFailure(FailureKind.PROTOCOL, details.text)
 
 
 def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_paths: Iterable[str]) -> HeadCheck:

@@ -71,6 +71,7 @@ def answer_head(
     served: str = "",
     by_metadata: str = "",
     details: str = "via_upstream",
+    flags: int = 0,
     ends: bool = False,
 ) -> Any:
     message = ProcessingRequest()
@@ -78,6 +79,7 @@ def answer_head(
     message.response_headers.end_of_stream = ends
     attributes = message.attributes["envoy.filters.http.ext_proc"]
     attributes.fields["response.code_details"].string_value = details
+    attributes.fields["response.flags"].number_value = flags
     if served:
         attributes.fields["upstream.address"].string_value = served
     if by_metadata:

@@ -96,6 +96,33 @@ def test_of_an_answer_the_first_field_of_a_name_counts_and_one_without_a_status_
 
 
 def test_the_gateways_word_on_who_answered_goes_before_envoys() -> None:
-    assert messages.served_by(answer_head(served="10.0.0.1:1")) == ("10.0.0.1:1", "via_upstream")
+    address, details = messages.served_by(answer_head(served="10.0.0.1:1"))
+    assert (address, details.name) == ("10.0.0.1:1", "via_upstream")
     assert messages.served_by(answer_head(served="10.0.0.1:1", by_metadata="10.0.0.2:2"))[0] == "10.0.0.2:2"
-    assert messages.served_by(ProcessingRequest()) == ("", "")
+    assert messages.served_by(ProcessingRequest()) == ("", messages.CodeDetails())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("", "", ""),
+        ("via_upstream", "via_upstream", ""),
+        ("upstream_reset_before_response_started{overflow}", "upstream_reset_before_response_started", "overflow"),
+        (
+            "upstream_reset_before_response_started{remote_connection_failure|delayed_connect_error:_Connection_refused}",
+            "upstream_reset_before_response_started",
+            "remote_connection_failure",
+        ),
+        ("route_not_found{", "route_not_found", ""),
+    ],
+)
+def test_the_details_of_an_answer_have_a_name_and_a_reason(text: str, name: str, reason: str) -> None:
+    details = messages.CodeDetails.read(text)
+    assert (details.name, details.reason, details.text) == (name, reason, text)
+
+
+def test_a_retry_that_a_limit_of_envoy_prevented_shows_in_its_response_flags() -> None:
+    refused = "upstream_reset_before_response_started{remote_connection_failure}"
+    for flags, overflows in ((0, False), (1 << 5, False), (1 << 5 | 1 << 7, True)):
+        message = answer_head(503, details=refused, flags=flags)
+        assert messages.is_overflow(message, messages.served_by(message)[1]) is overflows

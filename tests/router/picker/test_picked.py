@@ -698,6 +698,7 @@ async def test_a_stream_that_comes_here_is_judged_by_its_end(
         (answer_head(404), "client_error"),
         (answer_head(500), "upstream_failed"),
         (answer_head(503, details="upstream_reset_before_response_started{connection_failure}"), "upstream_failed"),
+        (answer_head(503, details="upstream_reset_before_response_started{overflow}"), "refused"),
         (answer_head(504, details="upstream_response_timeout"), "timed_out"),
         (answer_head(429, details="local_rate_limited"), "refused"),
     ],
@@ -713,17 +714,60 @@ async def test_an_error_ends_a_request_by_whose_fault_it_is(
     assert gateway.outcomes == {outcome: 1}
 
 
-async def test_an_answer_of_the_gateways_own_blames_no_instance(start_runtime: StartRuntime) -> None:
+EARLY = "upstream_reset_before_response_started"
+
+
+@pytest.mark.parametrize(
+    ("details", "blamed"),
+    [
+        ("via_upstream", True),
+        (f"{EARLY}{{remote_connection_failure|delayed_connect_error:_Connection_refused}}", True),
+        (f"{EARLY}{{connection_timeout}}", True),
+        (f"{EARLY}{{connection_termination}}", True),
+        (f"{EARLY}{{remote_reset|overflow}}", True),
+        ("response_timeout", True),
+        ("upstream_per_try_timeout", True),
+        ("no_healthy_upstream", False),
+        (f"{EARLY}{{overflow}}", False),
+        (f"{EARLY}{{local_connection_failure|connection_timeout}}", False),
+        (f"{EARLY}{{local_refused_stream_reset}}", False),
+        (f"{EARLY}{{overload_manager_reset}}", False),
+        ("request_header_timeout", False),
+        ("max_duration_timeout", False),
+        ("a_filter_of_ones_own{connection_failure,_upstream_response_timeout}", False),
+    ],
+)
+async def test_an_instance_is_blamed_for_what_it_was_sent_and_for_nothing_of_the_gateways_own(
+    start_runtime: StartRuntime, details: str, blamed: bool
+) -> None:
     gateway = Gateway(await start_runtime(instances=MEMBERS))
     breakers = gateway.runtime.pools.pools["default"].evidence.breakers
-    for number, (details, blamed) in enumerate([("no_healthy_upstream", False), ("via_upstream", True)]):
-        stream, task = gateway.open(
-            head(x_request_id=f"r-{number}"), prompt(stream=True), answer_head(503, details=details)
-        )
+    stream, task = gateway.open(head(), prompt(stream=True), answer_head(503, details=details))
+    await settle()
+    stream.end()
+    await finished(task, gateway)
+    assert bool(breakers._kept) is blamed
+
+
+@pytest.mark.parametrize(
+    ("details", "flags", "named"),
+    [
+        (f"{EARLY}{{overflow}}", 1 << 7, "max_connections"),
+        (f"{EARLY}{{remote_connection_failure}}", 1 << 5 | 1 << 7, "max_retries"),
+    ],
+)
+async def test_a_limit_of_the_gateways_own_is_named_in_the_log_now_and_then(
+    start_runtime: StartRuntime, caplog: pytest.LogCaptureFixture, details: str, flags: int, named: str
+) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    for number in range(3):
+        first = head(x_request_id=f"r-{number}")
+        stream, task = gateway.open(first, prompt(stream=True), answer_head(503, details=details, flags=flags))
         await settle()
         stream.end()
         await finished(task, gateway)
-        assert bool(breakers._kept) is blamed
+    (said,) = [record.getMessage() for record in caplog.records if "circuit_breakers" in record.getMessage()]
+    assert named in said
 
 
 @pytest.mark.parametrize("how", ["attributes", "metadata"])
