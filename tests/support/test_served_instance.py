@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 import pytest
@@ -26,7 +27,7 @@ def test_a_path_is_decoded_before_it_is_routed() -> None:
 
 def test_of_a_doubled_field_of_a_form_the_last_one_counts() -> None:
     with served_instance("m") as instance, httpx.Client(base_url=instance.url) as client:
-        files = [("file", b"x"), ("model", (None, "a")), ("model", (None, "b"))]
+        files: list[Any] = [("file", b"x"), ("model", (None, "a")), ("model", (None, "b"))]
         answer = client.post("/v1/audio/transcriptions", files=files)
         assert (answer.status_code, instance.last.model) == (200, "b")
 
