@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any, ClassVar, Final
 
@@ -219,9 +220,21 @@ class StoreAwayError(RouterError):
 
 
 class TokenKeysComingError(RouterError):
-    """The key that signed the client's token is not known yet, and is being looked for."""
+    """The key that signed the client's token is not known yet, and is being fetched."""
 
     status, type, code = 503, "service_unavailable", "token_keys_coming"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fetched: asyncio.Future[None] | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """``fetched``: done once the keys were fetched, for the request to wait for; None: too many wait already."""
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.fetched = fetched
 
 
 class NoLimitsError(RouterError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -14,7 +15,13 @@ from xxhash import xxh3_64_intdigest
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
-from dualmap.router.errors import ForbiddenPathError, MethodNotAllowedError, NotFoundError, UnsupportedEncodingError
+from dualmap.router.errors import (
+    ForbiddenPathError,
+    MethodNotAllowedError,
+    NotFoundError,
+    TokenKeysComingError,
+    UnsupportedEncodingError,
+)
 from dualmap.router.http.model_field import form_model
 from dualmap.router.http.paths import (
     INFERENCE_PATHS,
@@ -37,12 +44,16 @@ from dualmap.router.prompts.inference_request import (
 )
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
 from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)
 
 OPS_BODY_BYTES: Final = 512 << 10
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
+
+UNKNOWN_CALLER_BYTES: Final = 4 << 20
+"""Longest body that waits until its sender is known."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
@@ -69,18 +80,46 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
         if inference and not (known and method == "POST") and method not in _allowed(path):
             raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if tenants.is_closed and (inference or needs_api_key(path)):
-            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
+            find_caller(request, tenants)
         if inference:
             if not known and is_forbidden(path):
                 raise ForbiddenPathError(
                     f"{path} is not passed on, as router.forbidden_paths says; send it to the instance itself"
                 )
-            return max_body_bytes
+            return max_body_bytes if request.caller_known is None else min(max_body_bytes, UNKNOWN_CALLER_BYTES)
         if (encoding := content_encoding(request)) is not None:
             raise UnsupportedEncodingError(f"content-encoding {encoding} is not supported; send the body as it is")
         return min(OPS_BODY_BYTES, max_body_bytes)
 
     return check_head
+
+
+def find_caller(request: ClientRequest, tenants: TenantDirectory) -> None:
+    """Find out who sends a request. Where the key that signed its token is being fetched, it waits for that, unless its
+    body is long: see ``wait_for_caller``.
+
+    Raises:
+        RouterError: nobody who may.
+    """
+    try:
+        request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
+    except TokenKeysComingError as coming:
+        length = request.get(b"content-length") or b"0"
+        if coming.fetched is None or not length.isdigit() or int(length) > UNKNOWN_CALLER_BYTES:
+            raise
+        request.caller_known = coming.fetched
+
+
+async def wait_for_caller(request: ClientRequest, tenants: TenantDirectory) -> None:
+    """Wait for the keys by which the token of a request can be verified; then find out who sends it.
+
+    Raises:
+        RouterError: nobody who may; or the keys do not come in time.
+    """
+    assert request.caller_known is not None
+    await asyncio.wait((request.caller_known,), timeout=FETCH_TIMEOUT_S)
+    request.caller_known = None
+    request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
 
 
 def refusing_inference(check_head: HeadCheck, why: str) -> HeadCheck:

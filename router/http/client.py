@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from uvicorn.server import ServerState
 
 from dualmap.router.errors import ReplicaFullError, RequestTimeoutError, RouterError
+from dualmap.router.http.admission import wait_for_caller
 from dualmap.router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
 from dualmap.router.http.client_certificates import HeadCheckFinder
 from dualmap.router.http.connection_limit import ConnectionLimit
@@ -242,6 +243,8 @@ class ClientConnection(asyncio.Protocol):
     async def _serve(self) -> None:
         """Answer the present request, and those that follow it on this connection."""
         while (request := self._request) is not None:
+            if request.caller_known is not None:
+                await self._wait_for_caller(request)
             if request.path in INFERENCE_PATHS and request.method == "POST" and request.refusal is None:
                 await serve_inference(request, self, self._plane)
             else:
@@ -252,6 +255,12 @@ class ClientConnection(asyncio.Protocol):
             if self._request is None and not self._closing:
                 self._arrival = self._loop.create_future()
                 await self._arrival
+
+    async def _wait_for_caller(self, request: ClientRequest) -> None:
+        try:
+            await wait_for_caller(request, self._plane.tenants)
+        except RouterError as refusal:
+            request.refusal = refusal
 
     def _after_last(self) -> None:
         """No request to answer: send what the request being read is waiting for, or wait."""

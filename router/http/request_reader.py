@@ -6,6 +6,7 @@ folding, no unknown transfer coding), every buffer has a bound, and every refusa
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -49,6 +50,8 @@ class ClientRequest:
     """Set when the request was refused by its head; the body was thrown away."""
     caller: Caller | None = None
     """The tenant that sends it, and its key; None: no tenant."""
+    caller_known: asyncio.Future[None] | None = None
+    """Done once ``caller`` can be found out, where the key that signed the client's token is being fetched."""
     from_gateway: bool = False
     """It came over a connection of the gateway that names tenants."""
     bodies: BodyBudget | None = None

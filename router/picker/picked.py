@@ -35,7 +35,7 @@ from dualmap.router.errors import (
     error_headers,
     from_exception,
 )
-from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.admission import find_caller, mint_request_id, read_request_id, wait_for_caller
 from dualmap.router.http.answer_checks import retry_after_s
 from dualmap.router.http.cache_salt import separate
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
@@ -289,7 +289,7 @@ class PickedRequest:
     async def _read_body(self, first: Any, request: ClientRequest) -> None:
         """Read the body, where it comes before the choice."""
         picker, mode = self._picker, self._modes[0]
-        limit_bytes = picker.check_head(request)
+        limit_bytes = await self._check_head(request)
         announced = request.get(b"content-length") or b""
         if announced.isdigit() and int(announced) > limit_bytes:
             raise too_large(limit_bytes)
@@ -303,6 +303,12 @@ class PickedRequest:
         while await self._read_piece(pieces, limit_bytes) and full_duplex:
             pass
         request.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def _check_head(self, request: ClientRequest) -> int:
+        limit_bytes = self._picker.check_head(request)
+        if request.caller_known is not None:
+            await wait_for_caller(request, self._picker.plane.tenants)
+        return limit_bytes
 
     def _comes_whole(self) -> None:
         """The request has come: from now on it is the whole of it that may take no longer than a time."""
@@ -452,7 +458,7 @@ class PickedRequest:
         await self._stream.write(messages.immediate_reply(204, fields, b"", "options"))
 
     async def _answer_models(self, request: ClientRequest) -> None:
-        self._picker.check_head(request)
+        await self._check_head(request)
         body = orjson.dumps(usable_models(request.caller, await self._picker.model_cards()))
         fields = [(b"content-type", b"application/json")]
         await self._stream.write(messages.immediate_reply(200, fields, body, "models"))
@@ -675,7 +681,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
 
     def check_head(request: ClientRequest) -> int:
         if tenants.is_closed and request.method != "OPTIONS":  # a browser sends no key with it
-            request.caller = tenants.caller(request.get, from_gateway=request.from_gateway, count=request.count)
+            find_caller(request, tenants)
         if is_forbidden(request.path) or request.path in everywhere:
             raise ForbiddenPathError(f"{request.path} is not passed on; send it to a router, or to the instance itself")
         return max_body_bytes

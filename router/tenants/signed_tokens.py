@@ -2,18 +2,20 @@
 
 A token is verified once: until it expires, or the keys of its issuer change, it is found by its hash as a key is.
 Public keys are fetched in the background, at intervals and when a token names one that is not known, which is how
-issuers rotate them; no request waits for that.
+issuers rotate them: its request waits for that, up to ``FETCH_TIMEOUT_S``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import httpx
 import orjson
@@ -30,11 +32,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S: Final = 5.0
-LEAST_PAUSE_S: Final = 10.0
-"""Shortest time between two looks at the keys of an issuer, whatever tokens name."""
+RETRY_S: Final = 10.0
+"""Pause after which keys that could not be read, or that an issuer did not have, are looked for again."""
+MAX_LOOKS: Final = 3
+LOOKS_WITHIN_S: Final = 30.0
+"""So many looks at the keys of an issuer within this time at most, whatever tokens name."""
+MAX_WAITING: Final = 64
+"""Requests that wait for one look at most: nobody knows yet who sent them."""
+MAX_ABSENT: Final = 1000
+MAX_TRIED_KEYS: Final = 16
+"""Keys by which the signature of a token is tried at most, where names do not say which one made it."""
 MAX_KEYS_BYTES: Final = 1 << 20
 REMEMBERED_TOKENS: Final = 10_000
 MAX_TOKEN_BYTES: Final = 16 << 10
+_KINDS: Final = {"RS": "RSA", "PS": "RSA", "ES": "EC", "Ed": "OKP"}
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
 
 
@@ -75,8 +86,14 @@ class TokenKey:
     """One public key."""
 
     key: PyJWK
+    name: str | None
+    """By which tokens name it (kid); None: it has no name."""
     algorithm: str | None
     """The only one that it is for; None: any of its kind."""
+
+    def fits(self, algorithm: str) -> bool:
+        """Whether it can verify signatures by the algorithm."""
+        return self.algorithm in (None, algorithm) and self.key.key_type == _KINDS[algorithm[:2]]
 
 
 @dataclass(slots=True)
@@ -84,11 +101,19 @@ class _Issuer:
     """One issuer, and its keys as last read."""
 
     settings: JwtSettings
-    keys: Mapping[str, TokenKey] = field(default_factory=dict)
+    keys: Sequence[TokenKey] = ()
     content: bytes = b""
-    asked_s: float = float("-inf")
-    """The time at which its keys were last looked for."""
+    looks_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))
+    """The times of the last looks at its keys."""
+    absent: dict[str, float] = field(default_factory=dict)
+    """Names of keys that tokens had and a look did not find, with the time of that look."""
+    sought: set[str] = field(default_factory=set)
+    """Names of keys that the next look is for."""
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    next_look: asyncio.Future[None] | None = None
+    """Done at the end of the next look that begins, while somebody waits for it."""
+    waiting: int = 0
+    """Requests that wait for it."""
 
 
 class Tokens:
@@ -116,7 +141,7 @@ class Tokens:
         digest, now_s = hashlib.sha256(token).digest(), self._unix_s()
         claims = self._verified.get(digest)
         if claims is None:
-            claims = self._verify(token)
+            claims = self._verify(token, digest.hex())
             if len(self._verified) >= REMEMBERED_TOKENS:
                 del self._verified[next(iter(self._verified))]
             self._verified[digest] = claims
@@ -127,7 +152,7 @@ class Tokens:
             raise InvalidTokenError("the token is not valid yet; compare the clocks of its issuer and of the fleet")
         return claims
 
-    def _verify(self, token: bytes) -> Claims:
+    def _verify(self, token: bytes, digest: str) -> Claims:
         import jwt
 
         if len(token) > MAX_TOKEN_BYTES:
@@ -143,23 +168,19 @@ class Tokens:
         settings, algorithm = issuer.settings, str(head.get("alg"))
         if algorithm not in settings.algorithms:
             raise InvalidTokenError(f"the token must be signed by one of {', '.join(settings.algorithms)} (alg)")
-        key = self._key(issuer, head.get("kid"))
-        if key.algorithm not in (None, algorithm):
-            raise InvalidTokenError("the token is signed by another algorithm than its key is for (alg)")
+        name = head.get("kid")
+        keys = self._keys(issuer, name, algorithm) or self._look_for(issuer, name or digest)
         try:
-            said: dict[str, Any] = jwt.decode(
-                token,
-                key.key.key,
-                algorithms=[algorithm],
-                audience=list(settings.audience),
-                issuer=settings.issuer,
-                options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
-            )
+            said = _signed(token, algorithm, settings, keys)
             expires_s, not_before_s = float(said["exp"]), float(said.get("nbf", 0.0))
         except jwt.InvalidAudienceError as error:
             raise InvalidTokenError("the token is for another audience (aud)") from error
         except jwt.MissingRequiredClaimError as error:
             raise InvalidTokenError(f"the token lacks a claim: {error.claim}") from error
+        except jwt.InvalidSignatureError as error:
+            if name is None or name not in {each.name for each in keys}:  # it may be by a key that took one's place
+                self._look_for(issuer, digest)
+            raise InvalidTokenError("the token's signature is wrong") from error
         except (jwt.PyJWTError, TypeError, ValueError) as error:
             raise InvalidTokenError("the token's signature, or one of its claims, is wrong") from error
         tenant, named = said.get(settings.tenant_claim), said.get(settings.class_claim or "", "")
@@ -168,22 +189,37 @@ class Tokens:
         leeway_s = settings.leeway_s
         return Claims(tenant, named if isinstance(named, str) else "", expires_s + leeway_s, not_before_s - leeway_s)
 
-    def _key(self, issuer: _Issuer, name: object) -> TokenKey:
-        """The key that a token names; the only one where it names none."""
-        keys = issuer.keys
-        if name is None and len(keys) == 1:
-            return next(iter(keys.values()))
-        if name is None and keys:
-            raise InvalidTokenError("the token does not say which key signed it (kid), and its issuer has several")
-        key = keys.get(str(name))
-        if key is not None:
-            return key
-        if not keys or self._clock.monotonic_s() - issuer.asked_s >= LEAST_PAUSE_S:
-            issuer.wanted.set()
-            raise TokenKeysComingError(
-                "the key that signed this token is not known yet, and is being fetched; try again", retry_after_s=1.0
-            )
-        raise InvalidTokenError("the token is signed by a key that its issuer does not have, or has no more (kid)")
+    def _keys(self, issuer: _Issuer, name: object, algorithm: str) -> Sequence[TokenKey]:
+        """The keys that may have signed a token: those of the name that it says, and those without a name; where it
+        says none, any. Sets without names are valid (RFC 7517 section 4.5). Empty where a look is worth it."""
+        named = [each for each in issuer.keys if name is not None and each.name == name]
+        others = [each for each in issuer.keys if name is None or each.name is None]
+        fitting = [each for each in (*named, *others) if each.fits(algorithm)][:MAX_TRIED_KEYS]
+        if named and not fitting:
+            raise InvalidTokenError("the token is signed by another algorithm than its key is for (alg)")
+        return fitting
+
+    def _look_for(self, issuer: _Issuer, what: str) -> NoReturn:
+        """Have the keys read, unless they were just read for this key, or token.
+
+        Raises:
+            TokenKeysComingError: they will be.
+            InvalidTokenError: they were.
+        """
+        absent_s = issuer.absent.get(what)
+        if absent_s is not None and self._clock.monotonic_s() - absent_s < RETRY_S:
+            raise InvalidTokenError("the token is signed by a key that its issuer does not have, or has no more (kid)")
+        issuer.sought.add(what)
+        issuer.wanted.set()
+        may_wait = issuer.waiting < MAX_WAITING
+        if issuer.next_look is None:
+            issuer.next_look = asyncio.get_running_loop().create_future()
+        issuer.waiting += may_wait
+        raise TokenKeysComingError(
+            "the key that signed this token is not known yet, and is being fetched; try again",
+            fetched=issuer.next_look if may_wait else None,
+            retry_after_s=1.0,
+        )
 
     # keys --------------------------------------------------------------------------------------------------------
     async def start(self) -> None:
@@ -198,10 +234,11 @@ class Tokens:
 
     async def _follow(self, issuer: _Issuer) -> None:
         while True:
-            await self._pause(issuer, issuer.settings.refresh_s if issuer.keys else LEAST_PAUSE_S)
-            since_s = self._clock.monotonic_s() - issuer.asked_s
-            if since_s < LEAST_PAUSE_S:
-                await self._clock.sleep(LEAST_PAUSE_S - since_s)
+            await self._pause(issuer, issuer.settings.refresh_s if issuer.keys else RETRY_S)
+            if len(issuer.looks_s) == MAX_LOOKS:
+                wait_s = issuer.looks_s[0] + LOOKS_WITHIN_S - self._clock.monotonic_s()
+                if wait_s > 0:
+                    await self._clock.sleep(wait_s)
             await self._refresh(issuer)
 
     async def _pause(self, issuer: _Issuer, for_s: float) -> None:
@@ -214,8 +251,10 @@ class Tokens:
 
     async def _refresh(self, issuer: _Issuer) -> None:
         """Read the keys; the former ones stay where they cannot be read."""
-        issuer.asked_s = self._clock.monotonic_s()
+        issuer.looks_s.append(self._clock.monotonic_s())
         issuer.wanted.clear()
+        sought, issuer.sought = issuer.sought, set()
+        look, issuer.next_look, issuer.waiting = issuer.next_look, None, 0
         try:
             content = await _read(issuer.settings)
             if content != issuer.content:
@@ -225,11 +264,39 @@ class Tokens:
                 issuer.keys, issuer.content = keys, content
                 self._verified.clear()  # a key may be gone, and what it signed with it
                 log.info("tokens of %s: keys=%d", issuer.settings.issuer, len(keys))
+            issuer.absent = _newest({**issuer.absent, **dict.fromkeys(sought, self._clock.monotonic_s())})
         except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             why = str(error) or type(error).__name__
             log.warning(
                 "tokens of %s: the last known keys stay, as new ones cannot be read: %s", issuer.settings.issuer, why
             )
+        finally:
+            if look is not None and not look.done():
+                look.set_result(None)
+
+
+def _signed(token: bytes, algorithm: str, settings: JwtSettings, keys: Sequence[TokenKey]) -> dict[str, Any]:
+    """The content of a token that one of the keys has signed. Raises PyJWTError, TypeError or ValueError."""
+    import jwt
+
+    for each in keys[:-1]:
+        with contextlib.suppress(jwt.InvalidSignatureError):
+            return _decoded(token, algorithm, settings, each)
+    return _decoded(token, algorithm, settings, keys[-1])
+
+
+def _decoded(token: bytes, algorithm: str, settings: JwtSettings, key: TokenKey) -> dict[str, Any]:
+    import jwt
+
+    said: dict[str, Any] = jwt.decode(
+        token,
+        key.key.key,
+        algorithms=[algorithm],
+        audience=list(settings.audience),
+        issuer=settings.issuer,
+        options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+    )
+    return said
 
 
 async def _read(settings: JwtSettings) -> bytes:
@@ -251,8 +318,13 @@ async def _read(settings: JwtSettings) -> bytes:
         return bytes(content)
 
 
-def keys_from(content: bytes) -> dict[str, TokenKey]:
-    """The keys for signatures in a JWK set, by their ids. Raises ValueError where it is none."""
+def _newest(absent: dict[str, float]) -> dict[str, float]:
+    """Those that were looked for last, up to ``MAX_ABSENT``."""
+    return dict(list(absent.items())[-MAX_ABSENT:])
+
+
+def keys_from(content: bytes) -> list[TokenKey]:
+    """The keys for signatures in a JWK set. Raises ValueError where it is none."""
     from jwt import PyJWK, PyJWTError
 
     try:
@@ -260,10 +332,10 @@ def keys_from(content: bytes) -> dict[str, TokenKey]:
         given = [each for each in listed if each.get("use", "sig") == "sig" and each.get("kty") != "oct"]
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("it is no JWK set, which has a list of keys") from error
-    keys: dict[str, TokenKey] = {}
+    keys: list[TokenKey] = []
     for each in given:
         try:
-            keys[str(each.get("kid", ""))] = TokenKey(PyJWK.from_dict(each), each.get("alg"))
+            keys.append(TokenKey(PyJWK.from_dict(each), each.get("kid"), each.get("alg")))
         except (PyJWTError, ValueError, TypeError):
             continue  # of a kind that is not known here; a token that names it is refused
     return keys

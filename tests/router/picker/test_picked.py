@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from dualmap.router.picker.messages import BodyMode
 from dualmap.router.picker.picked import UNANSWERED
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.picker_door import gateway_streams
-from dualmap.router.settings import GatewaySettings
+from dualmap.router.settings import GatewaySettings, JwtSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Phase
@@ -36,6 +37,7 @@ from tests.router.picker.streams import (
 )
 from tests.router.tools import spec
 from tests.support.manual_clock import ManualClock, settle
+from tests.support.signed_tokens import OTHER_RSA_KEY, RSA_KEY, jwk, jwks, token
 
 StartRuntime = Callable[..., Awaitable[Runtime]]
 
@@ -345,6 +347,30 @@ async def test_a_request_without_a_key_is_refused_where_keys_are_set(start_runti
         stream, task = gateway.open(head(path), prompt())
         await finished(task, gateway)
         assert stream.replies[0].immediate_response.status.code == 401
+
+
+@pytest.mark.parametrize(("path", "method"), [(COMPLETIONS, "POST"), ("/v1/models", "GET")])
+async def test_a_request_waits_for_the_key_of_its_token(
+    start_runtime: StartRuntime, tmp_path: Path, path: str, method: str
+) -> None:
+    keys = tmp_path / "keys.json"
+    keys.write_bytes(jwks(jwk(RSA_KEY, "one")))
+    trusted = JwtSettings(issuer="https://id.example", audience=("fleet",), keys_file=keys)
+    runtime = await start_runtime(instances=MEMBERS, tenants=(TenantSettings(name="acme"),), jwt=(trusted,))
+    gateway, signed = Gateway(runtime), token(OTHER_RSA_KEY, "two", exp=2e9).decode()
+    keys.write_bytes(jwks(jwk(OTHER_RSA_KEY, "two")))
+
+    stream, task = gateway.open(head(path, method=method, authorization=f"Bearer {signed}"), prompt())
+    async with asyncio.timeout(20):
+        while not stream.replies:
+            await asyncio.sleep(0.01)
+
+    if method == "GET":
+        assert stream.replies[0].immediate_response.status.code == 200
+    else:
+        assert only_live(gateway).machine.spec.tenant == "acme"
+    stream.end()
+    await finished(task, gateway)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, "/v1/models", "/version", "/v1/responses/resp_1"])

@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import jwt
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from dualmap.router.errors import InvalidTokenError, RouterError, TokenKeysComingError, UnknownTenantError
 from dualmap.router.settings import JwtSettings, RouterSettings
+from dualmap.router.tenants import signed_tokens
 from dualmap.router.tenants.directory import TenantDirectory
-from dualmap.router.tenants.signed_tokens import Tokens
+from dualmap.router.tenants.signed_tokens import MAX_LOOKS, MAX_WAITING, Tokens
 from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.scheduling.tenants.tenant import Caller
 from tests.support.manual_clock import ManualClock, settle
+from tests.support.signed_tokens import EC_KEY, NOW_S, OTHER_RSA_KEY, RSA_KEY, jwk, jwks, token
 
-NOW_S = 1_800_000_000.0
-RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-OTHER_RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-EC_KEY = ec.generate_private_key(ec.SECP256R1())
 ACME = TenantSettings(name="acme")
-
-
-def jwk(key: Any, kid: str | None, **more: str) -> dict[str, Any]:
-    algorithm = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
-    made: dict[str, Any] = json.loads(algorithm.to_jwk(key.public_key()))
-    return made | ({} if kid is None else {"kid": kid}) | more
-
-
-def jwks(*keys: dict[str, Any]) -> bytes:
-    return json.dumps({"keys": keys}).encode()
-
-
-def token(key: Any = RSA_KEY, kid: str | None = "one", algorithm: str = "RS256", **claims: Any) -> bytes:
-    said = {"iss": "https://id.example", "aud": "fleet", "exp": NOW_S + 60, "tenant": "acme"} | claims
-    headers = {} if kid is None else {"kid": kid}
-    return jwt.encode({name: each for name, each in said.items() if each is not None}, key, algorithm, headers).encode()
 
 
 class Issuer:
@@ -59,6 +39,15 @@ class Issuer:
 
     def caller(self, sent: bytes) -> Caller | None:
         return self.directory.caller({b"authorization": b"Bearer " + sent}.get)
+
+
+@contextlib.asynccontextmanager
+async def following(issuer: Issuer) -> AsyncIterator[None]:
+    """The keys are followed, as while a replica runs."""
+    running = asyncio.create_task(issuer.tokens.run())
+    await settle()
+    yield
+    running.cancel()
 
 
 @pytest.fixture
@@ -99,8 +88,7 @@ async def test_a_token_names_tenant_and_class(issuer: Issuer) -> None:
         ({"key": "one-shared-secret-of-32-characters", "algorithm": "HS256"}, "must be signed by one of RS256"),
         ({"algorithm": "RS512"}, "must be signed by one of RS256"),
         ({"key": EC_KEY, "algorithm": "ES256"}, "another algorithm"),
-        ({"kid": None}, "does not say which key"),
-        ({"kid": "three"}, "does not have, or has no more"),
+        ({"kid": None, "exp": NOW_S - 31}, "has expired"),
     ],
 )
 async def test_a_token_that_is_not_to_be_trusted_is_refused_by_name(
@@ -135,28 +123,103 @@ async def test_a_token_that_was_accepted_expires(issuer: Issuer) -> None:
         issuer.caller(sent)
 
 
-async def test_a_rotated_key_is_fetched_when_a_token_names_it_and_not_too_often(issuer: Issuer) -> None:
-    sent, former = token(OTHER_RSA_KEY, "four"), token()
-    assert issuer.caller(former) is not None
-    running = asyncio.create_task(issuer.tokens.run())
-    await settle()
-    with pytest.raises(InvalidTokenError, match="no more"):
-        issuer.caller(sent)  # the keys were read a moment ago
-    issuer.file.write_bytes(jwks(jwk(OTHER_RSA_KEY, "four")))
-    issuer.clock.jump(11)
+async def fetched(issuer: Issuer, sent: bytes) -> None:
+    """Present a token whose key is not known, and wait for the keys, as its request does."""
     with pytest.raises(TokenKeysComingError) as coming:
         issuer.caller(sent)
     assert (coming.value.status, coming.value.retry_after_s) == (503, 1.0)
+    assert coming.value.fetched is not None
     async with asyncio.timeout(20):
-        while True:
-            try:
-                assert issuer.caller(sent) is not None
-                break
-            except TokenKeysComingError:
-                await asyncio.sleep(0.01)
-    with pytest.raises(InvalidTokenError):
+        await coming.value.fetched
+
+
+async def test_a_token_is_good_at_once_after_a_rotation_of_keys(issuer: Issuer) -> None:
+    sent, former = token(OTHER_RSA_KEY, "four"), token()
+    assert issuer.caller(former) is not None
+    issuer.file.write_bytes(jwks(jwk(OTHER_RSA_KEY, "four")))  # the keys were read a moment ago
+    async with following(issuer):
+        await fetched(issuer, sent)
+    assert issuer.caller(sent) is not None
+    with pytest.raises(TokenKeysComingError):
         issuer.caller(former)  # it was accepted before, and its key is gone
-    running.cancel()
+
+
+async def test_a_key_that_was_looked_for_and_not_found_is_refused_until_it_is_worth_another_look(
+    issuer: Issuer,
+) -> None:
+    sent = token(OTHER_RSA_KEY, "four")
+    async with following(issuer):
+        await fetched(issuer, sent)
+        for _ in range(3):
+            with pytest.raises(InvalidTokenError, match="does not have, or has no more"):
+                issuer.caller(sent)
+        issuer.file.write_bytes(jwks(jwk(OTHER_RSA_KEY, "four")))
+        issuer.clock.jump(11)
+        await fetched(issuer, sent)
+    assert issuer.caller(sent) is not None
+
+
+async def test_invented_keys_cause_few_looks_and_few_requests_wait_for_them(
+    issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[JwtSettings] = []
+
+    async def read(settings: JwtSettings) -> bytes:
+        looks.append(settings)
+        return issuer.file.read_bytes()
+
+    monkeypatch.setattr(signed_tokens, "_read", read)
+    async with following(issuer):
+        for number in range(40):
+            with pytest.raises(TokenKeysComingError):
+                issuer.caller(token(OTHER_RSA_KEY, f"invented-{number}"))
+            await settle()
+        assert 1 <= len(looks) < MAX_LOOKS, "the first one was that of the start"
+        waiting = []
+        for number in range(2 * MAX_WAITING):
+            with pytest.raises(TokenKeysComingError) as coming:
+                issuer.caller(token(OTHER_RSA_KEY, f"more-{number}"))
+            waiting.append(coming.value.fetched)
+    assert sum(each is not None for each in waiting) <= MAX_WAITING
+
+
+async def test_keys_that_could_not_be_fetched_are_not_known_to_be_absent(issuer: Issuer) -> None:
+    issuer.file.unlink()
+    sent = token(OTHER_RSA_KEY, "four")
+    async with following(issuer):
+        await fetched(issuer, sent)
+        with pytest.raises(TokenKeysComingError):
+            issuer.caller(sent)
+
+
+async def test_sets_whose_keys_have_no_names_are_tried_key_by_key(issuer: Issuer) -> None:
+    issuer.file.write_bytes(jwks(jwk(EC_KEY, None), jwk(RSA_KEY, None), jwk(OTHER_RSA_KEY, None)))
+    await issuer.tokens.start()
+    for key, algorithm in ((RSA_KEY, "RS256"), (OTHER_RSA_KEY, "RS256"), (EC_KEY, "ES256")):
+        for kid in (None, "said-by-the-token-alone"):
+            assert issuer.caller(token(key, kid, algorithm)) is not None
+
+
+async def test_a_token_that_names_no_key_is_tried_by_all_that_fit(issuer: Issuer) -> None:
+    assert issuer.caller(token(kid=None)) is not None
+    assert issuer.caller(token(EC_KEY, None, "ES256")) is not None
+
+
+async def test_a_rotation_of_keys_without_names_is_followed_too(issuer: Issuer) -> None:
+    issuer.file.write_bytes(jwks(jwk(RSA_KEY, None)))
+    await issuer.tokens.start()
+    issuer.file.write_bytes(jwks(jwk(OTHER_RSA_KEY, None)))
+    sent = token(OTHER_RSA_KEY, None)
+    async with following(issuer):
+        await fetched(issuer, sent)
+    assert issuer.caller(sent) is not None
+
+
+async def test_one_name_may_stand_for_keys_of_several_kinds(issuer: Issuer) -> None:
+    issuer.file.write_bytes(jwks(jwk(RSA_KEY, "one"), jwk(EC_KEY, "one")))
+    await issuer.tokens.start()
+    assert issuer.caller(token()) is not None
+    assert issuer.caller(token(EC_KEY, "one", "ES256")) is not None
 
 
 async def test_keys_that_cannot_be_read_leave_the_former_ones(issuer: Issuer, caplog: pytest.LogCaptureFixture) -> None:
