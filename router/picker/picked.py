@@ -288,7 +288,7 @@ class PickedRequest:
 
     async def _read_body(self, first: Any, request: ClientRequest) -> None:
         """Read the body, where it comes before the choice."""
-        picker, mode = self._picker, self._modes[0]
+        mode = self._modes[0]
         limit_bytes = await self._check_head(request)
         announced = request.get(b"content-length") or b""
         if announced.isdigit() and int(announced) > limit_bytes:

@@ -22,6 +22,7 @@ from dualmap.scheduling.request.machine import Phase
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.memory import MemoryStore
+from tests.router.http.kit import eventually
 from tests.router.picker.streams import (
     COMPLETIONS,
     DUPLEX,
@@ -361,9 +362,7 @@ async def test_a_request_waits_for_the_key_of_its_token(
     keys.write_bytes(jwks(jwk(OTHER_RSA_KEY, "two")))
 
     stream, task = gateway.open(head(path, method=method, authorization=f"Bearer {signed}"), prompt())
-    async with asyncio.timeout(20):
-        while not stream.replies:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: stream.replies)
 
     if method == "GET":
         assert stream.replies[0].immediate_response.status.code == 200
