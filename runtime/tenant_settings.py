@@ -13,6 +13,7 @@ from dualmap.scheduling.tenants.tenant import Tenant
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 Name = Annotated[str, Field(pattern=_NAME)]
+ModelName = Annotated[str, Field(max_length=4096)]
 Amount = Annotated[int, Field(ge=1, lt=2**53)]
 SHORTEST_KEY = 8
 
@@ -97,7 +98,7 @@ class TenantFields(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limits: LimitSettings = Field(LimitSettings(), description="limits of all that it sends")
-    model_limits: dict[str, LimitSettings] = Field(
+    model_limits: dict[ModelName, LimitSettings] = Field(
         {}, description="limits for single models: each holds for the name that is sent and for the model it stands for"
     )
     models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")

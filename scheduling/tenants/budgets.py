@@ -21,6 +21,7 @@ Everything here is a function of values: the store only adds, subtracts and comp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
@@ -29,6 +30,7 @@ from math import ceil
 from operator import itemgetter, sub
 from struct import Struct
 from typing import Any, Final
+from urllib.parse import quote
 
 import orjson
 
@@ -91,7 +93,7 @@ class Budget:
     """A limit of a tenant, with the figures that are the same for all requests that draw from it."""
 
     name: str
-    """Its name, without blanks."""
+    """Its name, without blanks, quotes and backslashes (``budget_of``)."""
     limit: Limit
     division: Division | None = None
     """Its division among pools; None: all of it is this pool's."""
@@ -313,7 +315,17 @@ def group_of(budgets: Iterable[Budget], names: Collection[str]) -> BudgetGroup |
 
 def budget_of(tenant: str, limit: Limit) -> str:
     """The name of the budget of a limit. Its last word is the period: the store knows which day or month it is."""
-    return "/".join([tenant, *([limit.of] if limit.of else []), limit.measure.value, limit.period.value])
+    of = [_NO_PART_OF_A_NAME.sub(_escaped, limit.of)] if limit.of else []
+    return "/".join([tenant, *of, limit.measure.value, limit.period.value])
+
+
+_NO_PART_OF_A_NAME: Final = re.compile(r"[\s\x00-\x1f\x7f\"%\\]")
+"""Characters of models' names that are escaped in names of budgets: the record of a request has these as one text in
+JSON, between blanks."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return quote(found[0], safe="")
 
 
 def entry_of(name: str) -> tuple[str, int]:

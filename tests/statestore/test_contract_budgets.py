@@ -9,8 +9,19 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.request.release import Release
-from dualmap.scheduling.tenants.budgets import Budget, Draw, Drawn, Draws, Limit, Measure, Period, drawn_text
+from dualmap.scheduling.tenants.budgets import (
+    Budget,
+    Draw,
+    Drawn,
+    Draws,
+    Limit,
+    Measure,
+    Period,
+    budgets_of,
+    drawn_text,
+)
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Change
@@ -305,3 +316,41 @@ async def test_requests_of_one_call_give_back_what_they_drew_though_the_store_fa
     await pool.release([Release("r0"), Release("r1")])
 
     assert await pool.usage.budgets("acme", [IN_FLIGHT]) == [0]
+
+
+ODD_NAMES = ["a b", " a", 'a"b', "a\\b", "a\tb\n", "100% a", "ä\u00a0\u3000b", "a/requests/minute 7", "", "a" * 3000]
+
+
+@pytest.mark.parametrize("model", ODD_NAMES)
+async def test_a_limit_of_a_model_holds_and_is_given_back_whatever_the_model_is_called(
+    pool: PoolStore, model: str
+) -> None:
+    limits = [
+        Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2, f"model:{model}"),
+        replace(MINUTE_TOKENS, of=f"model:{model}"),
+    ]
+    at_a_time, tokens = budgets_of("acme", limits)
+    drawn = [Draw(at_a_time, 1), Draw(tokens, 500)]
+
+    # what is given back as its record says: nobody answered it, or its replica died
+    for name in ("r1", "r2"):
+        assert (await place_drawing(pool, name, *drawn)).status is PlaceStatus.DISPATCHED
+    assert (await place_drawing(pool, "r3", *drawn)).status is PlaceStatus.LIMITED
+    for name in ("r1", "r2"):
+        await finish(pool, name)
+    assert await pool.usage.budgets("acme", limits) == [0, 0]
+
+    # between two tries its record has drawn nothing, and can still be read
+    account = "acme ci - " + model
+    told = await pool.place(
+        placement("r4", draws=Draws.of(*drawn), drawn=drawn_text(Draws.of(*drawn)), account=account, tenant="acme")
+    )
+    assert told.status is PlaceStatus.DISPATCHED
+    await finish(pool, "r4", used=KEPT)
+    kept = await record(pool, "r4")
+    assert (kept.drawn, kept.account) == ("", account)
+    assert await pool.usage.budgets("acme", limits) == [0, 0]
+
+    # a store that came back empty knows again what it drew
+    await pool.adopt([replace(kept, request_id="r5", drawn=drawn_text(Draws.of(*drawn)))])
+    assert [*map(round, await pool.usage.budgets("acme", limits))] == [1, 500]

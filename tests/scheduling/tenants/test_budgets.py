@@ -94,16 +94,17 @@ def test_draws_are_packed_by_books_for_the_scripts_whatever_a_model_is_called() 
     division = Division(("a", "b"), 0, begins=True)
     draws = BudgetGroup(budgets_of("acme", limits, division)).draws(1000, 200)
 
-    book = f"acme/{model}".encode()
+    book = "acme/model:50%25d%20%22é%22".encode()
     packed = struct.pack("<BH4sBddBdd", 2, 4, b"acme", DIVIDED + 0, 1, 600, DIVIDED + 14, 1200, 5000)
     assert draws.packed == packed + struct.pack(f"<BH{len(book)}sBdd", 1, len(book), book, 13, 1200, 9)
     assert orjson.loads(draws.group.divisions) == [
         ["acme/requests/minute", 300, "a,b"],
         ["acme/tokens/month", 2500, "a,b"],
     ]
-    assert draws_from(drawn_text(BudgetGroup(budgets_of("acme", limits[::2])).draws(1000, 200))) == [
+    assert draws_from(drawn_text(BudgetGroup(budgets_of("acme", limits)).draws(1000, 200))) == [
         ("acme/requests/minute", 1),
         ("acme/tokens/month", 1200),
+        ("acme/model:50%25d%20%22é%22/tokens/day", 1200),
     ]
 
 
