@@ -10,7 +10,7 @@ from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import worth_logging
-from dualmap.statestore.errors import StoreError
+from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from dualmap.statestore.tenants.tenant_book import Edition, TenantBook, TenantNews
 
 log = logging.getLogger(__name__)
@@ -88,12 +88,34 @@ class TenantKeeper:
         async with self._reading:
             if self._clock.monotonic_s() - self._read_time_s > TIME_READ_S:
                 await self._read_time()
-            news = await self.book.news(self.edition)
+                await self.book.mend(self.edition, len(self.records))
+            news = await self._news()
             if news.edition == self.edition:
                 return
             if news.lost:
                 news = await self._put_back(news)
+            elif news.whole and news.edition.number < max(map(_revision, news.texts.values()), default=0):
+                news = await self._renumbered(news)
             await self._enter(news)
+
+    async def _news(self) -> TenantNews:
+        """The news of the book, which is mended first where it cannot be read."""
+        try:
+            return await self.book.news(self.edition)
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            if not await self.book.mend():
+                raise
+        return await self.book.news(self.edition)
+
+    async def _renumbered(self, news: TenantNews) -> TenantNews:
+        """Enter an edition beyond all that tenants were changed in, where the book was mended: what is changed later
+        must have a higher number than what was before."""
+        beyond = max(map(_revision, news.texts.values()))
+        by = f"replica {self._replica_id}"
+        await self.book.change(news.edition, {}, by=by, action="mended", before={}, after={}, beyond=beyond)
+        return await self.book.news(None)
 
     async def _enter(self, news: TenantNews) -> None:
         removed = [name for name, text in news.texts.items() if text is None]
@@ -178,7 +200,7 @@ class TenantKeeper:
         assert known is not None
         for _ in range(MAX_TRIES):
             lost = self._lost(news.texts)
-            if not lost:
+            if not lost and news.edition.number >= known.number:
                 return news
             await self._enter_again(news.edition, lost, beyond=known.number)
             news = await self.book.news(None)
@@ -186,13 +208,14 @@ class TenantKeeper:
 
     async def _enter_again(self, edition: Edition, lost: Mapping[str, bytes | None], *, beyond: int) -> None:
         names, by = [*lost], f"replica {self._replica_id}"
-        for first in range(0, len(names), PUT_BACK_TOGETHER):
+        for first in range(0, max(1, len(names)), PUT_BACK_TOGETHER):
             some = {name: lost[name] for name in names[first : first + PUT_BACK_TOGETHER]}
             made = await self.book.change(edition, some, by=by, action="put back", before={}, after={}, beyond=beyond)
             if made is None:
                 return  # another replica does so, too, or somebody changes tenants
             edition = made
-        log.warning("the store had lost changes of tenants, which were put back: tenants=%d", len(names))
+        if names:
+            log.warning("the store had lost changes of tenants, which were put back: tenants=%d", len(names))
 
     def _lost(self, texts: Mapping[str, bytes | None]) -> dict[str, bytes | None]:
         """The tenants that are newer here than in the book; those that were removed have no text."""

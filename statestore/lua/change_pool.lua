@@ -1,6 +1,7 @@
 -- Makes a change that a caller derived from what it read, if that is still so: for what no request waits for.
 -- ARGV  1 clock, 2 fence of the leader whose change it is, or ''; 3 about it, as JSON: read [[key, field, text, its bytes or false],
---       …], instances {id: [{field of its record: value, …}, {count: by how much it grows, …}, [field that becomes
+--       …], mistyped [[key, its right type], …], keys that are deleted if all of them are of another type,
+--       instances {id: [{field of its record: value, …}, {count: by how much it grows, …}, [field that becomes
 --       the time now, …]], …} where counts or blocks change, counted true where plans for these were made for other figures, drawn, the draws of
 --       requests that the store lost, as their records have them, and queue_of, an instance or '';
 --       then for each command the number of its words, and these
@@ -14,11 +15,21 @@ if ARGV[2] ~= '' then -- refuses the writes of a deposed leader
     return redis.error_reply('FENCED fence ' .. ARGV[2] .. ' is no longer the leader\'s: stop leading and change nothing more')
   end
 end
+for _, mistyped in ipairs(change.mistyped) do
+  local found = redis.call('TYPE', mistyped[1])
+  found = type(found) == 'table' and found.ok or found
+  if found == mistyped[2] or found == 'none' then
+    return false
+  end
+end
 for _, read in ipairs(change.read) do
   local text = type(read[3]) == 'table' and string.char(unpack(read[3])) or read[3]
   if redis.call('HGET', read[1], read[2]) ~= text then
     return false
   end
+end
+for _, mistyped in ipairs(change.mistyped) do
+  redis.call('DEL', mistyped[1])
 end
 local replies, first = { now_ms }, FIRST_COMMAND
 while first <= #ARGV do

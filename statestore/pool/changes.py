@@ -45,10 +45,12 @@ class Change:
     """The instance whose queue is replied, where that has room then."""
     stamped: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Fields of instance records that become the time of the change, by id."""
+    mistyped: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Keys, each with its right type, that are deleted. Nothing is changed unless all of them are of another type."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.commands or self.instances or self.counts) and self.fence is None
+        return not (self.commands or self.instances or self.counts or self.mistyped) and self.fence is None
 
 
 class Changes:
@@ -66,6 +68,7 @@ class Changes:
         that is otherwise by now. Raises LeaseLostError."""
         about = {
             "read": [*_conditions(change)],
+            "mistyped": [*change.mistyped.items()],
             "instances": {
                 name: (change.instances.get(name, {}), change.counts.get(name, {}), change.stamped.get(name, ()))
                 for name in change.instances.keys() | change.counts.keys()

@@ -34,7 +34,12 @@ _MEANINGS: dict[str, tuple[type[StoreError], str]] = {
     **dict.fromkeys(("READONLY", "MOVED", "ASK"), _MOVED),
     **dict.fromkeys(("LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY", "MISCONF"), _REFUSES),
     "OOM": (StoreUnavailableError, "the store is out of memory, raise its maxmemory"),
-    "WRONGTYPE": (StoreError, "a key of the fleet was overwritten, find it with TYPE and delete it"),
+    "WRONGTYPE": (
+        StoreError,
+        "something else overwrote a key of the fleet; the fleet deletes it and fills it again within a minute (its log"
+        " has the name, behind 'unreadable state mended'); find out what else writes into this store, and delete"
+        " nothing",
+    ),
     "NOPERM": _FORBIDDEN,
     **dict.fromkeys(("NOAUTH", "WRONGPASS"), _STRANGER),
     "NOSCRIPT": (ScriptMissingError, "the store does not know a script"),

@@ -190,7 +190,7 @@ class Upkeep(Changes):
         for (key, right), kind in zip((wanted | of_members).items(), kinds, strict=True):
             if kind not in (b"none", right):
                 log.error("unreadable state mended key=%s: it was a %s, and is deleted", key.decode(), kind.decode())
-                await self._make(Change((("DEL", key),), fence=fence))
+                await self._make(Change(mistyped={key: right}, fence=fence))
                 mended += 1
         return mended
 

@@ -7,26 +7,37 @@ has changed, and reads these alone. And it notices where the book was lost: wher
 that it knows to the present one, the store came back empty, or as it was some time ago.
 
 A change names the edition that it was derived from, and is made if that is still the present one.
+
+A key of another type than the book's, which somebody else wrote, is deleted (``mend``): nothing in it is the book's. If
+tenants, or the edition, were there, the book gets ``MENDED``, the lowest of all editions. So each replica notices that
+the book lost the edition that it knows, and puts back the tenants that it has.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from dualmap.statestore.keys import FleetKeys
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.logs import last_logged, logged
-from dualmap.statestore.pool.readable import readable_texts, reads
+from dualmap.statestore.pool.readable import is_readable, readable_texts, reads
+
+log = logging.getLogger(__name__)
 
 LOGGED_CHANGES: Final = 10_000
 """Changes of tenants that are kept in the log."""
 READ_TOGETHER: Final = 100
 """Tenants that are read in one call."""
 _EDITION: Final = "edition"
+MENDED: Final = 1
+"""The number of an edition that stands for a lost one. It is not 0: a book that has begun closes a fleet to clients
+without a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,39 @@ class TenantBook(Changes):
         commands += logged(keys.tenants_history, line, LOGGED_CHANGES)
         made = await self._make(Change(commands, ((keys.tenants_meta, _EDITION, known.text),)))
         return None if made is None else edition
+
+    @reads
+    async def mend(self, known: Edition | None = None, tenants: int = 0) -> bool:
+        """Delete keys of another type, and replace an edition that cannot be read, or whose tenants are lost: those
+        that were in such a key, and any where the book has fewer than the ``tenants`` of the ``known`` edition. Returns
+        whether anything was wrong."""
+        keys = self._names
+        types = {
+            **dict.fromkeys((keys.tenants, keys.tenants_meta, keys.tenants_allotments), b"hash"),
+            keys.tenants_history: b"list",
+        }
+        kinds = await self._calls.together([("TYPE", key) for key in types])
+        found = dict(zip(types, kinds, strict=True))
+        wrong = {key: right for key, right in types.items() if found[key] not in (right, b"none")}
+        edition: bytes | None = None
+        is_lost = keys.tenants in wrong or keys.tenants_meta in wrong
+        if keys.tenants_meta not in wrong:
+            edition = await self._calls.command("HGET", keys.tenants_meta, _EDITION)
+            is_lost = is_lost or not is_readable(partial(Edition.parse, edition))
+        if not is_lost and known is not None and known.text == edition:
+            is_lost = await self._calls.command("HLEN", keys.tenants) < tenants
+        if not wrong and not is_lost:
+            return False
+        for key in wrong:
+            log.error("unreadable state mended key=%s: it was a %s, and is deleted", key.decode(), found[key].decode())
+        commands: list[Command] = []
+        has_begun = bool(edition) or found[keys.tenants_history] != b"none" or found[keys.tenants] == b"hash"
+        if is_lost and has_begun:
+            log.error("the store lost tenants, or their edition (%r): replicas put back what they know", edition)
+            commands.append(("HSET", keys.tenants_meta, _EDITION, f"{MENDED} {secrets.token_hex(8)}"))
+        stands = () if keys.tenants_meta in wrong else ((keys.tenants_meta, _EDITION, edition),)
+        await self._make(Change(commands, stands, mistyped=wrong))
+        return True
 
     @reads
     async def history(self, limit: int) -> Sequence[TenantChange]:

@@ -195,7 +195,7 @@ async def test_a_transaction_gives_all_results_or_the_first_error(connect: Conne
     calls = connect(port)
 
     assert await calls.together([("SET", "k", "v"), ("GET", "k")]) == [b"OK", b"v"]
-    with pytest.raises(StoreError, match="find it with TYPE"):
+    with pytest.raises(StoreError, match="delete nothing"):
         await calls.together([("GET", "k"), ("HGETALL", "k"), ("GET", "k")])
     with pytest.raises(StoreError, match="NONSENSE"):
         await calls.together([("NONSENSE",), ("GET", "k")])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import redis
 from pydantic import SecretStr
 
 from dualmap.router.errors import InvalidApiKeyError, RateLimitError, RouterError
@@ -13,13 +15,18 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.tenants import keeper as keeper_module
 from dualmap.router.tenants.administration import TenantAdministration, hash_of
+from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.router.tenants.keeper import TenantKeeper
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import FleetKeys
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.tenant_book import Edition
 from tests.router import tools
 from tests.support.manual_clock import ManualClock, settle
@@ -284,3 +291,112 @@ async def test_a_limit_that_is_lowered_below_what_runs_ends_nothing_and_admits_n
     fourth = await placed()
     for live in (third, fourth):
         await over(live)
+
+
+# keys that somebody else overwrote ------------------------------------------------------------------------------------
+OVERWRITTEN = {
+    "tenants": ("tenants",),
+    "edition": ("tenants_meta",),
+    "log": ("tenants_history",),
+    "divisions": ("tenants_allotments",),
+    "all": ("tenants", "tenants_meta", "tenants_history", "tenants_allotments"),
+}
+
+
+@pytest.fixture
+async def real(valkey_url: str, scheduling: SchedulingSettings) -> AsyncIterator[RedisStore]:
+    store = RedisStore(StoreSettings(url=valkey_url), scheduling=scheduling)
+    await store.open()
+    yield store
+    await store.close()
+
+
+def keeper_of(store: RedisStore, clock: ManualClock, name: str) -> TenantKeeper:
+    directory = TenantDirectory(())
+    return TenantKeeper(store.tenants, directory, clock, replica_id=name, changed=lambda: None)
+
+
+def knows(keeper: TenantKeeper, key: str) -> bool:
+    try:
+        return keeper.directory.caller({b"authorization": f"Bearer {key}-secret".encode()}.get) is not None
+    except InvalidApiKeyError:
+        return False
+
+
+async def set_tenant(keeper: TenantKeeper, name: str, wanted: TenantRecord | None) -> None:
+    await TenantAdministration(keeper).change(name, lambda _: wanted, by="ada", action="set")
+
+
+@pytest.mark.parametrize("what", OVERWRITTEN)
+async def test_a_key_of_another_type_is_mended_and_no_tenant_is_lost(
+    what: str, real: RedisStore, valkey_url: str, clock: ManualClock
+) -> None:
+    one, other = keeper_of(real, clock, "one"), keeper_of(real, clock, "other")
+    for name in ("acme", "beta", "gone"):
+        await set_tenant(one, name, record(name))
+    await set_tenant(one, "gone", None)
+    await other.refresh()
+    with redis.Redis.from_url(valkey_url) as server:
+        for key in OVERWRITTEN[what]:
+            server.set(getattr(FleetKeys("dualmap"), key), "not the fleet's")
+
+    # a replica that starts needs no other one that runs
+    starting = keeper_of(real, clock, "starting")
+    await starting.refresh()
+    assert starting.directory.is_closed
+    await clock.advance(61.0)
+    for keeper in (one, other, starting):
+        await keeper.refresh()
+    late = keeper_of(real, clock, "late")
+    for keeper in (late, one, other, starting):
+        await keeper.refresh()
+        assert knows(keeper, "acme") and knows(keeper, "beta"), keeper
+        assert not knows(keeper, "gone")
+
+    # and what is changed next counts as newer than all before
+    before = max(record.revision for record in one.records.values())
+    await set_tenant(late, "acme", record("next"))
+    assert late.records["acme"].revision > before
+    for keeper in (one, other, starting):
+        await keeper.refresh()
+        assert knows(keeper, "next") and not knows(keeper, "acme")
+
+
+async def test_tenants_that_somebody_deleted_alone_are_put_back(
+    real: RedisStore, valkey_url: str, clock: ManualClock
+) -> None:
+    one = keeper_of(real, clock, "one")
+    await set_tenant(one, "acme", record("acme"))
+    with redis.Redis.from_url(valkey_url) as server:
+        server.delete(FleetKeys("dualmap").tenants)
+
+    await clock.advance(61.0)
+    await one.refresh()
+    late = keeper_of(real, clock, "late")
+    await late.refresh()
+    assert knows(late, "acme")
+
+
+async def test_an_edition_that_cannot_be_read_is_replaced(
+    real: RedisStore, valkey_url: str, clock: ManualClock
+) -> None:
+    one = keeper_of(real, clock, "one")
+    await set_tenant(one, "acme", record("acme"))
+    with redis.Redis.from_url(valkey_url) as server:
+        server.hset(FleetKeys("dualmap").tenants_meta, "edition", "rubbish")
+
+    late = keeper_of(real, clock, "late")
+    for keeper in (late, one):
+        await keeper.refresh()
+        assert knows(keeper, "acme") and keeper.directory.is_closed
+
+
+async def test_a_fleet_that_never_had_tenants_stays_open_when_a_key_of_theirs_is_mended(
+    real: RedisStore, valkey_url: str, clock: ManualClock
+) -> None:
+    with redis.Redis.from_url(valkey_url) as server:
+        server.set(FleetKeys("dualmap").tenants, "not the fleet's")
+
+    one = keeper_of(real, clock, "one")
+    await one.refresh()
+    assert not one.directory.is_closed
