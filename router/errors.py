@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 
+LONGEST_RETRY_AFTER_S: Final = 120
+"""The longest ``retry-after``. OpenAI's client gives up at once where it is told to wait for longer, and Anthropic's
+waits for all of it: a longer wait is in the message, and in the fields of the limits."""
 NO_INSTANCE_RETRY_S = 2.0
 """Time after which a health check may have made an instance ready."""
 
@@ -41,6 +45,8 @@ class RouterError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.limit_fields: Sequence[tuple[bytes, bytes]] = ()
+        """Header fields that tell what is left of the limits of the client's tenant, where that is known."""
         self.request_id: str | None = None
         """The refused request's, where the fleet has given it one; see ``PlacedRequest.request_id``."""
 
@@ -296,10 +302,11 @@ def error_body(error: RouterError, path: str = "") -> dict[str, Any]:
 
 
 def error_headers(error: RouterError) -> dict[str, str]:
-    """Headers that belong to the answer beside its body: ``retry-after`` (whole seconds) and the 401 challenge."""
-    headers: dict[str, str] = {}
+    """Headers that belong to the answer beside its body: ``retry-after`` (whole seconds), what is left of limits, and
+    the 401 challenge."""
+    headers = {name.decode(): value.decode() for name, value in error.limit_fields}
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after"] = str(min(LONGEST_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s))))
     if isinstance(error, QuotaSpentError) or (isinstance(error, RateLimitError) and error.retry_after_s is None):
         headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic repeat any 429 otherwise
     if error.status == 401:

@@ -8,9 +8,10 @@ from typing import Final
 from dualmap.router.http.heads import FLEET_FIELDS, Header
 from dualmap.router.http.paths import needs_api_key
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.tenants.rate_limits import LIMIT_FIELDS
 
 _ANY: Final = "*"
-_READABLE: Final = b", ".join(sorted([b"retry-after", b"x-request-id", *FLEET_FIELDS]))
+_READABLE: Final = b", ".join(sorted([b"retry-after", b"x-request-id", *FLEET_FIELDS, *LIMIT_FIELDS]))
 _PREFLIGHT_KEPT_S: Final = b"600"
 _VARY: Final = (b"vary", b"origin")
 

@@ -24,7 +24,7 @@ from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.requests.refusals import outcome_of, refusal
 from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
 from dualmap.router.telemetry.recording import TrafficRecorder
-from dualmap.router.tenants.rate_limits import limit_fields
+from dualmap.router.tenants.rate_limits import limit_fields, refused_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
@@ -530,7 +530,11 @@ class LiveRequest:
         if effect.why is Refusal.LIMITED:
             self._context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
             self.pool.metrics.limited.inc()
-        raise refusal(effect, self.machine, self.pool)
+        error = refusal(effect, self.machine, self.pool)
+        draws, drawn = self.machine.spec.draws, self.machine.drawn
+        if draws is not None and drawn is not None and drawn.left:
+            error.limit_fields = refused_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
+        raise error
 
     async def _await_trial(self, effect: AwaitTrial) -> Event:
         over = asyncio.get_running_loop().create_future()

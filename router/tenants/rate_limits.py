@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from operator import add
 from typing import Final, NamedTuple
 
 from dualmap.router.errors import QuotaSpentError, RateLimitError, RouterError
 from dualmap.router.prompts.inference_request import MESSAGES_PATH
-from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Draws, Measure, Period
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Draws, Limit, Measure, Period
 
 IN_FLIGHT_RETRY_S: Final = 1.0
 """When to try again is not known where it depends on what is in flight."""
@@ -46,6 +48,12 @@ _ANTHROPIC_FIELDS: Final = {
 }
 
 
+LIMIT_FIELDS: Final = frozenset(
+    name for fields in (_OPENAI_FIELDS, _ANTHROPIC_FIELDS) for names in fields.values() for name in names
+)
+"""All that an answer may have."""
+
+
 class _ReportedLimit(NamedTuple):
     """A limit in the fields of an answer."""
 
@@ -80,10 +88,43 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     for same in _reported_limits(draws.group, is_messages):
         tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
         limit, left_field, reset_field, place, amount = tightest
-        left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
-        reset = _time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)
-        fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset.encode()))
+        left, reset = left_of[place], _reset_text(drawn.unused_in_s(place, amount), now, is_messages=is_messages)
+        fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset))
     return fields
+
+
+def refused_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:
+    """The fields of an answer that refuses a request, which keeps nothing of what it would have drawn. The limit that
+    keeps it out is told whatever its period is, in place of those a minute on the same figure."""
+    before = replace(drawn, left=tuple(map(add, drawn.left, draws.costs)))
+    fields = dict(limit_fields(path, draws, before, now))
+    if drawn.unmet is not None:
+        is_messages, limit = path == MESSAGES_PATH, draws.group.budgets[drawn.unmet].limit
+        names = _ANTHROPIC_FIELDS if is_messages else _OPENAI_FIELDS
+        limit_field, left_field, reset_field = names.get(limit.measure, names[Measure.TOKENS])
+        reset_s = _reset_s(limit, before, drawn.unmet, now)
+        fields[limit_field] = b"%d" % limit.amount
+        fields[left_field] = b"%d" % max(0, before.left[drawn.unmet])
+        fields[reset_field] = _reset_text(reset_s, now, is_messages=is_messages)
+    return [*fields.items()]
+
+
+def _reset_s(limit: Limit, drawn: Drawn, place: int, now: datetime) -> float:
+    """Time until nothing is used of a limit, as far as it is known."""
+    midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    match limit.period:
+        case Period.MINUTE:
+            return drawn.unused_in_s(place, limit.amount)
+        case Period.DAY:
+            return (midnight + timedelta(days=1) - now).total_seconds()
+        case Period.MONTH:
+            return ((midnight.replace(day=1) + timedelta(days=32)).replace(day=1) - now).total_seconds()
+        case Period.IN_FLIGHT:
+            return IN_FLIGHT_RETRY_S
+
+
+def _reset_text(reset_s: float, now: datetime, *, is_messages: bool) -> bytes:
+    return (_time_text(now + timedelta(seconds=reset_s)) if is_messages else duration(reset_s)).encode()
 
 
 def _time_text(at: datetime) -> str:

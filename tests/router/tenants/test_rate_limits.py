@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from dualmap.router.errors import error_body, error_headers
-from dualmap.router.tenants.rate_limits import duration, limit_fields, over_limit
+from dualmap.router.tenants.rate_limits import duration, limit_fields, over_limit, refused_fields
 from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Limit, Measure, Period, budgets_of
 
 NOW = datetime(2027, 1, 15, 12, 0, tzinfo=UTC)
@@ -107,3 +107,47 @@ def test_a_limit_on_what_is_in_flight_names_no_time() -> None:
 
     assert "try again when others have ended" in error.message
     assert error.retry_after_s == 1.0
+
+
+# the fields of a refusal ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limit", "left", "told"),
+    [
+        (Limit(Measure.REQUESTS, Period.MINUTE, 60), 0, "requests 60 0 1m0s"),
+        (Limit(Measure.REQUESTS, Period.DAY, 40), 0, "requests 40 0 720m0s"),
+        (Limit(Measure.TOKENS, Period.MONTH, 9000), 300, "tokens 9000 300 23760m0s"),
+        (Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8), 0, "requests 8 0 1s"),
+        (Limit(Measure.TOKENS, Period.IN_FLIGHT, 5000), 900, "tokens 5000 900 1s"),
+        (Limit(Measure.PROMPT_TOKENS, Period.MINUTE, 6000), 500, "tokens 6000 500 55s"),
+        (Limit(Measure.OUTPUT_TOKENS, Period.MINUTE, 6000), -300, "tokens 6000 0 1m3s"),
+    ],
+)
+def test_a_refusal_tells_the_limit_that_caused_it_whatever_its_kind(limit: Limit, left: int, told: str) -> None:
+    draws = BudgetGroup(budgets_of("acme", (limit,))).draws(1000, 200)
+    drawn = Drawn((left - draws.costs[0],), 0, 30.0)
+    kind, *figures = told.encode().split()
+    names = [b"x-ratelimit-%b-%b" % (name, kind) for name in (b"limit", b"remaining", b"reset")]
+
+    assert dict(refused_fields(CHAT, draws, drawn, NOW)) == dict(zip(names, figures, strict=True))
+
+    fields = dict(refused_fields("/v1/messages", draws, drawn, NOW))
+    assert len(fields) == 3 and all(name.startswith(b"anthropic-ratelimit-") for name in fields)
+
+
+def test_a_refusal_tells_its_other_limits_as_they_are_without_it() -> None:
+    told = dict(refused_fields(CHAT, DRAWS, Drawn((599, 58_800, -700, 7), 2, 1.4), NOW))
+
+    assert told[b"x-ratelimit-remaining-requests"] == b"600"
+    assert told[b"x-ratelimit-reset-requests"] == b"0ms"
+    assert told[b"x-ratelimit-limit-tokens"] == b"30000", "the limit that is met counts before the others on tokens"
+    assert told[b"x-ratelimit-remaining-tokens"] == b"300"
+
+
+def test_no_client_is_told_to_wait_for_longer_than_it_can_and_the_message_says_how_long_it_is() -> None:
+    error = over_limit("acme", DRAWS, Drawn((599, -700, 29_000, 7), 1, 1000.0))
+    error.limit_fields = refused_fields(CHAT, DRAWS, Drawn((599, -700, 29_000, 7), 1, 1000.0), NOW)
+
+    headers = error_headers(error)
+    assert headers["retry-after"] == "120"
+    assert headers["x-ratelimit-limit-tokens"] == "60000"
+    assert error.message.endswith("try again in 16m40s")
