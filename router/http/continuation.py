@@ -18,9 +18,10 @@ from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.continued_response import ContinuedResponse, ending_response
 from dualmap.router.http.downstream import ByteSource, Downstream, NotLent
 from dualmap.router.http.heads import Header, as_chunk
+from dualmap.router.http.last_words import failed_response
 from dualmap.router.http.response_so_far import named_event
 from dualmap.router.http.rest_of_answer import Rest
-from dualmap.router.http.sse import EventEditor, error_event, event_object, is_error
+from dualmap.router.http.sse import EventEditor, error_event, event_object, first_event_bytes, is_error
 from dualmap.router.http.whole_usage import usage_of, whole_usage
 from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from dualmap.scheduling.request.outcome import Usage
@@ -66,7 +67,8 @@ class ContinuedAnswer:
         self._chars = rest.chars
         self._shows_usage = shows_usage
         self._shows_ids = shows_ids
-        self._so_far = so_far
+        self.so_far = self._so_far = so_far
+        """What the client has."""
         self._is_one_of_several = index is not None
         self._index = index or 0
         self._shows_role = self._is_one_of_several and not so_far.has_role
@@ -299,10 +301,18 @@ class Continuation(NotLent):
     """HTTP/1.0 is claimed, so that bodies come without chunks."""
     bodiless = False
 
-    def __init__(self, client: Downstream, answer: ContinuedAnswer | ContinuedResponse | None = None) -> None:
-        """``answer`` is None while the client has no part of the answer: then the other answer passes as it is."""
+    def __init__(
+        self,
+        client: Downstream,
+        answer: ContinuedAnswer | ContinuedResponse | None = None,
+        *,
+        so_far: AnswerSoFar | None = None,
+    ) -> None:
+        """``answer`` is None while the client has no part of the answer: then the other answer passes as it is.
+        ``so_far``: what the client has, where the stream is only to be ended."""
         self._client = client_of(client)
         self._answer = answer
+        self._so_far = so_far if answer is None else answer.so_far
         self._editor = EventEditor(bytes if answer is None else answer.event, _MAX_HELD_BYTES)
         self.failed: UpstreamError | None = None
         """The error of another answer that does not go on where the client's ends."""
@@ -395,13 +405,36 @@ class Continuation(NotLent):
     def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
         """The stream cannot go on."""
         self._broken_off = True
-        self._client.break_off(self._framed(error_event(error_body(error, self._client.path))))
+        body = error_body(error, self._client.path)
+        is_response = self._client.path == RESPONSES_PATH
+        words = self._failed_response(body["error"]) if is_response else error_event(body)
+        self._client.break_off(self._framed(words))
 
     def break_off(self, last_words: bytes) -> None:
         self._broken_off = True
-        found = event_object(last_words)
-        words = last_words if found is None else _error_of(self._client.path, last_words, found)
+        found = event_object(last_words[: first_event_bytes(last_words)])
+        words = last_words
+        if found is not None and self._client.path == RESPONSES_PATH:
+            words = self._last_of_response(last_words, found)
+        elif found is not None:
+            words = _error_of(self._client.path, last_words, found)
         self._client.break_off(self._framed(words))
+
+    def _last_of_response(self, words: bytes, found: Mapping[str, Any]) -> bytes:
+        """The last events of the client's response, of which another one, or an engine, has the words."""
+        so_far = None if self._so_far is None else self._so_far.response
+        response, error = found.get("response"), found.get("error")
+        if isinstance(response, dict) and so_far is not None and not so_far.is_continued:
+            return named_event(so_far.numbered(found))
+        if isinstance(response, dict):
+            error = response.get("error")
+        return self._failed_response(error) if isinstance(error, dict) else words
+
+    def _failed_response(self, error: Mapping[str, Any]) -> bytes:
+        so_far = self._so_far
+        if so_far is None or so_far.response is None:
+            return failed_response(error, 0)
+        return failed_response(error, so_far.response.next_number, so_far.envelope, so_far.response)
 
     def abort(self) -> None:
         self._client.abort()

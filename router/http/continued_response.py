@@ -30,7 +30,8 @@ class ContinuedResponse:
         """Path of the API that gives the rest."""
         self.tokens = rest.tokens
         """Tokens of the answer that the client had."""
-        self._so_far = so_far
+        self.so_far = self._so_far = so_far
+        """What the client has."""
         if so_far.response is None:
             so_far.response = ResponseSoFar()
         self._state = state = so_far.response

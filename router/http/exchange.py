@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError, error_body
+from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError
 from dualmap.router.http.answer_checks import (
     JSON_STARTS,
     OBJECT_PATHS,
@@ -43,12 +43,12 @@ from dualmap.router.http.exchange_result import (
     is_retried,
 )
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
+from dualmap.router.http.last_words import last_words
 from dualmap.router.http.relayed_answer import RelayedAnswer
 from dualmap.router.http.sse import (
     COMMENT,
     EventSplitter,
     ends_event,
-    error_event,
     event_object,
     is_comment,
     read_ending,
@@ -555,7 +555,7 @@ class Exchange:
         words = b""
         if self._between_events():
             held = b"" if self._usage is None else self._usage.held
-            words = self._framed(held + error_event(error_body(error, self._downstream.path)))
+            words = self._framed(held + last_words(self._downstream.path, error, b"".join(self._tail())))
         self._downstream.break_off(words)
 
     def _between_events(self) -> bool:

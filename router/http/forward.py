@@ -44,7 +44,7 @@ from dualmap.router.http.rest_of_answer import (
 from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
-from dualmap.router.http.sse import Ending
+from dualmap.router.http.sse import Ending, event_object
 from dualmap.router.http.stream_usage import id_edit, ids_edit, usage_edit
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
@@ -277,14 +277,24 @@ class _Forwarding:
                 result = await self._try_until_sent()
             except CannotContinueError as why:
                 self._placed.broke_off(failure)
-                Continuation(former).refuse(UpstreamError(_not_elsewhere(failure, why)))
+                self._end_failed(former, result.kept, so_far, UpstreamError(_not_elsewhere(failure, why)))
                 return ExchangeResult(200, failure=failure)
             except RouterError as error:
-                Continuation(self.downstream).refuse(error)
+                self._end_failed(self.downstream, result.kept, so_far, error)
                 return ExchangeResult(200, failure=failure)
             if result.failure is None and isinstance(self.downstream, Continuation):
                 self.downstream.end()
         return result
+
+    def _end_failed(self, client: Downstream, kept: KeptStream | None, so_far: AnswerSoFar, error: RouterError) -> None:
+        """End a stream that goes on nowhere. A response that its engine has failed ends by the engine's own event."""
+        last = Continuation(client, so_far=so_far)
+        own = b"" if kept is None or self._inference_request.path != RESPONSES_PATH else kept.failed_by
+        found = event_object(own) or {}
+        if found.get("error") or found.get("type") == "response.failed":  # not where it says that it was aborted
+            last.break_off(own)
+        else:
+            last.refuse(error)
 
     async def _go_on_each(self, result: ExchangeResult) -> ExchangeResult:
         """The result that the client saw of a stream of several answers that failed after it had begun."""

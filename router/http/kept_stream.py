@@ -126,6 +126,8 @@ class KeptStream:
         behind it."""
         self.failure: InstanceFailure | None = None
         """The failure that an event has announced."""
+        self.failed_by = b""
+        """That event."""
         self._behind: list[bytes] = []
         self._message_end = b""
         """The last events, which end a response's message: they are passed on with the next one. An instance that
@@ -277,6 +279,7 @@ class KeptStream:
                 judged -= 1
             else:
                 self.failure = fails(rest[0])
+                self.failed_by = rest[0]
             if self.failure is None:
                 passed.append(rest.pop(0))
         if self.failure is not None:

@@ -197,6 +197,12 @@ def comments_of(event: bytes) -> bytes:
     return b"".join(line for line in event.splitlines(keepends=True) if line.startswith(b":")) if b":" in event else b""
 
 
+def first_event_bytes(data: bytes) -> int:
+    """The length of the first event of some, with the empty line that ends it; of all of them, where none ends."""
+    end = EVENT_END.search(data)
+    return len(data) if end is None else end.end()
+
+
 def event_data(event: bytes) -> bytes:
     """The joined ``data`` lines of an event; empty for a comment."""
     event = event.rstrip(b"\r\n")
