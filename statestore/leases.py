@@ -29,6 +29,11 @@ AVOIDED_FIELD: Final = "avoids"
 """Field of a replica's information with the instances that it sends nothing, or trial requests alone, and why."""
 OVERDUE_FIELD: Final = "overdue"
 """Field of a replica's information with the number of its requests whose deadline has passed without a first token."""
+REFUSALS_FIELD: Final = "refusals"
+"""Field with the number of errors that the replica has answered since it began, as ``code=count`` pairs."""
+FAULTS_FIELD: Final = "faults"
+"""Field with the number of faults that it has seen since it began, as ``instance/reason=count`` pairs; the
+most of them where they are many."""
 WAITING_FIELD: Final = "waiting"
 """Field of a replica's information with the number of its requests that wait for the first instance of the pool. With
 the two below, of a pool that may have no instance."""

@@ -19,6 +19,7 @@ from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.publications import Publications
@@ -101,6 +102,9 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
     @property
     def publications(self) -> Publications: ...
+
+    @property
+    def chronicle(self) -> Chronicle: ...
 
     @property
     def usage(self) -> UsageBooks: ...

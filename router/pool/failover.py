@@ -108,6 +108,7 @@ class FailoverPool:
         self.settings = primary.settings
         self.queues = primary.queues
         self.publications = primary.publications
+        self.chronicle = primary.chronicle
         self.usage = primary.usage
         self.responses = primary.responses
         self.loads = primary.loads

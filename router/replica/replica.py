@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from dualmap.router.pool.recovery import left_over, recover_requests, restore_members
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.telemetry.metrics import measured
+from dualmap.router.telemetry.pressure import Pressure, RecentTraffic
 from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import PoolSnapshot
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.leases import AVOIDED_FIELD, ENDED_FIELD, LIVE_FIELD, LOST_FIELD, OVERDUE_FIELD, WAITING_FIELD
+from dualmap.statestore.leases import (
+    AVOIDED_FIELD,
+    ENDED_FIELD,
+    FAULTS_FIELD,
+    LIVE_FIELD,
+    LOST_FIELD,
+    OVERDUE_FIELD,
+    REFUSALS_FIELD,
+    WAITING_FIELD,
+)
 
 log = logging.getLogger(__name__)
 
 BEATS_PER_LEASE = 3
+REPORTED_COUNTS = 64
+"""Refusals by code, and faults by instance and reason, that a heartbeat carries at most."""
 RECONCILE_S = 30.0
 """How often leftovers of this replica are looked for."""
 
@@ -35,6 +49,7 @@ class Replica:
         self._info = {**info, "scheduling": pool.scheduling.fingerprint, PROCESS_FIELD: secrets.token_hex(4)}
         pool.store.recover_from(self._live, pool.fleet.rates, context.live.is_releasing)
         self._reachable = True
+        self._recent = RecentTraffic()
         self._beat_soon = asyncio.Event()
         pool.instance_waiters.on_first = self._beat_soon.set
         self._owes_restoring = False
@@ -147,6 +162,7 @@ class Replica:
         context.metrics.instruments.fold()
         context.deadlines.report()
         traffic = TrafficCounts.of(self._pool.metrics)
+        self._recent.add(context.clock.monotonic_s(), traffic)
         pool, now_s = self._pool, context.clock.monotonic_s()
         lost = pool.evidence.quarantine.lost(now_s) | pool.evidence.breakers.failing()
         avoided = pool.evidence.breakers.avoided(now_s)
@@ -155,6 +171,16 @@ class Replica:
             "requests": str(len(context.live)),
             INFO_FIELD: traffic.to_text(),
             OVERDUE_FIELD: str(int(self._pool.metrics.overdue.value)),
+            REFUSALS_FIELD: _pairs(
+                {code: each.value for (code,), each in context.metrics.refusals.instruments.items()}
+            ),
+            FAULTS_FIELD: _pairs(
+                {
+                    f"{instance_id}/{reason}": each.value
+                    for (name, instance_id, reason), each in context.metrics.faults.instruments.items()
+                    if name == self._settings.name
+                }
+            ),
             LOST_FIELD: " ".join(sorted(lost)),
             AVOIDED_FIELD: ", ".join(f"{name} ({each.state}: {each.reason})" for name, each in sorted(avoided.items())),
         }
@@ -179,6 +205,14 @@ class Replica:
         if self._pool.store.degraded:
             return "local"
         return "ok" if self._reachable else "unreachable"
+
+    def pressure(self) -> Pressure:
+        """How the pool copes with the requests of this replica; by its own counts, and without the network."""
+        self._context.deadlines.report()
+        metrics, slo_s = self._pool.metrics, self._pool.scheduling.slo_ttft_s
+        lately, over_s = self._recent.since(self._context.clock.monotonic_s(), TrafficCounts.of(metrics))
+        held = self._pool.grant_waiters.held_requests
+        return Pressure(lately, over_s, int(metrics.overdue.value), slo_s, held)
 
     async def restore(self) -> None:
         """Members first, if the store has none at all; then the live requests of this replica, and no others.
@@ -244,6 +278,12 @@ class Replica:
             await self._pool.store.retire(self._context.replica_id)
         except StoreError as error:
             log.warning("pool %s: the lease stays until it runs out: %s", self._settings.name, error)
+
+
+def _pairs(counts: Mapping[str, float]) -> str:
+    """Counts as one text, the largest first."""
+    most = heapq.nlargest(REPORTED_COUNTS, counts.items(), key=itemgetter(1))
+    return " ".join(f"{name}={value:.0f}" for name, value in most)
 
 
 def _is_same(record: StoredRequest, standing: StoredRequest | None) -> bool:

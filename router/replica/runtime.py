@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -195,6 +195,10 @@ class Runtime:
         self._supervisor.start("peers", self.peer_watch.run)
         self.joined = True
         return True
+
+    def keep_running(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
+        """Run an endless job beside its own, until it stops."""
+        self._supervisor.start(name, job)
 
     def _tenants_changed(self) -> None:
         """Keys may have ended: so do their requests, where the settings say so."""

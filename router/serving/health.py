@@ -16,8 +16,11 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
     pools = {name: _pool(runtime, name) for name in runtime.pools.pools}
     degraded = any(pool["store"] != "ok" for pool in pools.values())
     status = "draining" if context.draining else "starting" if not runtime.joined else "ok"
+    if status == "ok":
+        late = any(pool["problem"] for pool in pools.values())
+        status = "degraded" if degraded else "late" if late else "ok"
     report: dict[str, Any] = {
-        "status": "degraded" if status == "ok" and degraded else status,
+        "status": status,
         "version": package_version(),
         "replica_id": context.replica_id,
         "requests": len(context.live),
@@ -36,11 +39,20 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
 def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
     pool, view = runtime.pools.pools[name], runtime.pools.pools[name].view.view
     states = [spec.state for spec in view.instances.values()]
+    pressure = runtime.replicas[name].pressure()
     return {
         "store": runtime.replicas[name].store_state,
         "epoch": view.epoch,
         "instances": {state.value: states.count(state) for state in InstanceState if state in states},
         "held": pool.grant_waiters.held_requests,
+        "overdue": pressure.overdue,
+        "last_minute": {
+            "arrived": pressure.lately.arrived,
+            "answered": pressure.lately.answered,
+            "on_time": pressure.lately.on_time,
+            "not_on_time": pressure.lately.late,
+        },
+        "problem": f"{pressure.headline}: {pressure.figures}" if pressure.headline else None,
         "avoided": {
             name: {"state": avoided.state, "reason": avoided.reason, "for_s": round(avoided.for_s, 1)}
             for name, avoided in pool.evidence.breakers.avoided(runtime.context.clock.monotonic_s()).items()

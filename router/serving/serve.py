@@ -29,6 +29,7 @@ from dualmap.router.serving.app import create_app
 from dualmap.router.serving.listeners import advertised_url, bind, port_of
 from dualmap.router.serving.starting import EmbeddedServer, until_store_is_there
 from dualmap.router.settings import CUT_OFF_S, RouterSettings
+from dualmap.router.ui.chronicler import Chronicler
 from dualmap.runtime.certificates import RenewedContext
 from dualmap.runtime.collector import settle_collector
 from dualmap.runtime.open_files import raise_open_files_limit
@@ -175,6 +176,7 @@ async def _serve(
     try:
         if await wait(runtime.start) is None:
             return
+        runtime.keep_running("chronicle", Chronicler(runtime).run)
         if door is not None:
             ports = [await door.start(), *ports]
         servers = [_Server(config, tls if listener is listeners[0] else None) for listener in listeners]

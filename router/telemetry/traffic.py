@@ -89,6 +89,16 @@ class TrafficCounts:
                 counts[name] = tuple(map(int, numbers))
         return cls(**counts)
 
+    @classmethod
+    def from_sums(cls, sums: Mapping[str, int]) -> TrafficCounts:
+        """The counts with these values by name; others are left out, and there are no histograms."""
+        known = {field.name for field in fields(cls)} - _BUCKETS.keys()
+        return cls(**{name: value for name, value in sums.items() if name in known})  # type: ignore[arg-type]
+
+    def sums(self) -> dict[str, int]:
+        """The values by name, without histograms."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _BUCKETS}
+
     def to_text(self) -> str:
         sums = {field.name: getattr(self, field.name) for field in fields(self)}
         buckets = {name: ",".join(map(str, sums.pop(name))) for name in _BUCKETS}

@@ -10,25 +10,29 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
+from itertools import takewhile
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
+from dualmap.router.telemetry.pressure import WINDOW_S
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.ui.chronicler import LAST_MINUTES_S, RECENT_SAMPLES, Chronicler, ended, lately_of
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
-from dualmap.router.ui.happenings import Reading, happenings
 from dualmap.router.ui.own_requests import Keys, OwnRequests
 from dualmap.router.ui.peers import Peers
 from dualmap.router.ui.problems import FleetState, PoolState, Since, as_values, problems, troubles
-from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from dualmap.router.ui.status import Lately, ReplicaStatus, status_of
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
 from dualmap.statestore.answers import DiscoveryStatus, PoolOverview
 from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool.chronicle import KEPT_SAMPLES, ChronicleRecord, Happened, PoolSample
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +47,9 @@ KEPT_NOTABLE = 200
 """Requests kept beside them that failed, were late or were retried."""
 _KEPT_HAPPENINGS = 80
 _SCALE_LINES = 8
+_NEW_HAPPENINGS = 32
+"""Lines read at a tick: more could not be read in a second."""
+SAMPLE_FIELDS = ("at_s", "over_s", "arrived", "answered", "on_time", "late", "held", "overdue", "ahead_s")
 
 
 class Feed:
@@ -51,6 +58,7 @@ class Feed:
     def __init__(self, runtime: Runtime, peers: Peers) -> None:
         self._runtime = runtime
         self._peers = peers
+        self._chronicler = Chronicler(runtime)
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
         self._reset()
@@ -61,7 +69,14 @@ class Feed:
         self._news = asyncio.Event()
         self._traffic = {name: FleetTraffic() for name in self._runtime.pools.pools}
         self._own = OwnRequests(self._runtime)
-        self._seen: dict[str, Reading] = {}
+        self._records: dict[str, ChronicleRecord] = {}
+        """The last step of each pool's chronicle."""
+        self._recent: dict[str, list[PoolSample]] = {}
+        """Its samples of the last minute, the latest first."""
+        self._samples: dict[str, deque[list[float]]] = {name: deque(maxlen=KEPT_SAMPLES) for name in self._traffic}
+        """Its samples, as ``SAMPLE_FIELDS`` says, the oldest first."""
+        self._told: dict[str, Happened] = {}
+        """The line of it that was reported last."""
         self._scaled_ms: dict[str, int] = {}
         """Time of the scaling log's line that was reported last, by pool."""
         self._scaled: dict[str, ScaleEntry] = {}
@@ -168,6 +183,8 @@ class Feed:
                 "topology": {name: topology(pool.view.view) for name, pool in runtime.pools.pools.items()},
                 "requests": self._requests.rows(),
                 "happened": list(self._happened),
+                "sample_fields": SAMPLE_FIELDS,
+                "samples": {name: list(samples) for name, samples in self._samples.items()},
                 **self._figures,
             },
         )
@@ -181,32 +198,73 @@ class Feed:
             if heard.status is not None:
                 statuses[replica_id] = heard.status
         happened: list[list[Any]] = []
-        overviews = {name: await self._overview(name, happened) for name in self._runtime.pools.pools}
+        samples: dict[str, list[list[float]]] = {}
+        overviews = {name: await self._overview(name, happened, samples) for name in self._runtime.pools.pools}
+        happened.sort(key=itemgetter(0))
         pools = {name: self._pool(name, overview, keys) for name, overview in overviews.items()}
         self._requests.add(requests)
         self._happened.extend(happened)
         wrong = self._wrong(overviews, statuses, pools)
-        self._figures = {"at_s": round(time.time(), 2), "viewers": self._viewers, "pools_now": pools, "problems": wrong}
+        self._figures = {
+            "at_s": round(time.time(), 2),
+            "viewers": self._viewers,
+            "pools_now": pools,
+            "problems": wrong,
+            "over": self._over({problem["key"] for problem in wrong}),
+        }
         changed = dict(self._changed_topologies())
-        return {**self._figures, "requests": requests, "happened": happened, "topology": changed}
+        return {**self._figures, "requests": requests, "happened": happened, "samples": samples, "topology": changed}
 
-    async def _overview(self, name: str, happened: list[list[Any]]) -> PoolOverview | None:
-        """A pool as the store has it, and what happened there; None if the store is away."""
-        view = self._runtime.pools.pools[name].view.view
+    async def _overview(
+        self, name: str, happened: list[list[Any]], samples: dict[str, list[list[float]]]
+    ) -> PoolOverview | None:
+        """A pool as the store has it, with what is new of its chronicle; None if the store is away."""
         try:
             overview = await self._runtime.fleet.get(name, _MAX_AGE_S)
             happened += await self._scale_steps(name)
             if self._discovers(name):
                 publications = self._runtime.pools.pools[name].store.publications
                 self._discovery[name] = await publications.discovery()
+            await self._chronicler.step(name, least_s=INTERVAL_S)
+            samples[name] = await self._new_samples(name)
+            happened += await self._new_happenings(name)
         except StoreError:
             return None
-        reading = Reading(overview, view)
-        if name in self._seen:
-            now_s = round(time.time(), 1)
-            happened += [[now_s, name, kind, words] for kind, words in happenings(self._seen[name], reading)]
-        self._seen[name] = reading
         return overview
+
+    async def _new_happenings(self, name: str) -> list[list[Any]]:
+        """The lines behind the one that was reported last; at first those of the last minutes."""
+        chronicle, told = self._runtime.pools.pools[name].store.chronicle, self._told.get(name)
+        lines = await chronicle.happened(_KEPT_HAPPENINGS if told is None else _NEW_HAPPENINGS)
+        if lines:
+            self._told[name] = lines[0]
+        new = list(takewhile(lambda line: line != told, lines))
+        since_ms = self._records[name].at_ms - 1000 * LAST_MINUTES_S if told is None else 0
+        return [[line.at_ms / 1000, name, line.kind, line.text] for line in reversed(new) if line.at_ms >= since_ms]
+
+    async def _new_samples(self, name: str) -> list[list[float]]:
+        """The samples behind the one that was reported last; at first all that there are of the last minutes."""
+        chronicle, kept = self._runtime.pools.pools[name].store.chronicle, self._samples[name]
+        self._records[name] = await chronicle.last_record()
+        found = await chronicle.samples(RECENT_SAMPLES if kept else KEPT_SAMPLES)
+        self._recent[name] = [*found[:RECENT_SAMPLES]]
+        last_s = kept[-1][0] if kept else 0.0
+        new = [_sample_row(each) for each in reversed(found) if each.at_ms / 1000 > last_s]
+        kept.extend(new)
+        return new
+
+    def _over(self, present: Container[str]) -> list[dict[str, Any]]:
+        """Problems that were over in the last minutes."""
+        found = {
+            each.key: {
+                "key": each.key, "severity": each.severity, "what": each.what, "why": each.why,
+                "since_s": each.since_ms / 1000, "until_s": (each.until_ms or 0) / 1000,
+            }
+            for record in self._records.values()
+            for each in ended(record.problems, record.at_ms)
+            if each.key not in present
+        }  # fmt: skip
+        return [*found.values()]
 
     def _pool(self, name: str, overview: PoolOverview | None, keys: Sequence[Keys]) -> dict[str, Any]:
         view, store = self._runtime.pools.pools[name].view.view, self._runtime.replicas[name].store_state
@@ -230,20 +288,36 @@ class Feed:
         """The problems of the fleet; those of single instances are entered into ``pools`` as well."""
         states = []
         for name, overview in overviews.items():
-            pool, history = self._runtime.pools.pools[name], self._history[name]
-            counted = history[-1][1].since(history[0][1]) if overview is not None else TrafficCounts()
+            pool = self._runtime.pools.pools[name]
+            counted, over_s = self._counted_lately(name) if overview is not None else (TrafficCounts(), WINDOW_S)
             slo_s = pool.scheduling.slo_ttft_s
             may_be_empty = pool.waiting_room is not None
             scaled, discovery = self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
-            states.append(PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery))
+            states.append(
+                PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery, over_s)
+            )
         lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s())
         fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
         found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
         alone = [problem for each in of_instances.values() for problem in each.values()]
         first = self._since.of([*found, *alone], time.time())
+        for record in self._records.values():  # since when is known, though nobody looked
+            first |= {
+                each.key: (each.since_ms / 1000, False)
+                for each in record.problems
+                if each.until_ms is None and each.key in first
+            }
         for name, each in of_instances.items():
             pools[name]["troubles"] = dict(zip(each, as_values(list(each.values()), first), strict=True))
         return as_values(found, first)
+
+    def _counted_lately(self, name: str) -> tuple[TrafficCounts, float]:
+        """The counts of the last minute, and its seconds: of the chronicle, which was kept before anybody looked."""
+        record = self._records.get(name)
+        if record is None or not self._recent.get(name):
+            history = self._history[name]
+            return history[-1][1].since(history[0][1]), max(1.0, history[-1][0] - history[0][0])
+        return lately_of(record, self._recent[name])
 
     def _discovers(self, name: str) -> bool:
         pool = self._runtime.pools.pools[name]
@@ -282,6 +356,11 @@ class Feed:
                     urls[replica.replica_id] = url
         self._urls = urls
         return urls
+
+
+def _sample_row(sample: PoolSample) -> list[float]:
+    counts = (sample.counts.get(name, 0) for name in ("arrived", "answered", "on_time", "late"))
+    return [sample.at_ms / 1000, sample.over_s, *counts, sample.held, sample.overdue, sample.ahead_s]
 
 
 def frame(event: str, body: Any) -> bytes:

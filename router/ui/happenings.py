@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 from dualmap.scheduling.state.instance import InstanceState
@@ -13,7 +14,9 @@ from dualmap.statestore.leases import RETIRED
 Happening = tuple[str, str]
 """A kind, which the page colours, and the words."""
 
-_STATE_KINDS = {InstanceState.DOWN: "trouble", InstanceState.READY: "good"}
+_STATE_KINDS = {InstanceState.DOWN.value: "trouble", InstanceState.READY.value: "good"}
+MOST_HOT = 512
+"""Hot prefixes that a reading has at most."""
 _LISTED = 8
 """Changes of one kind that are named one by one; more are counted."""
 
@@ -21,60 +24,75 @@ _LISTED = 8
 class Reading(NamedTuple):
     """A pool at one moment."""
 
-    overview: PoolOverview
-    view: ClusterView
+    states: Mapping[str, str]
+    """States of the instances by id."""
+    notes: Mapping[str, str]
+    """Complaints about instances by id."""
+    replicas: frozenset[str]
+    """The living ones."""
+    died: frozenset[str]
+    """Those whose lease ran out."""
+    leader: str
+    """"": none."""
+    migrations: Mapping[str, int]
+    hot: Mapping[int, int]
+    """Hot prefixes with their length in blocks."""
+
+    @classmethod
+    def of(cls, overview: PoolOverview, view: ClusterView) -> Reading:
+        now_ms, replicas = overview.now_ms, overview.replicas
+        alive = frozenset(each.replica_id for each in replicas if each.is_alive(now_ms))
+        kept = frozenset(each.replica_id for each in replicas if each.expires_ms != RETIRED)
+        return cls(
+            {name: load.state.value for name, load in overview.loads.items()},
+            {name: note.text for name, note in overview.notes.items()},
+            alive,
+            kept - alive,
+            overview.leader.owner if overview.leader else "",
+            overview.migrations,
+            dict(islice(view.tree.hot.items(), MOST_HOT)),
+        )
 
 
-def happenings(earlier: Reading, later: Reading) -> Iterator[Happening]:
+def happenings(before: Reading, now: Reading) -> Iterator[Happening]:
     """The events in the order in which a reader wants them: members first."""
-    before, now = earlier.overview, later.overview
-    yield from _few(
-        [("scale", f"{name} joined as {now.loads[name].state}") for name in now.loads.keys() - before.loads]
-    )
-    yield from _few([("scale", f"{name} left the fleet") for name in before.loads.keys() - now.loads])
+    yield from _few([("scale", f"{name} joined as {now.states[name]}") for name in now.states.keys() - before.states])
+    yield from _few([("scale", f"{name} left the fleet") for name in before.states.keys() - now.states.keys()])
     yield from _few(
         [
-            (_STATE_KINDS.get(load.state, "state"), f"{name}: {before.loads[name].state} → {load.state}")
-            for name, load in now.loads.items()
-            if name in before.loads and before.loads[name].state is not load.state
+            (_STATE_KINDS.get(state, "state"), f"{name}: {before.states[name]} → {state}")
+            for name, state in now.states.items()
+            if name in before.states and before.states[name] != state
         ]
     )
     yield from _few(
-        [
-            ("trouble", f"{name}: {note.text}")
-            for name, note in now.notes.items()
-            if name not in before.notes or before.notes[name].text != note.text
-        ]
+        [("trouble", f"{name}: {text}") for name, text in now.notes.items() if before.notes.get(name) != text]
     )
     yield from _replicas(before, now)
     for reason, count in now.migrations.items():
         if (moved := count - before.migrations.get(reason, 0)) > 0:
             yield "migration", f"{moved:,} held request{'s'[: moved != 1]} moved: {reason}"
-    yield from _hot(earlier.view, later.view)
+    yield from _hot(before.hot, now.hot)
 
 
-def _replicas(before: PoolOverview, now: PoolOverview) -> Iterator[Happening]:
-    former = {replica.replica_id for replica in before.replicas if replica.is_alive(before.now_ms)}
-    present = {replica.replica_id for replica in now.replicas if replica.is_alive(now.now_ms)}
-    yield from (("replica", f"replica {name} joined") for name in sorted(present - former))
-    died = {replica.replica_id for replica in now.replicas if replica.expires_ms != RETIRED}
-    for name in sorted(former - present):
-        if name in died:
+def _replicas(before: Reading, now: Reading) -> Iterator[Happening]:
+    yield from (("replica", f"replica {name} joined") for name in sorted(now.replicas - before.replicas))
+    for name in sorted(before.replicas - now.replicas):
+        if name in now.died:
             yield "trouble", f"replica {name} is gone: its lease ran out"
         else:
             yield "replica", f"replica {name} is gone"
-    owner, former_owner = (each.leader.owner if each.leader else None for each in (now, before))
-    if owner != former_owner:
-        if owner:
-            yield "leader", f"{owner} leads"
+    if now.leader != before.leader:
+        if now.leader:
+            yield "leader", f"{now.leader} leads"
         else:
-            yield "trouble", f"{former_owner} leads no more"
+            yield "trouble", f"{before.leader} leads no more"
 
 
-def _hot(before: ClusterView, now: ClusterView) -> Iterator[Happening]:
-    hot, cold = now.tree.hot.keys() - before.tree.hot.keys(), before.tree.hot.keys() - now.tree.hot.keys()
+def _hot(before: Mapping[int, int], now: Mapping[int, int]) -> Iterator[Happening]:
+    hot, cold = now.keys() - before.keys(), before.keys() - now.keys()
     if hot:
-        deepest = max(now.tree.hot[prefix] for prefix in hot)
+        deepest = max(now[prefix] for prefix in hot)
         yield "hot", f"{len(hot)} prefix{'es'[: 2 * (len(hot) != 1)]} became hot, up to {deepest} blocks long"
     if cold:
         yield "hot", f"{len(cold)} prefix{'es'[: 2 * (len(cold) != 1)]} cooled down"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from dualmap.router.telemetry.pressure import ADVICE as ADVICE_ON_OVERLOAD
+from dualmap.router.telemetry.pressure import WINDOW_S, Pressure
 from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
@@ -23,9 +25,6 @@ from dualmap.statestore.leases import RETIRED
 STALLED_S: Final = 10.0
 FAULTS: Final = 3
 """Lately, before an instance is said to fail: one or two are tried elsewhere and do no harm."""
-LATE_SHARE: Final = 0.1
-FEWEST_FIRST_TOKENS: Final = 10
-"""First tokens before a share of late ones is reported."""
 LONG_START_MS: Final = 300_000
 """An engine that loads a large model does not answer for minutes."""
 MISSED_CHECK_MS: Final = 5000
@@ -79,6 +78,15 @@ class PoolState:
     may_be_empty: bool = False
     """The autoscaler may leave it without an instance."""
     discovery: DiscoveryStatus = field(default_factory=DiscoveryStatus)
+    lately_s: float = WINDOW_S
+    """The time that ``lately`` is of."""
+
+    @property
+    def pressure(self) -> Pressure:
+        """How it copes with what arrives."""
+        if self.overview is None:
+            return Pressure(self.lately, self.lately_s, 0, self.slo_s)
+        return Pressure.of(self.overview, self.lately, self.lately_s, self.slo_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +103,10 @@ class FleetState:
 def problems(fleet: FleetState) -> list[Problem]:
     """All of them, the worst first. Several instances with the same problem share a line."""
     found = [*_of_replicas(fleet), *_of_refusals(fleet.lately)]
+    pressed: list[Problem] = []
     for pool in fleet.pools:
         of_pool = [
+            *_of_pressure(pool),
             *_of_store(fleet, pool),
             *_of_members(pool),
             *_of_traffic(pool),
@@ -108,6 +118,8 @@ def problems(fleet: FleetState) -> list[Problem]:
         if len(fleet.pools) > 1:
             of_pool = [replace(each, what=f"Pool {pool.name}: {each.what}") for each in of_pool]
         found += of_pool
+        pressed += [each for each in of_pool if each.key == f"{pool.name}/overload"]
+    found = [*pressed, *(each for each in found if each not in pressed)]
     return sorted(found, key=lambda each: _ORDER[each.severity])  # in the order above, where equally bad
 
 
@@ -300,29 +312,30 @@ def _of_traffic(pool: PoolState) -> Iterator[Problem]:
         what = f"{_several(lately.failed, 'request')} failed in the last minute, of {lately.ended:,}"
         advice = "Filter the requests below by failed: each says what its instances answered."
         yield Problem("failing", severity, what, "errors that reached clients in spite of retries", advice)
-    first_tokens = lately.on_time + lately.late
-    if first_tokens >= FEWEST_FIRST_TOKENS and lately.late >= LATE_SHARE * first_tokens:
-        what = f"{100 * lately.late / first_tokens:.0f} % of first tokens are late"
-        yield Problem("late", Severity.WARNING, what, *_why_late(pool, lately))
 
 
-def _why_late(pool: PoolState, lately: TrafficCounts) -> tuple[str, str]:
-    """The reason and the advice."""
-    why = f"{lately.late:,} of {lately.late + lately.on_time:,} in the last minute took longer than {pool.slo_s:g} s"
+def _of_pressure(pool: PoolState) -> Iterator[Problem]:
+    """Too many requests miss their SLO, or are about to."""
+    pressure = pool.pressure
+    if not pressure.headline:
+        return
+    severity = Severity.CRITICAL if pressure.is_worst else Severity.WARNING
+    if pressure.is_overload:
+        yield Problem("overload", severity, pressure.headline, pressure.figures, ADVICE_ON_OVERLOAD)
+        return
+    advice = "Filter the requests below by late: a click tells where the time went."
     loads = pool.overview.loads.values() if pool.overview is not None else ()
-    ready = [load for load in loads if load.state is InstanceState.READY]
-    over = [load for load in ready if load.pending_tokens > pool.slo_s * load.prefill_tokens_per_s]
-    if ready and len(over) * 2 > len(ready):
-        why += f"; {len(over)} of {len(ready)} instances have more work ahead than fits the SLO"
-        return (
-            why,
-            "The fleet is too small for this load: add instances, or shed what is late (scheduling.max_deferred_s).",
-        )
+    over = [
+        load.instance_id
+        for load in loads
+        if load.state is InstanceState.READY and load.pending_tokens > pool.slo_s * load.prefill_tokens_per_s
+    ]
+    why = pressure.figures
     if over:
-        names = ", ".join(load.instance_id for load in over[:NAMED])
+        names = ", ".join(over[:NAMED])
         why += f"; {names} {'has' if len(over) == 1 else 'have'} more work ahead than fits the SLO"
-        return why, "Look at what these instances have ahead of the others: a stall, or one hot prefix."
-    return why, "Filter the requests below by late: a click tells where the time went."
+        advice = "Look at what these instances have ahead of the others: a stall, or one hot prefix."
+    yield Problem("late", severity, pressure.headline, why, advice)
 
 
 def _of_scaling(pool: PoolState) -> Iterator[Problem]:

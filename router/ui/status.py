@@ -6,13 +6,10 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from dualmap.router.replica.runtime import Runtime
+from dualmap.router.telemetry.pressure import WINDOW_S
 from dualmap.runtime.certificates import CertificateReport
-
-WINDOW_S: Final = 60.0
-"""Window of recent counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from dualmap.statestore.pool import codec, placing
 from dualmap.statestore.pool.allotments import Allotments
 from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.kv_events import KvEventCalls
@@ -75,6 +76,7 @@ class PoolStore(Changes):
         self.members: Final = Members(keys, calls, self._reader)
         self.queues: Final = Queues(keys, calls, self._views, self.settings)
         self.publications: Final = Publications(keys, calls)
+        self.chronicle: Final = Chronicle(keys, calls)
         self.responses: Final = StoredResponses(keys, calls)
         self.usage: Final = UsageBooks(keys, calls)
         self.allotments: Final = Allotments(keys, calls)

@@ -26,6 +26,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_events import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
+from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -96,6 +97,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     assert claim is not None
     await pool.kv_events.mark("a", claim.fence, KvViewStatus.EXACT)
     await pool.kv_events.apply("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
+    await pool.chronicle.record(ChronicleRecord(1), PoolSample(1, 5.0), [Happened(1, "state", "words")], after=None)
+    await pool.chronicle.member_changed("ada", "drain", "a")
     status = DiscoveryStatus(at_ms=1, state="watching", pods=2)
     await pool.publications.record_discovery(status, fence=fence)
     await pool.publications.record_scaling(

@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 import pytest
 
 from dualmap.router.replica.peer_watch import FIRST_S
 from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
-from dualmap.router.ui.feed import Feed
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
 from dualmap.router.ui.own_requests import NEW_REQUESTS
-from dualmap.router.ui.peers import Peers
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
-
-
-class Viewer:
-    """One open page."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._frames: AsyncIterator[bytes] = feed.frames()
-        self._next: asyncio.Future[bytes] | None = None
-
-    async def read(self) -> tuple[str, Any]:
-        """The next frame: its event and its body."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(anext(self._frames))
-        frame, self._next = await asyncio.wait_for(asyncio.shield(self._next), 60), None
-        event, data, *_ = frame.decode().split("\n")
-        return event.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))
-
-    async def close(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait((self._next,))
-        await self._frames.aclose()  # type: ignore[attr-defined]
-
-
-def feed_of(runtime: Any) -> Feed:
-    return Feed(runtime, Peers(runtime.context.replica_id, None, runtime.peer_client))
+from tests.router.ui.viewers import Viewer, feed_of
 
 
 async def test_a_new_viewer_is_told_everything_and_then_what_is_new(start_runtime: Any, clock: Any) -> None:

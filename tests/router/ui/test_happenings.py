@@ -22,7 +22,7 @@ def overview(*names: str, **changes: Any) -> PoolOverview:
 
 def told(before: PoolOverview, now: PoolOverview, *, hot: dict[int, int] | None = None) -> list[tuple[str, str]]:
     view = empty_view()
-    return list(happenings(Reading(before, view), Reading(now, replace(view, tree=HotnessTree(hot or {})))))
+    return list(happenings(Reading.of(before, view), Reading.of(now, replace(view, tree=HotnessTree(hot or {})))))
 
 
 def test_nothing_happened_between_two_equal_readings() -> None:

@@ -27,7 +27,7 @@ from dualmap.router.ui.status import Avoidance, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import DiscoveryStatus, Note, PoolOverview
-from dualmap.statestore.leases import Lease, ReplicaInfo
+from dualmap.statestore.leases import OVERDUE_FIELD, Lease, ReplicaInfo
 
 READY, DOWN, STARTING = InstanceState.READY, InstanceState.DOWN, InstanceState.STARTING
 LEADER = Lease("w", 1, 60_000)
@@ -134,7 +134,7 @@ def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> No
          "2 requests failed in the last minute, of 1,000", Severity.WARNING),
         (fleet(pool({"a": READY}, lately=TrafficCounts(ended=10, failed=2))),
          "2 requests failed in the last minute, of 10", Severity.CRITICAL),
-        (fleet(pool({"a": READY}, lately=TrafficCounts(on_time=30, late=10))), "25 % of first tokens are late",
+        (fleet(pool({"a": READY}, lately=TrafficCounts(on_time=30, late=10))), "25 % of requests are not on time",
          Severity.WARNING),
         (fleet(pool({"a": READY}, scaled=ScaleEntry(9, 1, "failed", "the webhook answers 500"))),
          "The last scale step failed", Severity.WARNING),
@@ -148,6 +148,30 @@ def test_each_kind_of_problem_is_said(state: FleetState, what: str, severity: Se
     assert (what, severity) in [(each.what, each.severity) for each in found(state)]
 
 
+def test_an_overload_is_said_first_with_what_arrives_what_is_served_and_what_waits() -> None:
+    lately = TrafficCounts(on_time=20, late=80, arrived=2460, answered=1440, failed=3, ended=1500)
+    behind = {name: InstanceLoad(name, READY, pending_tokens=560_000, queued_requests=48) for name in "abcd"}
+    waiting = (replace(REPLICA, info={OVERDUE_FIELD: "120"}),)
+    state = pool(dict.fromkeys("abcd", READY), loads=behind, lately=lately, replicas=waiting, leader=None)
+
+    first, *_ = found(fleet(state, lately={("refusal", "no_instance"): 5}))
+
+    assert (first.what, first.severity) == ("Overload: 80 % of requests are not on time", Severity.CRITICAL)
+    for words in ("41.0 requests/s arrive and 24.0/s are answered", "192 held, 120 overdue", "4 of 4 instances"):
+        assert words in first.why
+
+
+def test_an_overload_is_said_before_anybody_has_left_or_been_served() -> None:
+    behind = {name: InstanceLoad(name, READY, pending_tokens=560_000, queued_requests=48) for name in "ab"}
+    waiting = (replace(REPLICA, info={OVERDUE_FIELD: "1"}),)
+
+    [overload] = found(fleet(pool(dict.fromkeys("ab", READY), loads=behind, replicas=waiting)))
+    assert overload.what == "Overload: 1 request is overdue"
+
+    [late] = found(fleet(pool({"a": READY}, replicas=(replace(REPLICA, info={OVERDUE_FIELD: "30"}),))))
+    assert late.what == "30 requests are overdue"
+
+
 def test_a_late_fleet_is_told_apart_from_one_late_instance() -> None:
     slow = TrafficCounts(on_time=30, late=10)
     behind = {name: InstanceLoad(name, READY, pending_tokens=80_000) for name in "abc"}
@@ -157,8 +181,10 @@ def test_a_late_fleet_is_told_apart_from_one_late_instance() -> None:
 
     [all_late], [one_late] = found(fleet(everyone)), found(fleet(one))
 
+    assert (all_late.what, all_late.severity) == ("Overload: 25 % of requests are not on time", Severity.WARNING)
     assert "3 of 3 instances have more work ahead" in all_late.why
-    assert "too small" in all_late.advice
+    for words in ("too small", "instances add", "max_deferred_s", "autoscale"):
+        assert words in all_late.advice
     assert "; b has more work ahead" in one_late.why
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from dualmap.router.ui.status import WINDOW_S, Lately, ReplicaStatus, status_of
+from dualmap.router.telemetry.pressure import WINDOW_S
+from dualmap.router.ui.status import Lately, ReplicaStatus, status_of
 from tests.router import tools
 
 

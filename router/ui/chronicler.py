@@ -1,0 +1,266 @@
+"""The record of the fleet's last minutes, which is kept without a viewer: samples, what happened, problems.
+
+Every replica looks every few seconds whether a step is due; one of them makes it, whichever is first. It compares the
+overview with what the last step left in the store, so nothing is told twice, and nothing is lost when replicas die.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from dualmap.router.replica.runtime import Runtime
+from dualmap.router.telemetry.pressure import WINDOW_S, overdue_in
+from dualmap.router.telemetry.traffic import PROCESS_FIELD, TrafficCounts
+from dualmap.router.ui.happenings import Reading, happenings
+from dualmap.router.ui.problems import FleetState, PoolState, Problem, Severity, problems
+from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
+from dualmap.scheduling.backoff import worth_logging
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.leases import AVOIDED_FIELD, FAULTS_FIELD, REFUSALS_FIELD, ReplicaInfo
+from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, KnownProblem, PoolSample
+
+log = logging.getLogger(__name__)
+
+STEP_S: Final = 5.0
+LAST_MINUTES_S: Final = 900.0
+"""What is reported to those who come later."""
+RECENT_SAMPLES: Final = 12
+"""Samples of the last minute."""
+OVER_AFTER_S: Final = 15.0
+"""A problem that was not found for so long is over."""
+LONGEST_TEXT: Final = 300
+_AVOIDED = re.compile(r"(\S+) \((\w+): ([^)]*)\)")
+_SEEN_IN_STATES: Final = ("/instance/", "/instances/", "/leader", "gone/")
+"""Parts of keys of problems that what happened tells by itself."""
+
+
+class Chronicler:
+    """Makes steps for all pools of a replica."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._runtime.context.clock.sleep(STEP_S)
+            try:
+                for name in self._runtime.pools.pools:
+                    await self.step(name)
+                self._failures = 0
+            except StoreError as error:
+                self._failures += 1
+                if worth_logging(self._failures):
+                    log.warning("the last minutes are not recorded failures=%d: %s", self._failures, error)
+
+    async def step(self, name: str, *, least_s: float = STEP_S) -> bool:
+        """Make a step of a pool, if the last one is ``least_s`` old; whether this replica made one.
+
+        Raises:
+            StoreError: the store is out of reach.
+        """
+        pool = self._runtime.pools.pools[name]
+        if pool.store.degraded:
+            return False
+        chronicle = pool.store.chronicle
+        after = await chronicle.last_step()
+        if after is not None and after.isdigit() and 0 <= await chronicle.now_ms() - int(after) < 900 * least_s:
+            return False
+        former, recent = await chronicle.last_record(), await chronicle.samples(RECENT_SAMPLES)
+        overviews = {each: await self._runtime.fleet.get(each, least_s / 2) for each in self._runtime.pools.pools}
+        overview, counted = overviews[name], counts_of(overviews[name].replicas)
+        grown = Counter(former.grown) + (growth(former.counted, counted) if former.at_ms else Counter[str]())
+        sample = sample_of(overview, grown, former.sampled_ms or overview.now_ms)
+        is_whole = sample.over_s >= 0.9 * STEP_S or not former.sampled_ms
+        found = await self._found(name, overviews, (sample, *recent))
+        reading = Reading.of(overview, pool.view.view)
+        known, turns = followed(former.problems, found, overview.now_ms)
+        lines = [*(happenings(_reading_of(former), reading) if former.at_ms else ()), *turns]
+        record = ChronicleRecord(
+            overview.now_ms,
+            self._runtime.context.replica_id,
+            overview.now_ms if is_whole else former.sampled_ms,
+            reading.states,
+            reading.notes,
+            tuple(sorted(reading.replicas)),
+            reading.leader,
+            reading.migrations,
+            reading.hot,
+            counted,
+            {} if is_whole else grown,
+            tuple(known),
+        )
+        happened = [Happened(overview.now_ms, kind, text[:LONGEST_TEXT]) for kind, text in lines]
+        return await chronicle.record(record, sample if is_whole else None, happened, after=after)
+
+    async def _found(
+        self, name: str, overviews: Mapping[str, PoolOverview], samples: Sequence[PoolSample]
+    ) -> list[Problem]:
+        """The problems of this pool, and of the fleet in its first one."""
+        overview = overviews[name]
+        lately = [each for each in samples if each.at_ms > overview.now_ms - 1000 * WINDOW_S]
+        counts, over_s = sum((Counter(each.counts) for each in lately), Counter[str]()), sum(e.over_s for e in lately)
+        states = [
+            await self._state(each, of_it, TrafficCounts.from_sums(counts) if each == name else TrafficCounts(), over_s)
+            for each, of_it in overviews.items()
+        ]
+        fleet = FleetState(self._runtime.context.replica_id, states, _statuses(name, overview), events_of(name, counts))
+        is_first, of_pools = name == next(iter(overviews)), tuple(f"{each}/" for each in overviews)
+        return [
+            each
+            for each in problems(fleet)
+            if each.severity is not Severity.NOTICE
+            and (each.key.startswith(f"{name}/") or (is_first and not each.key.startswith(of_pools)))
+        ]
+
+    async def _state(self, name: str, overview: PoolOverview, lately: TrafficCounts, over_s: float) -> PoolState:
+        pool = self._runtime.pools.pools[name]
+        publications = pool.store.publications
+        scaled = [*await publications.scaling_log(1), None][0]
+        slo_s, may_be_empty = pool.scheduling.slo_ttft_s, pool.waiting_room is not None
+        discovery = await publications.discovery()
+        return PoolState(
+            name, pool.view.view, slo_s, overview, lately, scaled, may_be_empty, discovery, max(over_s, 1.0)
+        )
+
+
+def _statuses(name: str, overview: PoolOverview) -> dict[str, ReplicaStatus]:
+    """What the heartbeats of a pool say of replicas."""
+    return {
+        replica.replica_id: ReplicaStatus(
+            avoided={
+                name: {
+                    instance: Avoidance(state, reason, 0.0)
+                    for instance, state, reason in _AVOIDED.findall(replica.info.get(AVOIDED_FIELD, ""))
+                }
+            }
+        )
+        for replica in overview.replicas
+        if replica.is_alive(overview.now_ms)
+    }
+
+
+# counts ---------------------------------------------------------------------------------------------------------
+def counts_of(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, int]]:
+    """What each process has counted since it began, by its replica and a name that no other process has."""
+    counted = {}
+    for replica in replicas:
+        info = replica.info
+        counts = {name: value for name, value in TrafficCounts.from_info(info).sums().items() if value}
+        for field, kind in ((REFUSALS_FIELD, "refusal"), (FAULTS_FIELD, "fault")):
+            for what, _, number in (pair.rpartition("=") for pair in info.get(field, "").split()):
+                if number.isdecimal():
+                    counts[f"{kind}:{what}"] = int(number)
+        counted[f"{replica.replica_id} {info.get(PROCESS_FIELD, '')}"] = counts
+    return counted
+
+
+def growth(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> Counter[str]:
+    """What was counted between two readings. A process that was not there before has counted all of it since."""
+    grown = Counter[str]()
+    for process, counts in now.items():
+        former = before.get(process, {})
+        grown += Counter({name: value - former.get(name, 0) for name, value in counts.items()})
+    return grown
+
+
+def lately_of(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[TrafficCounts, float]:
+    """The counts of the last minute, and its seconds, by the last step and the samples, the latest first."""
+    recent = [each for each in samples if each.at_ms > record.at_ms - 1000 * WINDOW_S]
+    counts = sum((Counter(each.counts) for each in recent), Counter(record.grown))
+    over_s = sum(each.over_s for each in recent) + (record.at_ms - record.sampled_ms) / 1000
+    return TrafficCounts.from_sums(counts), max(1.0, over_s)
+
+
+def sample_of(overview: PoolOverview, grown: Mapping[str, int], since_ms: int) -> PoolSample:
+    """The sample of what an overview says, with what was counted since the sample before."""
+    loads = overview.loads.values()
+    ready = [load for load in loads if load.state is InstanceState.READY]
+    ahead_s = sum(load.pending_tokens / load.prefill_tokens_per_s for load in ready)
+    return PoolSample(
+        overview.now_ms,
+        (overview.now_ms - since_ms) / 1000,
+        dict(grown),
+        sum(load.queued_requests for load in loads),
+        overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms)),
+        sum(load.running_requests for load in loads),
+        round(ahead_s / max(1, len(ready)), 1),
+        len(ready),
+        len(loads),
+    )
+
+
+def events_of(pool: str, counts: Mapping[str, int]) -> Counter[Event]:
+    """The refusals and faults among them."""
+    events = Counter[Event]()
+    for name, count in counts.items():
+        kind, _, what = name.partition(":")
+        if kind == "refusal":
+            events["refusal", what] += count
+        elif kind == "fault":
+            instance_id, _, reason = what.rpartition("/")
+            events["fault", pool, instance_id, reason] += count
+    return events
+
+
+def _reading_of(record: ChronicleRecord) -> Reading:
+    alive = frozenset(record.replicas)
+    return Reading(record.states, record.notes, alive, frozenset(), record.leader, record.migrations, record.hot)
+
+
+# problems -------------------------------------------------------------------------------------------------------
+def followed(
+    former: Sequence[KnownProblem], found: Sequence[Problem], now_ms: int
+) -> tuple[list[KnownProblem], list[tuple[str, str]]]:
+    """The problems of the last minutes after this step, and lines on those that began, and those that are over."""
+    known = {each.key: each for each in former}
+    kept: list[KnownProblem] = []
+    turns: list[tuple[str, str]] = []
+    for problem in found:
+        before = known.pop(problem.key, None)
+        lasts = before is not None and before.until_ms is None
+        since_ms = before.since_ms if before is not None and lasts else problem.since_ms or now_ms
+        kept.append(
+            KnownProblem(
+                problem.key,
+                problem.severity.value,
+                problem.what,
+                problem.why[:LONGEST_TEXT],
+                problem.advice,
+                since_ms,
+                now_ms,
+            )
+        )
+        if not lasts and _is_told(problem.key):
+            turns.append(("trouble", f"{problem.what}: {problem.why}".removesuffix(": ")))
+    for each in known.values():
+        if each.until_ms is None and now_ms - each.seen_ms >= 1000 * OVER_AFTER_S:
+            each = replace(each, until_ms=each.seen_ms)
+            if _is_told(each.key):
+                turns.append(("good", f"over, after {_lasted(each)}: {each.what}"))
+        if each.until_ms is None or now_ms - each.until_ms < 1000 * LAST_MINUTES_S:
+            kept.append(each)
+    return kept, turns
+
+
+def _is_told(key: str) -> bool:
+    return not any(part in key for part in _SEEN_IN_STATES)
+
+
+def _lasted(problem: KnownProblem) -> str:
+    lasted_s = max(0, (problem.until_ms or problem.seen_ms) - problem.since_ms) / 1000
+    return f"{lasted_s:.0f} s" if lasted_s < 90 else f"{lasted_s / 60:.0f} min"
+
+
+def ended(known: Sequence[KnownProblem], now_ms: int) -> Iterator[KnownProblem]:
+    """Those that were over in the last minutes, the latest first."""
+    over = [each for each in known if each.until_ms is not None and now_ms - each.until_ms < 1000 * LAST_MINUTES_S]
+    yield from sorted(over, key=lambda each: -(each.until_ms or 0))
