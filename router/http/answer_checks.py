@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from dualmap.router.http.sse import EVENT_END, error_status, is_aborted
+from dualmap.router.http.answer_fields import is_aborted
+from dualmap.router.http.sse import EVENT_END, error_status, event_object, is_error, json_object
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, MESSAGES_PATH, RESPONSES_PATH, SCHEDULED_PATHS
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
@@ -39,35 +40,40 @@ _EVENTS_START: Final = re.compile(rb"(?:data|event|id|retry)?:")
 _SHOWN_BYTES: Final = 200
 
 _LINE: Final = rb"(?:\A|(?<=[\r\n]))"
-_GAP: Final = rb"(?:\s|[\r\n]data:)*"
-"""Gap between the tokens of an event's JSON, which may be in several lines."""
 _DONE: Final = re.compile(_LINE + rb"data:\s*\[DONE\]")
 _DONE_ENDS: Final = tuple(end + done for end in (b"\n", b"\r") for done in (b"data: [DONE]", b"data:[DONE]"))
 _DONE_BYTES: Final = 32
 """``_DONE_ENDS`` and the blanks behind it are not longer, as engines write them."""
 
 
-def _last_event(key: bytes, values: bytes) -> re.Pattern[bytes]:
-    """Finds an event whose JSON has, under the key, a string that begins with one of the values. The pattern begins
-    with a literal, for which the search of a whole tail is fast."""
-    return re.compile(rb'"%b"%b:%b"%b' % (key, _GAP, _GAP, values))
-
-
 def _named_event(values: bytes) -> re.Pattern[bytes]:
-    return re.compile(_LINE + rb"event:\s*" + values + rb"[\r\n]")
+    return re.compile(_LINE + rb"event:\s*(?:" + values + rb")[\r\n]")
 
 
-_MESSAGE_ENDS: Final = rb"(?:message_stop|error)\b"
-_RESPONSE_ENDS: Final = rb"(?:response\.(?:completed|incomplete|failed|cancelled)|error)\b"
-_LAST_EVENTS: Final = {
-    **dict.fromkeys(COMPLETIONS_PATHS, (_last_event(b"finish_reason", b""),)),
-    MESSAGES_PATH: (_last_event(b"type", _MESSAGE_ENDS), _named_event(_MESSAGE_ENDS)),
-    RESPONSES_PATH: (_last_event(b"type", _RESPONSE_ENDS), _named_event(_RESPONSE_ENDS)),
-}
-"""Content of an event near the end of a whole stream, by path, if the stream has no ``[DONE]``."""
-_ERROR_EVENT: Final = re.compile(
-    _LINE + rb'(?:data:%b\{%b"(?:error"|type"%b:%b"error")|event:\s*error)' % (_GAP, _GAP, _GAP, _GAP)
+_MESSAGE_ENDS: Final = frozenset({"message_stop", "error"})
+_RESPONSE_ENDS: Final = frozenset(
+    {"response.completed", "response.incomplete", "response.failed", "response.cancelled", "error"}
 )
+_NAMED_ENDS: Final = {
+    MESSAGES_PATH: _named_event(rb"message_stop|error"),
+    RESPONSES_PATH: _named_event(rb"response\.(?:completed|incomplete|failed|cancelled)|error"),
+}
+"""The line that names the last event of a whole stream, by path. No text of an event can have a line of its own."""
+
+
+def _ends_choice(event: Mapping[str, Any]) -> bool:
+    choices = event.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and isinstance(choice.get("finish_reason"), str) for choice in choices
+    )
+
+
+_IS_LAST: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
+    **dict.fromkeys(COMPLETIONS_PATHS, lambda event: _ends_choice(event) or is_error(event)),
+    MESSAGES_PATH: lambda event: event.get("type") in _MESSAGE_ENDS,
+    RESPONSES_PATH: lambda event: event.get("type") in _RESPONSE_ENDS,
+}
+"""Whether an event is one near the end of a whole stream, by path, if the stream has no ``[DONE]``."""
 
 
 @lru_cache(maxsize=64)
@@ -102,9 +108,12 @@ def failure_of_object(body: bytes, *, readable: bool = True) -> InstanceFailure 
     if _ERROR_START.match(start) is not None:
         failure = InstanceFailure(FailureKind.STATUS, _shown(start), _status_of(start))
         return None if failure.verdict is Verdict.ANSWER else failure
-    return ABORTED if is_aborted(body) else None
+    may_be_aborted = b'"abort"' in body or b'"cancelled"' in body or _MESSAGE.search(body) is not None
+    return ABORTED if may_be_aborted and is_aborted(json_object(start) or {}) else None
 
 
+_MESSAGE: Final = re.compile(rb'"type"\s*:\s*"message"')
+"""A whole message has this, and so has one that was aborted: whether it was, its fields tell."""
 ABORTED: Final = InstanceFailure(FailureKind.ABORTED, "the instance aborted the answer (finish_reason: abort)")
 TRUNCATED: Final = InstanceFailure(FailureKind.TRUNCATED, "the stream ended before the answer did")
 
@@ -112,15 +121,12 @@ TRUNCATED: Final = InstanceFailure(FailureKind.TRUNCATED, "the stream ended befo
 def ends_whole(path: str, pieces: Sequence[bytes]) -> bool:
     """Whether the last ``pieces`` of a stream end its answer. True where that cannot be known: on other paths, and
     where the last event is longer than what is left of it."""
-    last_events = _LAST_EVENTS.get(path)
-    if last_events is None:
+    if path not in _IS_LAST:
         return True
     tail = b"".join(pieces)
     if tail[-_DONE_BYTES:].rstrip(_BLANKS).endswith(_DONE_ENDS):  # nearly all streams: nothing more is searched
         return True
-    if any(event.search(tail) is not None for event in last_events):
-        return True
-    if _DONE.search(tail) is not None or _ERROR_EVENT.search(tail) is not None:
+    if _has_last_event(path, tail) or _DONE.search(tail) is not None:
         return True
     if tail.lstrip(_BLANKS).startswith(b"{"):  # JSON, whatever its type says
         return True
@@ -133,7 +139,16 @@ def shows_end(path: str, pieces: Sequence[bytes]) -> bool:
     tail = b"".join(pieces)
     if path in COMPLETIONS_PATHS:  # a finish_reason is that of one choice alone, and usage comes behind it
         return _DONE.search(tail) is not None
-    return any(event.search(tail) is not None for event in _LAST_EVENTS.get(path, ()))
+    return path in _IS_LAST and _has_last_event(path, tail)
+
+
+def _has_last_event(path: str, tail: bytes) -> bool:
+    named = _NAMED_ENDS.get(path)
+    if named is not None and named.search(tail) is not None:
+        return True
+    is_last = _IS_LAST[path]
+    events = EVENT_END.split(tail)
+    return any(is_last(found) for found in map(event_object, reversed(events)) if found is not None)
 
 
 def _status_of(body: bytes) -> int:

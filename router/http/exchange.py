@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError
 from dualmap.router.http.answer_checks import (
@@ -44,21 +44,30 @@ from dualmap.router.http.exchange_result import (
 )
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
 from dualmap.router.http.last_words import last_words
+from dualmap.router.http.output_marks import EVENT_END, first_outputs, output_mark
 from dualmap.router.http.relayed_answer import RelayedAnswer
 from dualmap.router.http.sse import (
     COMMENT,
+    NO_ENDING,
+    Ending,
     EventSplitter,
+    ending_of,
     ends_event,
     event_object,
     is_comment,
     read_ending,
     starts_output,
 )
+from dualmap.router.http.sse import (
+    EVENT_END as SOME_EVENT_ENDS,
+)
 from dualmap.router.http.stream_usage import UsageRemover
 from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
+from dualmap.router.http.usage_scan import UsageScan
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 from dualmap.router.relay.relay import EVENTS, HIDE_USAGE, MESSAGES, RESPONSES, Relay
 from dualmap.scheduling.request.answers import Verdict, judge_status
+from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 _LENGTH: Final = Framing.LENGTH
@@ -70,6 +79,12 @@ _EVENTS_OF: Final = {MESSAGES_PATH: MESSAGES, RESPONSES_PATH: RESPONSES}
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
+
+MAX_LAST_EVENT_BYTES: Final = 8 << 20
+"""An event is kept up to this until the next ones have come: the last one may repeat a long request, and its usage
+counts."""
+_WHOLE_EVENTS: Final = 3
+"""Pieces with so many ends of events have two whole ones, if more follow: one with the usage, and one behind it."""
 
 _STREAM_TYPE: Final = b"text/event-stream"
 _STREAM_TYPE_BYTES: Final = len(_STREAM_TYPE)
@@ -119,6 +134,14 @@ class Exchange:
     _earlier_pieces: Sequence[bytes] = ()
     _last_bytes = 0
     """The last pieces have not more; their framing may be counted with them."""
+    output_mark = EVENT_END
+    """Events with output have this, from the first token on (``output_marks``)."""
+    _outputs = 0
+    """The events with output that have come."""
+    _body_bytes = 0
+    """Bytes of an answer that does not stream, as far as they were not held."""
+    _scan: UsageScan | None = None
+    """Finds the usage of such an answer."""
 
     def __init__(
         self,
@@ -267,7 +290,7 @@ class Exchange:
                 self._fail_by_event(failure, event)
                 return
         self._only_comments = self._only_comments and not events
-        has_output = any(map(starts_output, values))
+        has_output = self._counts_first(events, values)
         if has_output or (not is_held and (events or self._held_bytes > MAX_HELD_BYTES)):
             self._begin()
             self._receive = Exchange._watch
@@ -302,9 +325,29 @@ class Exchange:
             if (failure := self._failure_of_held()) is not None:
                 self._connection.abort()
                 return self._fail_by_body(failure, None)
+            begins_json = bool(pieces) and self._held[0][1][0][:1] in JSON_STARTS
+            self._scan = UsageScan() if begins_json and self._readable else None
+            for held_wire, held_pieces in self._held:
+                self._count_bytes(held_wire, held_pieces)
             self._begin()
-            self._receive = Exchange._pass_unless_given_back if self._awaits_output else Exchange._pass
+            self._receive = Exchange._pass_uncut_decoded if self._awaits_output else Exchange._pass_uncut
         return None
+
+    def _count_bytes(self, wire: bytes, pieces: list[bytes]) -> None:
+        self._body_bytes += len(wire)
+        if self._scan is not None:
+            for piece in pieces:
+                self._scan.feed(piece)
+
+    def _pass_uncut(self, wire: bytes, pieces: list[bytes]) -> None:
+        """An answer that does not stream, and is too long to be held."""
+        self._count_bytes(wire, pieces)
+        self._pass(wire, pieces)
+
+    def _pass_uncut_decoded(self, wire: bytes, pieces: list[bytes]) -> None:
+        """Such an answer of a decoder."""
+        self._count_bytes(wire, pieces)
+        self._pass_unless_given_back(wire, pieces)
 
     def _failure_of_held(self, *, whole: bool = False) -> InstanceFailure | None:
         """The failure that the held body shows, or what has come of it."""
@@ -318,15 +361,30 @@ class Exchange:
 
     def _begin_plain(self, wire: bytes, pieces: list[bytes]) -> None:
         self._hold(wire, pieces)
+        if self._readable and pieces and pieces[0][:1] in JSON_STARTS:
+            self._scan = UsageScan()
+        self._count_bytes(wire, pieces)
         self._begin()
-        self._receive = Exchange._pass
+        self._receive = Exchange._pass_uncut
 
     def _watch(self, wire: bytes, pieces: list[bytes]) -> None:
         """A stream whose first token has not come."""
         self._pass(wire, pieces)
-        events = self._split(pieces)
-        if events is None or any(starts_output(event_object(event)) for event in events):
+        events, self._outputs = self._split(pieces), 0
+        if events is None:
+            self._outputs = 1
             self._first_token()
+        elif self._counts_first(events, [*map(event_object, events)]):
+            self._first_token()
+
+    def _counts_first(self, events: list[bytes], values: Sequence[Mapping[str, Any] | None]) -> bool:
+        """Whether one of the events is the first one with output. What comes from there on is counted."""
+        for at, found in enumerate(values):
+            if starts_output(found):
+                self.output_mark = output_mark(self._downstream.path, events[at])
+                self._outputs = first_outputs(self.output_mark, events[at:])
+                return True
+        return False
 
     def _pass_unless_given_back(self, wire: bytes, pieces: list[bytes]) -> None:
         """An answer that its decoder gives back in mid-stream is not whole, though the stream ends as if it were."""
@@ -341,6 +399,7 @@ class Exchange:
 
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
+        self._outputs += wire.count(self.output_mark)
         self._last_wire = wire
         self._last_pieces += pieces
         self._last_bytes = last_bytes = self._last_bytes + len(wire)
@@ -353,10 +412,21 @@ class Exchange:
         self._held_bytes += len(wire)
 
     def _let_go(self) -> None:
-        """The last pieces become the earlier ones if they are long enough to be searched alone."""
+        """The last pieces become the earlier ones if they are long enough to be searched alone, and have events that
+        are whole."""
         self._last_bytes = sum(map(len, self._last_pieces))
-        if self._last_bytes >= TAIL_BYTES:
-            self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
+        if self._last_bytes < TAIL_BYTES or (self._event_stream and not self._has_whole_events()):
+            return
+        self._earlier_pieces, self._last_pieces, self._last_bytes = self._last_pieces, [], 0
+
+    def _has_whole_events(self) -> bool:
+        if self._last_bytes > MAX_LAST_EVENT_BYTES:
+            return True
+        data = b"".join(self._last_pieces)
+        self._last_pieces = [data]
+        return data.count(b"\n\n") >= _WHOLE_EVENTS or (
+            b"\r" in data and len(SOME_EVENT_ENDS.findall(data)) >= _WHOLE_EVENTS
+        )
 
     def held_body(self) -> bytes:
         held = self._held
@@ -397,7 +467,7 @@ class Exchange:
         if self._receive is not Exchange._pass or self.done.done():
             return None
         if self._reframe is None:
-            return (0, 0) if self._last_wire.endswith(b"\r\n") else None
+            return (0, 0) if self._last_wire.endswith(b"\n\n\r\n") else None
         flags = EVENTS | _EVENTS_OF.get(self._downstream.path, 0)
         if usage is None:
             return flags, 0
@@ -405,9 +475,11 @@ class Exchange:
             return None
         return flags | (0 if usage.sends_unrequested else HIDE_USAGE), 0
 
-    def relayed(self, tail: bytes, log: bytes) -> None:
-        """The relay has passed a part of the answer on, of which this is the end, and what was kept of it."""
+    def relayed(self, tail: bytes, log: bytes, outputs: int) -> None:
+        """The relay has passed a part of the answer on, of which this is the end, and what was kept of it; so many of
+        its events had output."""
         self._progressed = True
+        self._outputs += outputs
         self._last_pieces.append(tail)
         self._last_bytes += len(tail)
         if self._last_bytes >= TAIL_BYTES:
@@ -479,11 +551,30 @@ class Exchange:
             self._downstream.write(as_chunk(rest) if self._chunks else rest)
         if self._chunks:
             self._downstream.write(b"0\r\n\r\n")
-        ending = read_ending(self._tail(), streamed=self._event_stream)
+        ending = self._ending()
         # Usage is to stay in the instance's streams where it comes unasked, or could not be removed.
         unread = not (self._event_stream or self._readable)
         keeps_usage = unread if self._usage is None else self._usage.sends_unrequested
         self._settle(ExchangeResult(head.status, ending, sends_usage_unrequested=keeps_usage))
+
+    def _ending(self) -> Ending:
+        """The findings in what has come last."""
+        if self._scan is not None:
+            return ending_of(self._scan.usage)
+        return read_ending(self._tail(), streamed=self._event_stream)
+
+    def counted(self) -> Counted:
+        """What has come of the answer so far, as far as it is no error."""
+        if self._head is None or self._head.status >= 400:
+            return NOTHING_COUNTED
+        if self._event_stream:
+            return Counted(self._outputs)
+        return Counted(0, self._body_bytes or sum(map(len, self._last_pieces)))
+
+    def left(self) -> Ending:
+        """The findings in what has come of an answer that is left before its end."""
+        self._take_back()
+        return self._ending() if self._event_stream else NO_ENDING
 
     def _failure_of_short_stream(self) -> tuple[InstanceFailure, bytes] | None:
         """The failure of a stream that is over before it has begun, and its last bytes; None where these should reach
@@ -510,7 +601,7 @@ class Exchange:
             ExchangeResult(status, failure=failure, error_answer=answer, overdue=overdue, stream_goes_on=goes_on)
         )
         if self._begun:
-            timed_out = failure.kind is FailureKind.TIMEOUT
+            timed_out = failure.kind in (FailureKind.TIMEOUT, FailureKind.OVERDUE)
             error = (UpstreamTimeoutError if timed_out else UpstreamError)(f"the stream broke off: {failure.detail}")
             self._break_off(error)
 
@@ -593,7 +684,7 @@ class Exchange:
             return
         if now_s > times.deadline_s:
             detail = "the time for the whole request is over (router.total_timeout_s)"
-            self._fail(InstanceFailure(FailureKind.TIMEOUT, detail), overdue=True)
+            self._fail(InstanceFailure(FailureKind.OVERDUE, detail), overdue=True)
             return
         silent_s = self._measure_silence_s(now_s)
         if self._begun and silent_s > self._patience_s and self._port_refuses(self._connection.url):

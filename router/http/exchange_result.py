@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.http.answer_fields import is_aborted, is_given_back, response_of
 from dualmap.router.http.heads import Header
 from dualmap.router.http.kept_stream import KeptStream
-from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, is_aborted
+from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, json_object
 from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
@@ -120,14 +121,9 @@ _GIVEN_BACK: Final = re.compile(rb'"stop_reason"\s*:\s*' + _WORD)
 
 
 def gives_back(data: bytes) -> bool:
-    """Whether a decoder of vLLM-Ascend requests to prefill the prompt again, in an event or a whole answer."""
-    return _WORD in data and where_given_back(data) is not None
-
-
-def where_given_back(data: bytes) -> int | None:
-    """The first byte that says so."""
-    found = _GIVEN_BACK.search(data)
-    return None if found is None else found.start()
+    """Whether bytes of a stream of a decoder, which repeats nothing of its request, say that it gives the answer back;
+    they may be a part of an event."""
+    return _WORD in data and _GIVEN_BACK.search(data) is not None
 
 
 def failure_of_whole(body: bytes) -> InstanceFailure | None:
@@ -135,7 +131,7 @@ def failure_of_whole(body: bytes) -> InstanceFailure | None:
     if b'"choices"' not in body:
         what = body[:200].decode("utf-8", "replace") if body.strip() else "an empty answer"
         return InstanceFailure(FailureKind.PROTOCOL, what)
-    return GIVEN_BACK if gives_back(body) else None
+    return GIVEN_BACK if _WORD in body and is_given_back(json_object(body) or {}) else None
 
 
 def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure | None:
@@ -143,11 +139,13 @@ def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure
 
     An error with a code of a client error is passed on, as a plain answer of that status is.
     """
-    if gives_back(event):
+    if value is None:
+        return None
+    if is_given_back(value):
         return GIVEN_BACK
-    if is_aborted(event):
+    if is_aborted(value):
         return ABORTED
-    if value is not None and isinstance(response := value.get("response"), dict):
+    if response := response_of(value):
         return _failure_of_response(event, response)
     status = error_status(value)
     if status is None or not is_retried(status):
@@ -156,10 +154,8 @@ def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure
 
 
 def _failure_of_response(event: bytes, response: Mapping[str, Any]) -> InstanceFailure | None:
-    """The failure that an event of a response shows: it was aborted, or failed by the fault of its instance."""
+    """The failure that an event of a response shows: it failed by the fault of its instance."""
     status, error = response.get("status"), response.get("error")
-    if status == "cancelled":
-        return ABORTED
     code = error.get("code") if isinstance(error, dict) else None
     if status != "failed" or code not in (None, "server_error"):
         return None

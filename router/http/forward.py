@@ -52,6 +52,7 @@ from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
+from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -153,7 +154,7 @@ class PlacedRequest(Protocol):
 
     def broke_off(self, failure: InstanceFailure) -> None: ...
 
-    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
+    def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None: ...
 
 
 def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: Edit) -> list[BodyPart]:
@@ -253,6 +254,7 @@ class _Forwarding:
             outcome, usage = self._outcome(result), self._usage(result)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
+            usage = self._usage_of(self.sender.left)
             raise
         except RouterError as error:
             outcome = outcome_of(error)
@@ -263,7 +265,7 @@ class _Forwarding:
             if self._several is not None:
                 self._several.release()
             self._exchange = None
-            self._placed.finish(outcome, usage)
+            self._placed.finish(outcome, usage, self.sender.counted)
 
     async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""
@@ -341,6 +343,7 @@ class _Forwarding:
         if isinstance(rest, Over):
             self._placed.broke_off(failure)
             return rest
+        self.sender.counted = NOTHING_COUNTED  # they are among the tokens that were sent
         await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
         counts = needs_count(path, so_far)
         if not (counts or needs_context(path, asked, so_far)):
@@ -607,19 +610,19 @@ class _Forwarding:
             return Outcome.CUT_OFF
         failure: InstanceFailure | None = result.failure
         if failure is not None:
-            return Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else Outcome.UPSTREAM_FAILED
+            timed_out = failure.kind in (FailureKind.TIMEOUT, FailureKind.OVERDUE)
+            return Outcome.TIMED_OUT if timed_out else Outcome.UPSTREAM_FAILED
         status = result.ending.error_status or result.status
         if status < 400:
             return _COMPLETED
         return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
 
     def _usage(self, result: ExchangeResult) -> Usage | None:
-        ending = result.ending
-        if result.failure is not None or ending.prompt_tokens is None:
+        return None if result.failure is not None else self._usage_of(result.ending)
+
+    def _usage_of(self, ending: Ending) -> Usage | None:
+        """The usage of the whole answer; None where its instance has reported none."""
+        if ending.prompt_tokens is None and ending.output_tokens is None:
             return None
-        usage = Usage(
-            prompt_tokens=ending.prompt_tokens,
-            cached_tokens=ending.cached_tokens,
-            output_tokens=ending.output_tokens,
-        )
+        usage = Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
         return self.downstream.count(usage) if isinstance(self.downstream, Continuation) else usage

@@ -116,8 +116,8 @@ class KeepingExchange(Exchange):
         room = kept.log_room(coming_bytes)
         return (flags | KEEP, room) if room else None
 
-    def relayed(self, tail: bytes, log: bytes) -> None:
-        super().relayed(tail, log)
+    def relayed(self, tail: bytes, log: bytes, outputs: int) -> None:
+        super().relayed(tail, log, outputs)
         if self._kept is not None:
             self._kept.take_log(log)
 

@@ -12,6 +12,7 @@ from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ExchangeResult, failure_of_whole
 from dualmap.router.http.heads import Header
 from dualmap.router.http.upstream import AnswerHead
+from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 _OUTPUT: Final = b'"choices"'
@@ -58,6 +59,10 @@ class PrefillExchange(Exchange):
         super().head_received(head)
         if not self._failing_status:
             self._receive = Exchange._hold
+
+    def counted(self) -> Counted:
+        """Return nothing: no client gets it."""
+        return NOTHING_COUNTED
 
     def _complete(self) -> None:
         head = self._head

@@ -42,7 +42,8 @@ class RelayedAnswer:
         if terms is None:
             return False
         flags, log_limit = terms
-        key = self._relay.attach(self, connection.file, downstream.file, flags, log_limit, data)
+        mark = self._exchange.output_mark
+        key = self._relay.attach(self, connection.file, downstream.file, flags, log_limit, data, mark)
         if not key:
             self._count_stay(0)
             return False
@@ -81,7 +82,7 @@ class RelayedAnswer:
     def _end_stay(self, stream: Returned) -> None:
         """Take over what the relay has passed on, and send the client what is left of that."""
         self._end_loan()
-        self._exchange.relayed(stream.tail, stream.log)
+        self._exchange.relayed(stream.tail, stream.log, stream.outputs)
         if stream.unsent:
             self._downstream.write(stream.unsent)
 

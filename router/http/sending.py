@@ -16,10 +16,12 @@ from dualmap.router.http.leg_answer import LateAnswer
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.http.sse import NO_ENDING
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.outcome import FailureKind
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
@@ -85,6 +87,10 @@ class Sender:
         self._plane = plane
         self._loss_notifier = loss_notifier
         self._deadline_s = deadline_s
+        self.counted = NOTHING_COUNTED
+        """What has come of the client's answer, or of its rest, from all exchanges for it."""
+        self.left = NO_ENDING
+        """The findings in an answer that was left before its end."""
         # A field the router checks itself, or replaces, must not reach an instance.
         self._fields = fields_for_instance(
             request.fields,
@@ -139,6 +145,8 @@ class Sender:
             sending.on_sent()
             result = await exchange.done
         except BaseException:
+            self.left = exchange.left()
+            self.counted += exchange.counted()
             sending.abandoned(connection, exchange)
             raise
         finally:
@@ -146,6 +154,7 @@ class Sender:
             loss_notifier.unwatch(instance_id, exchange)
             sending.downstream.set_source(None)
         plane.upstreams.release(connection)
+        self.counted += exchange.counted()
         self._learn_of_usage(sending, result)
         return result
 

@@ -46,6 +46,7 @@ from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.shared_stream import AnswerInStream, SharedStream
 from dualmap.router.http.sse import Ending
 from dualmap.router.http.whole_usage import usage_of
+from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -129,6 +130,7 @@ class SeveralAnswers:
                 self._placed.broke_off(failure)
                 break
             tokens = sum(answer.tokens for answer in self._answers)
+            self._forwarding.sender.counted = NOTHING_COUNTED  # they are among the tokens that were sent
             await self._placed.failed(Failed(failure, sent_tokens=tokens, overdue=overdue))
             rests = await self._rests(missing)
             if self._forwarding.plane.settings.tell_continuations:

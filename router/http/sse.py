@@ -8,28 +8,24 @@ token; from there bytes pass unread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
 
-from dualmap.scheduling.request.outcome import ENGINE_DEATH
+from dualmap.router.http.answer_fields import is_aborted, usage_of_answer
+from dualmap.scheduling.request.outcome import ENGINE_DEATH, Usage
 from dualmap.scheduling.values import value
 
 EVENT_END: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _LONGEST_END: Final = 4
 _AT_EVENT_END: Final = re.compile(EVENT_END.pattern + rb"\Z")
 _BOM: Final = b"\xef\xbb\xbf"
+_BLANKS: Final = b" \t\r\n"
 COMMENT: Final = b":\n\n"
 """Bytes that a client skips between two events."""
 _COMMENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?(?:(?::[^\r\n]*)?(?:\r\n|\n|\r))*")
 """Whole lines that are comments, or empty."""
-_TOKENS: Final = re.compile(
-    rb'"(prompt|input|completion|output|cached|cache_read_input|cache_creation_input)_tokens"\s*:\s*(\d{1,12})'
-)
-"""The counts of a usage, of any API. Anthropic's does not count what it names ``cache_…_input_tokens`` among its
-``input_tokens``."""
-_TAIL_BYTES: Final = 16 << 10
 
 # A key named so is structure, not content: quotes inside of a JSON string are escaped.
 _ERROR_EVENT: Final = re.compile(
@@ -40,21 +36,11 @@ _ERROR_EVENT: Final = re.compile(
 _ERROR_WORDS: Final = (b'"error"', b"response.failed", b"event: error", b"event:error")
 """An error event has one of them; they are searched many times faster than it."""
 _ENGINE_DEATH: Final = ENGINE_DEATH.encode()
-_ABORT: Final = b'"abort"'
-_ABORTED: Final = re.compile(rb'"finish_reason"\s*:\s*"abort"')
-_MESSAGE_DELTA: Final = b'"message_delta"'
-_WITHOUT_REASON: Final = re.compile(rb'"delta"\s*:\s*\{[^{}]*"stop_reason"\s*:\s*null')
-"""The event that ends an aborted message has this, as Anthropic's API has no word for that. The event that begins a
-message has its ``stop_reason`` elsewhere, and quotes in a text are escaped."""
+_ABORT_WORDS: Final = (b'"abort"', b'"message_delta"', b'"cancelled"')
+"""An event that says that its answer was aborted has one of them. Whether it says so, its fields tell."""
+_USAGE: Final = b'"usage"'
 
 _DELTA_OUTPUT: Final = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
-
-
-def is_aborted(data: bytes) -> bool:
-    """Whether an answer, or an event of one, says that its instance aborted it."""
-    if _ABORT in data and _ABORTED.search(data) is not None:
-        return True
-    return _MESSAGE_DELTA in data and _WITHOUT_REASON.search(data) is not None
 
 
 class EventSplitter:
@@ -212,16 +198,20 @@ def event_data(event: bytes) -> bytes:
     return b"\n".join(line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:") or line == b"data")
 
 
-def event_object(event: bytes) -> Mapping[str, Any] | None:
-    """The JSON object an event carries; None for comments, ``[DONE]`` and anything else."""
-    data = event_data(event)
-    if not data.lstrip().startswith(b"{"):
+def json_object(data: bytes) -> Mapping[str, Any] | None:
+    """The JSON object that the bytes are; None where they are none."""
+    if not data.lstrip(_BLANKS).startswith(b"{"):
         return None
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def event_object(event: bytes) -> Mapping[str, Any] | None:
+    """The JSON object an event carries; None for comments, ``[DONE]`` and anything else."""
+    return json_object(event_data(event))
 
 
 def is_error(value: Mapping[str, Any] | None) -> bool:
@@ -285,28 +275,42 @@ NO_ENDING: Final = Ending()
 
 
 def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
-    """Find usage and failure in the last ``pieces`` of a body; costs nothing per piece, a search at the end."""
-    tail = b"".join(pieces)[-_TAIL_BYTES:]
-    usage = tail.rfind(b'"usage"')
-    status = _error_in(tail) if streamed else None
+    """Find usage and failure in the last ``pieces`` of a stream, or in a whole answer. Costs nothing per piece: a few
+    searches at the end, and the parsing of the events that they find."""
+    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    if not streamed:
+        return ending_of(usage_of_answer(json_object(data) or {}) if _USAGE in data else None)
+    tail = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
+    usage = next(filter(None, (usage_of_answer(found) for found in events_with(_USAGE, tail))), None)
+    status = _error_in(tail)
+    aborted = False
+    if status is None and _is_aborted_in(tail):
+        status, aborted = 500, True
     died = status is not None and _ENGINE_DEATH in tail
-    aborted = status is not None and _find_error(tail) is None
-    if usage < 0:
-        return Ending(None, None, status, None, died, aborted) if status is not None else NO_ENDING
-    prompt = output = cached = None
-    apart = 0
-    for name, digits in _TOKENS.findall(tail, usage):
-        count = int(digits)
-        if name in (b"prompt", b"input"):
-            prompt = count if prompt is None else prompt
-        elif name in (b"completion", b"output"):
-            output = count if output is None else output
-        else:
-            apart += count if name != b"cached" else 0
-            cached = count if cached is None and name != b"cache_creation_input" else cached
-    if prompt is not None:
-        prompt += apart
-    return Ending(prompt, cached, status, output, died, aborted)
+    return ending_of(usage, status, died=died, aborted=aborted)
+
+
+def ending_of(usage: Usage | None, status: int | None = None, *, died: bool = False, aborted: bool = False) -> Ending:
+    """The ending of an answer with this usage, which ended with an error of this status, if any."""
+    if usage is None:
+        return NO_ENDING if status is None else Ending(None, None, status, None, died, aborted)
+    return Ending(usage.prompt_tokens, usage.cached_tokens, status, usage.output_tokens, died, aborted)
+
+
+def events_with(word: bytes, tail: bytes) -> Iterator[Mapping[str, Any]]:
+    """The objects of the events at the end of a stream that have the word, the last one first. Lines end with LF."""
+    end = len(tail)
+    while (at := tail.rfind(word, 0, end)) >= 0:
+        start = tail.rfind(b"\n\n", 0, at) + 1
+        behind = tail.find(b"\n\n", at)
+        found = event_object(tail[start : behind if behind >= 0 else len(tail)].lstrip(b"\n"))
+        if found is not None:
+            yield found
+        end = start
+
+
+def _is_aborted_in(tail: bytes) -> bool:
+    return any(is_aborted(found) for word in _ABORT_WORDS if word in tail for found in events_with(word, tail))
 
 
 def _find_error(tail: bytes) -> re.Match[bytes] | None:
@@ -315,10 +319,10 @@ def _find_error(tail: bytes) -> re.Match[bytes] | None:
 
 def _error_in(tail: bytes) -> int | None:
     found = _find_error(tail)
-    if found is not None:
-        event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
-        return error_status(event_object(event)) or 500
-    return 500 if is_aborted(tail) else None
+    if found is None:
+        return None
+    event = EVENT_END.split(tail[found.start() :], maxsplit=1)[0]
+    return error_status(event_object(event)) or 500
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:

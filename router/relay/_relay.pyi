@@ -12,8 +12,8 @@ BROKEN: int
 SLOW: int
 FULL: int
 
-_Stream = tuple[int, int, bytes, bytes, bytes, bytes, int]
-"""Reason, errno, unread, unsent, tail, log, chunks."""
+_Stream = tuple[int, int, bytes, bytes, bytes, bytes, int, int]
+"""Reason, errno, unread, unsent, tail, log, chunks, outputs."""
 
 class Relay:
     """The thread, and the streams that it has. Raises OSError where there are no descriptors or threads left."""
@@ -22,7 +22,7 @@ class Relay:
     def fileno(self) -> int:
         """A descriptor that is readable when streams were returned."""
 
-    def attach(self, instance: int, client: int, flags: int, log_limit: int, data: bytes, /) -> int:
+    def attach(self, instance: int, client: int, flags: int, log_limit: int, data: bytes, mark: bytes, /) -> int:
         """Take a stream over, with the bytes of it that were read last. Returns its key; 0 where it is not taken, as
         these bytes are not plain, and none of them was sent then.
 
@@ -31,6 +31,7 @@ class Relay:
             client: descriptor to which it goes; nothing else may be waiting to be sent.
             flags: of the constants above.
             log_limit: most bytes of the log.
+            mark: what an event with output has once, where chunks pass as they come; 32 bytes at most.
         """
 
     def take(self, key: int, /) -> _Stream | None:

@@ -9,6 +9,7 @@
  *   - keeps the events, packed, for a stream that may go on elsewhere (KEEP; read by router/relay/event_log.py)
  *   - gives an event back that has, or may end with, a usage (HIDE_USAGE; router/http/stream_usage.py)
  *   - keeps the last bytes, in which the end of an answer is searched (router/http/exchange.py)
+ *   - counts the events that have output (router/http/output_marks.py)
  *
  * Both sockets stay the transports' own: while a stream is here, Python neither reads the one nor writes to the other,
  * and it takes the stream back before it closes one of them.
@@ -39,6 +40,8 @@
 #define HEADER_BYTES 16         /* room for the size of a chunk */
 #define MAX_SIZE_DIGITS 6
 #define BATCH 64
+#define MARK_BYTES 32           /* longest mark of events with output */
+#define USAGE_BYTES 2048        /* longest chunk that may have a usage, if it passes as it is: the tail keeps all of it */
 
 enum { KEEP = 1, HIDE_IDS = 2, HIDE_USAGE = 4, EVENTS = 8, MESSAGES = 16, RESPONSES = 32 };
 enum { TAKEN, OTHER, ENDED, BROKEN, SLOW, FULL };
@@ -58,7 +61,10 @@ typedef struct {
     int reason, error;
     int progressed; /* bytes came since Python asked last */
     uint64_t chunks;
+    uint64_t outputs;      /* events with output */
     uint64_t passed_bytes; /* of the body, without its framing */
+    uint8_t mark[MARK_BYTES];
+    size_t mark_len;
     size_t log_limit;
     Bytes rest;   /* the begin of a chunk whose end has not come; of a stream that was returned: all unread bytes */
     Bytes unsent; /* what the client's socket did not take */
@@ -72,6 +78,7 @@ typedef struct {
     const uint8_t *data;
     size_t len;
     size_t ids, ids_end; /* of the list, its brackets included; 0: it has none */
+    uint32_t outputs;
 } Event;
 
 typedef struct {
@@ -147,15 +154,16 @@ static size_t prefix_of(int flags, const char **prefix) {
 /* Whether an event, without the empty line that ends it, is one of an answer that goes on, and needs no decision. */
 static int is_plain(Event *event, int flags) {
     const uint8_t *begin = event->data, *end = begin + event->len;
-    int goes_on = flags & (MESSAGES | RESPONSES);
+    int is_delta = (flags & (MESSAGES | RESPONSES)) != 0;
     event->ids = event->ids_end = 0;
+    event->outputs = is_delta;
     for (const uint8_t *at = begin; (at = memchr(at, '"', end - at)) != NULL; at++) {
         if (end - at < 2)
             return 0; /* no event ends with a quote */
         switch (at[1]) {
         case ':': /* behind a key */
             if (BEHIND(at, begin, "finish_reason") && BEGINS(at, end, "\":null"))
-                goes_on = 1;
+                event->outputs += !is_delta;
             else if (BEHIND(at, begin, "token_ids")) {
                 if (BEGINS(at, end, "\":[")) {
                     const uint8_t *close = memchr(at, ']', end - at);
@@ -198,7 +206,7 @@ static int is_plain(Event *event, int flags) {
             break;
         }
     }
-    return goes_on;
+    return event->outputs > 0;
 }
 
 /* The number of events that the data of a chunk consists of; 0 where it is not of plain events alone. */
@@ -223,6 +231,24 @@ static int events_of(Event *events, const uint8_t *data, size_t len, int flags) 
         data = line_end + 2;
     }
     return count;
+}
+
+static uint64_t count_of(const uint8_t *data, size_t len, const uint8_t *word, size_t word_len) {
+    uint64_t count = 0;
+    const uint8_t *end = data + len;
+    while (word_len && (data = memmem(data, end - data, word, word_len)) != NULL) {
+        data += word_len;
+        count++;
+    }
+    return count;
+}
+
+/* Whether a chunk of a stream that passes as it is may pass: a part of an event, or a usage that the tail may cut, is
+ * for Python, which keeps enough of it. */
+static int may_pass(const uint8_t *data, size_t len) {
+    if (len < 2 || data[len - 1] != '\n' || data[len - 2] != '\n')
+        return 0;
+    return len <= USAGE_BYTES || count_of(data, len, (const uint8_t *)"\"usage\"", 7) == 0;
 }
 
 /* Whether the data of a chunk, which has not come whole, has nothing yet that Python would pass on. */
@@ -369,6 +395,11 @@ static Verdict take_chunks(Relay *relay, Stream *stream, const uint8_t *in, size
             break;
         }
         if (!(stream->flags & EVENTS)) {
+            if (!may_pass(data, size)) {
+                verdict = UNKNOWN;
+                break;
+            }
+            stream->outputs += count_of(data, size, stream->mark, stream->mark_len);
             memcpy(out + made, in + at, data_at + size + 2);
             made += data_at + size + 2;
             keep_tail(stream, data, size);
@@ -388,6 +419,7 @@ static Verdict take_chunks(Relay *relay, Stream *stream, const uint8_t *in, size
             for (int n = 0; n < count; n++) {
                 const Event *event = &relay->events[n];
                 uint8_t *begin = out + made;
+                stream->outputs += event->outputs;
                 if (stream->flags & KEEP)
                     keep(stream, event);
                 if (stream->flags & HIDE_IDS && event->ids) {
@@ -575,8 +607,9 @@ static PyObject *tail_of(const Stream *stream) {
 /* What Python gets of a stream that was taken out, which is destroyed. */
 static PyObject *result_of(Stream *stream) {
     PyObject *result = Py_BuildValue(
-        "(iiNNNNK)", stream->returned ? stream->reason : TAKEN, stream->error, bytes_of(&stream->rest),
-        bytes_of(&stream->unsent), tail_of(stream), bytes_of(&stream->log), (unsigned long long)stream->chunks);
+        "(iiNNNNKK)", stream->returned ? stream->reason : TAKEN, stream->error, bytes_of(&stream->rest),
+        bytes_of(&stream->unsent), tail_of(stream), bytes_of(&stream->log), (unsigned long long)stream->chunks,
+        (unsigned long long)stream->outputs);
     destroy(stream);
     return result;
 }
@@ -678,17 +711,21 @@ static PyObject *relay_attach(Relay *relay, PyObject *args) {
     int instance, client, flags;
     Py_ssize_t log_limit;
     Py_buffer data;
-    if (!PyArg_ParseTuple(args, "iiiny*", &instance, &client, &flags, &log_limit, &data))
+    const char *mark;
+    Py_ssize_t mark_len;
+    if (!PyArg_ParseTuple(args, "iiiny*y#", &instance, &client, &flags, &log_limit, &data, &mark, &mark_len))
         return NULL;
     Stream *stream = NULL;
     uint64_t key = 0;
-    if (data.len <= READ_BYTES + REST_BYTES && relay->process != 0)
+    if (data.len <= READ_BYTES + REST_BYTES && mark_len <= MARK_BYTES && relay->process != 0)
         stream = calloc(1, sizeof *stream);
     if (stream != NULL) {
         stream->instance = instance;
         stream->client = client;
         stream->flags = flags;
         stream->log_limit = (size_t)log_limit;
+        memcpy(stream->mark, mark, (size_t)mark_len);
+        stream->mark_len = (size_t)mark_len;
         stream->progressed = 1;
         size_t taken, made;
         lock(relay);

@@ -29,7 +29,8 @@ HIDE_IDS: Final = 2
 HIDE_USAGE: Final = 4
 """Return the stream at an event with a usage."""
 EVENTS: Final = 8
-"""Pass plain events alone, in chunks of the relay's own; else all chunks as they come."""
+"""Pass plain events alone, in chunks of the relay's own; else chunks as they come, if they end with an event's end and
+have no usage that the kept end may cut."""
 MESSAGES: Final = 16
 """The events are those of a message, of Anthropic's API."""
 RESPONSES: Final = 32
@@ -60,6 +61,8 @@ class Returned(NamedTuple):
     log: bytes
     chunks: int
     """Number of chunks that were passed on."""
+    outputs: int = 0
+    """Number of events with output that were passed on."""
 
 
 class Owner(Protocol):
@@ -83,16 +86,24 @@ class Relay:
         self._owners: dict[int, Owner] = {}
 
     def attach(
-        self, owner: Owner, instance_file: int, client_file: int, flags: int, log_limit: int, data: bytes
+        self,
+        owner: Owner,
+        instance_file: int,
+        client_file: int,
+        flags: int,
+        log_limit: int,
+        data: bytes,
+        mark: bytes = b"",
     ) -> int:
         """Give a stream to the relay, with the bytes of it that were read last. Returns its key; 0: it is not taken.
+        ``mark``: what events with output have once, of a stream that passes without ``EVENTS``.
 
         Until it is given back, or taken, nothing may be read from the one descriptor or written to the other, and
         neither may be closed.
         """
         if self._native is None and not self._start():
             return 0
-        key: int = self._native.attach(instance_file, client_file, flags, log_limit, data)
+        key: int = self._native.attach(instance_file, client_file, flags, log_limit, data, mark)
         if key:
             self._owners[key] = owner
         return key

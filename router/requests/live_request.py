@@ -28,6 +28,7 @@ from dualmap.router.tenants.rate_limits import limit_fields, refused_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.eviction import AnswerUnderWay
 from dualmap.scheduling.request.machine import (
     TO_BE_SENT,
@@ -364,9 +365,10 @@ class LiveRequest:
         if self.inference_request.cut_off is not None:
             self.inference_request.cut_off(error)
 
-    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
-        """Report that it is over, however it went: release everything. Never waits; only the first call counts."""
-        self._report(Ended(outcome, usage))
+    def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None:
+        """Report that it is over, however it went: release everything. Never waits; only the first call counts.
+        ``counted``: what was seen of its answer; None: nothing of it passes here."""
+        self._report(Ended(outcome, usage, counted))
 
     # the driver --------------------------------------------------------------------------------------------------
     def _report(self, event: Event) -> None:

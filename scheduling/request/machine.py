@@ -41,6 +41,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
+from dualmap.scheduling.request.charge import NOTHING_COUNTED, Charge, Counted, Expected, charge, keeps_tokens, possible
 from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.metering import KEPT, used_by
@@ -207,6 +208,8 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
 TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
 """The phase after an input. A pair that is missing is illegal."""
 
+WAS_SENT: Final = ON_AN_INSTANCE - {Phase.DISPATCHED, Phase.PAIRING}
+"""An instance has it, and has not failed it."""
 TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
 """An instance has room for it, and it is not on its way."""
 PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRING, Phase.PAIRED})
@@ -360,6 +363,9 @@ class Ended:
 
     outcome: Outcome
     usage: Usage | None = None
+    """As its instance reported it, also of the part of an answer that a client has left."""
+    counted: Counted | None = None
+    """What the router has seen of its answer, or of the rest of it; None: nothing of it passes there."""
 
 
 Event = (
@@ -595,7 +601,7 @@ _COMPLETED: Final = Outcome.COMPLETED
 _PLACE_HELD: Final = PlaceStatus.HELD
 _STORED_HELD: Final = RequestState.HELD
 
-_NO_USAGE: Final = Usage()
+_NO_TOKENS: Final = 0, 0
 _NOTHING: Final[Effects] = ()
 _SEND: Final[Effects] = (Send(),)
 _CLOSE: Final = Close()
@@ -709,6 +715,8 @@ class RequestSpec:
     """The place of its priority class, where the pool has any."""
     can_go_on: bool = False
     """It streams, and another instance could go on with its answer."""
+    answers: int = 1
+    """The number of answers that are computed for it."""
 
 
 @dataclass(slots=True)
@@ -813,6 +821,8 @@ class RequestMachine:
     ended_s: float | None = None
     outcome: Outcome | None = None
     usage: Usage | None = None
+    charged: Charge | None = None
+    """The tokens that it is charged, where a tenant is; None: none."""
 
     evictions: int = 0
     """Times that it left an instance for a request of a higher class."""
@@ -821,6 +831,8 @@ class RequestMachine:
     """It would be late, unless others leave an instance for it."""
     _continues: bool = False
     """It is admitted once more for the rest of its answer."""
+    _is_overdue: bool = False
+    """The time for the whole of it was over while it was answered."""
 
     def __init__(self, request_id: str, spec: RequestSpec, rules: RequestRules, now_s: float) -> None:
         self.request_id = request_id
@@ -1387,6 +1399,7 @@ class RequestMachine:
         failure, decode = event.failure, None if event.leg is _PREFILL else self.decode
         if event.begun:
             self._move(Input.BROKE_OFF)
+            self._is_overdue = failure.kind is FailureKind.OVERDUE
             self._judge(self.answering_id, failure, now_s)
             self._note_loss(self.answering_id, failure, now_s)
             return _NOTHING
@@ -1584,16 +1597,27 @@ class RequestMachine:
         self._move(_ENDED)
         if event.outcome is Outcome.REFUSED and self.on_time is None and self.spec.chain is not None:
             self.on_time = False  # not by the machine: the store did not answer
-        return self._end(before, event.outcome, event.usage, now_s)
+        return self._end(before, event.outcome, event.usage, now_s, counted=event.counted)
 
     def _end(
-        self, before: Phase, outcome: Outcome, usage: Usage | None, now_s: float, *, reserved: bool = True
+        self,
+        before: Phase,
+        outcome: Outcome,
+        usage: Usage | None,
+        now_s: float,
+        *,
+        reserved: bool = True,
+        counted: Counted | None = None,
     ) -> Effects:
         """Settle what is open with the instances, and release what may be reserved."""
         answered, evidence = outcome is _COMPLETED, self.rules.evidence
+        if usage is not None:
+            usage = possible(usage, self._expected())
         self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
         if self.on_time is None and self.spec.chain is not None:
             self.on_time = self._judged_by_end(outcome, self.ended_s)
+        if self.spec.account or self.spec.draws is not None:
+            self.charged = self._charge(before, outcome, counted)
         if self.held_since_s is not None:
             self._hold_ends(now_s)
         if before is _AWAITING:
@@ -1629,31 +1653,72 @@ class RequestMachine:
         sample, decode = self._finished_sample(), self.decode
         if decode is None:
             return (Post(self._over(self.request_id, self.attempt, sample, answered, gives_back, used), False, True),)
-        over = self._over(decode.request_id, self.decode_attempt, sample, answered, gives_back)
+        # Each leg has drawn, and one is charged: that of the answer, once it is placed.
+        on_own = None if decode.placed is not None else gives_back
+        on_decode = gives_back if on_own is None else None
+        over = self._over(decode.request_id, self.decode_attempt, sample, answered, on_decode)
         if decode.answered and not used:
             return (Post(over, last=True),)
-        own = self._over(self.request_id, self.attempt, seen=answered, used=used)
+        own = self._over(self.request_id, self.attempt, "", answered, on_own, used)
         return Post(over), Post(own, last=True)
 
+    def _expected(self) -> Expected:
+        """What it is expected to use, and may use at most."""
+        spec, target, answers = self.spec, self.target, self.spec.answers
+        chain, limit = spec.chain, spec.output_limit
+        return Expected(
+            0 if chain is None else spec.stored_tokens + chain.prompt_tokens,
+            spec.expected_output_tokens * answers,
+            0 if spec.images or spec.stored_tokens else spec.text_bytes,
+            None if limit is None else limit * answers,
+            None if target is None else target.kv_capacity_tokens * answers,
+        )
+
+    def _charge(self, before: Phase, outcome: Outcome, counted: Counted | None) -> Charge | None:
+        """The tokens that it is charged; None: none, as it was never sent, or an instance failed it."""
+        sent = before in WAS_SENT or (before is _BROKEN_OFF and self._is_overdue)
+        # While the rest of its answer is looked for, its client has a part of it.
+        if not (sent or (self.sent_tokens and before is not _BROKEN_OFF)):
+            return None
+        if not keeps_tokens(outcome, begun=self.first_token_s is not None):
+            return None
+        answered, spec = outcome in ANSWERED, self.spec
+        if counted is None and not answered and before is not _ANSWERING:
+            counted = NOTHING_COUNTED  # its client had nothing of it
+        if counted is not None:
+            # An answer of what is passed on may be anything: bytes are no tokens there.
+            answer_bytes = 0 if spec.chain is None else counted.answer_bytes
+            counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
+        return charge(
+            self.usage,
+            counted,
+            self._expected(),
+            self.rules.fleet.learned.bytes_per_token,
+            computes_unseen=not answered and before is Phase.PRESUMED,
+        )
+
     def _returned(self, outcome: Outcome) -> Draws | None:
-        """The part of its draws that it gives back to its budgets. A client that leaves within its answer pays
-        what was expected of it."""
-        draws = self.spec.draws
+        """The part of its draws that it gives back to its budgets."""
+        draws, charged = self.spec.draws, self.charged
         if draws is None:
             return None
-        answered = outcome in ANSWERED or self.first_token_s is not None
-        usage = self.usage or _NO_USAGE
-        return returned(draws, usage.prompt_tokens, usage.output_tokens, answered=answered)
+        if charged is not None:
+            return returned(draws, charged.prompt_tokens, charged.output_tokens, answered=True)
+        if outcome is Outcome.CLIENT_ERROR and self.tries:  # it was sent: a limit of requests counts it
+            return returned(draws, 0, 0, answered=True)
+        return returned(draws, None, None, answered=False)
 
     def _used(self, outcome: Outcome) -> str:
         """The usage that it is metered by."""
-        spec = self.spec
-        if not spec.account:
+        charged = self.charged
+        if not self.spec.account:
             return ""
-        if outcome not in ANSWERED and self.first_token_s is None:
+        if charged is None:
             return used_by(outcome, None, None)
-        prompt = 0 if spec.chain is None else spec.stored_tokens + spec.chain.prompt_tokens
-        return used_by(outcome, self.usage, (prompt, spec.expected_output_tokens))
+        if charged.reported:
+            usage = Usage(charged.prompt_tokens, charged.cached_tokens, charged.output_tokens)
+            return used_by(outcome, usage, _NO_TOKENS)
+        return used_by(outcome, None, (charged.prompt_tokens, charged.output_tokens))
 
     def _try_over(self, note: str = "") -> Release:
         """The release of all that it has, up to this attempt, but for the record by which it is metered."""
@@ -1682,7 +1747,7 @@ class RequestMachine:
     def _finished_sample(self) -> str:
         """The sample of how many tokens its prompt and its answer had; "" where neither is known."""
         usage, spec, began_s = self.usage, self.spec, self.first_token_s
-        if usage is None:
+        if usage is None or self.outcome not in ANSWERED:  # what a client has left is no whole answer
             return ""
         answer_ms = 0 if began_s is None or self.ended_s is None else round((self.ended_s - began_s) * 1000)
         tokens, answer_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0

@@ -62,12 +62,12 @@ class Counts:
     requests: int = 0
     """Requests that were admitted, and are over."""
     prompt_tokens: int = 0
-    """Prompt tokens of answered requests, cached ones among them."""
+    """Prompt tokens of requests that were sent, and that no instance failed, cached ones among them."""
     cached_tokens: int = 0
     """Prompt tokens that instances reported to have found in their caches."""
     output_tokens: int = 0
     unanswered: int = 0
-    """Requests that no instance answered: they count no tokens."""
+    """Requests that count no tokens: they were not sent, or an instance failed or refused them."""
     lost: int = 0
     """Requests whose replica died, or forgot them."""
     refused: int = 0
@@ -97,8 +97,7 @@ COUNTS: Final = tuple(each.name for each in fields(Counts))
 def used_by(outcome: Outcome, usage: Usage | None, expected: tuple[int, int] | None) -> str:
     """The usage of a request, as its release says it: its counts, its outcome, whether an instance reported the tokens.
 
-    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: no instance
-    answered it, so it used nothing.
+    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: it used nothing.
     """
     if expected is None:
         return f"1 0 0 0 1 0 0 {outcome} {REPORTED}"
@@ -130,7 +129,7 @@ class UsageRecord:
     outcome: str
     """A value of ``Outcome``, or ``LOST``."""
     reported: bool
-    """Whether an instance reported the tokens; else they are expected ones."""
+    """Whether an instance reported the tokens; else the router counted them, or they are expected ones."""
 
     @classmethod
     def parse(cls, text: str) -> UsageRecord:

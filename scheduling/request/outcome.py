@@ -71,6 +71,8 @@ class FailureKind(StrEnum):
     """It drains, and was not to have the request any longer."""
     EVICTED = "evicted"
     """It was to leave for a request of a higher class."""
+    OVERDUE = "overdue"
+    """The time for the whole request was over, which its instance is not to blame for."""
     MOVED = "moved"
     """The gateway that relays it sent it to another instance, and does not say why."""
 
@@ -82,6 +84,18 @@ FAILED_BY_THE_FLEET: Final = frozenset(
 
 ANSWERED: Final = frozenset({Outcome.COMPLETED, Outcome.ENDED})
 """Outcomes of requests that an instance answered."""
+
+
+_BLAMELESS: Final = frozenset(
+    {
+        FailureKind.RECOMPUTED,
+        FailureKind.NO_DECODER,
+        FailureKind.DRAINED,
+        FailureKind.EVICTED,
+        FailureKind.OVERDUE,
+    }
+)
+"""Kinds of failures that show nothing about the instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,7 @@ class InstanceFailure:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the instance that the failure gives."""
-        if self.kind in (FailureKind.RECOMPUTED, FailureKind.NO_DECODER, FailureKind.DRAINED, FailureKind.EVICTED):
+        if self.kind in _BLAMELESS:
             return Verdict.ANSWER
         if self.kind in (FailureKind.NO_ANSWER, FailureKind.MOVED):
             return Verdict.DISPUTED

@@ -18,6 +18,7 @@ from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.runtime.clock import RealClock
+from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
@@ -58,6 +59,7 @@ class PlacedRequest:
     sent_tokens: list[int | None] = field(default_factory=list)
     """Tokens that the client had at each failure; None: it was to have nothing."""
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
+    counted: Counted | None = None
 
     is_evictable = False
     on_evict: Callable[[str], None] | None = None
@@ -108,8 +110,9 @@ class PlacedRequest:
         self.expected_ttft_s = None
         self.tries += 1
 
-    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None:
+    def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None:
         self.finished.append((outcome, usage))
+        self.counted = counted
 
     @property
     def outcome(self) -> Outcome | None:

@@ -142,7 +142,7 @@ async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own
 
     def kept(delta: str | None) -> tuple[KeptStream, bytes]:
         stream = KeptStream(MESSAGES_PATH, KeptBudget(1 << 20), 10, hides_ids=False)
-        stream.watch = lambda event: failure_in(event, None)
+        stream.watch = lambda event: failure_in(event, event_object(event))
         return stream, b"".join(stream.feed([event]) for event in events(delta))
 
     whole, passed = kept("end_turn")

@@ -12,7 +12,6 @@ from dualmap.router.http.sse import (
     ends_event,
     event_data,
     event_object,
-    is_aborted,
     is_comment,
     is_error,
     read_ending,
@@ -221,12 +220,3 @@ def test_streams_of_the_agents_apis_that_end_in_an_error_have_failed(event: byte
         pieces = [b"data: {}\n\n".replace(b"\n", end), event.replace(b"\n", end)]
         assert read_ending(pieces, streamed=True).error_status == 500
     assert read_ending([b'data: {"delta": "event: error"}\n\n'], streamed=True).error_status is None
-
-
-def test_a_message_that_ends_without_a_reason_was_aborted() -> None:
-    begin = {"type": "message_start", "message": {"id": "x", "stop_reason": None, "usage": {"input_tokens": 3}}}
-    text = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": 'delta":{"stop_reason":null'}}
-    end = {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": {}}
-    aborted = {**end, "delta": {"stop_reason": None, "stop_sequence": None}}
-
-    assert [is_aborted(orjson.dumps(event)) for event in (begin, text, end, aborted)] == [False, False, False, True]

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native relay is not 
 
 CHAT, MESSAGE, RESPONSE = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 WITHIN_S = 20.0
+MARK = b'finish_reason":null'
 
 
 # streams -------------------------------------------------------------------------------------------------------
@@ -212,7 +213,7 @@ class Sockets:
             each.close()
 
     def attach(self, flags: int, limit: int, data: bytes) -> int:
-        return int(self.relay.attach(self.instance.fileno(), self.client.fileno(), flags, limit, data))
+        return int(self.relay.attach(self.instance.fileno(), self.client.fileno(), flags, limit, data, MARK))
 
     def write(self, data: bytes) -> None:
         """Have the relay read these bytes, in one read if they are not long."""
@@ -408,14 +409,41 @@ def test_what_is_not_plain_is_not_taken_and_nothing_of_it_is_sent(sockets: Socke
     assert sockets.relay.counts() == (0, 0)
 
 
-def test_a_stream_without_edits_passes_as_it_comes_whatever_is_in_it(sockets: Sockets) -> None:
-    wire = b"3\r\nabc\r\n0005\r\n\r\n\r\n\n\r\n"
-    key = sockets.attach(0, 0, wire)
-    sockets.write(b"A\r\n0123456789\r\n")
+def test_a_stream_without_edits_passes_by_whole_events_whatever_is_in_them(sockets: Sockets) -> None:
+    wire = b"5\r\nabc\n\n\r\n0003\r\nabc\r\n"
+    key = sockets.attach(0, 0, wire[:10])
+    assert key
+    sockets.write(b"A\r\n01234567\n\n\r\n")
+    sockets.write(wire[10:])  # a part of an event
+    assert sockets.is_returned()
+    (back,) = sockets.back
+
+    assert sockets.read() == wire[:10] + b"A\r\n01234567\n\n\r\n"
+    assert back.tail == b"abc\n\n01234567\n\n" and back.unread == wire[10:]
+
+
+def test_a_stream_without_edits_is_given_back_at_a_usage_that_the_kept_end_may_cut(sockets: Sockets) -> None:
+    """The end that is kept has 4096 bytes: a long last event is kept by Python."""
+    short, long = ({"usage": {"input_tokens": 3}, "text": "x" * size} for size in (500, 5000))
+    key = sockets.attach(0, 0, as_chunks([event(short)], [], 0))
+    assert key
+    sockets.write(as_chunks([event({"text": "y" * 5000})], [], 0))
+    sockets.write(as_chunks([event(long)], [], 0))
+    assert sockets.is_returned()
+    (back,) = sockets.back
+
+    assert back.chunks == 2 and back.unread == as_chunks([event(long)], [], 0)
+
+
+@pytest.mark.parametrize("flags", [0, EVENTS, EVENTS | KEEP | HIDE_IDS])
+def test_events_with_output_are_counted(sockets: Sockets, flags: int) -> None:
+    text = 'finish_reason":null, "finish_reason":null'
+    said = [event(token("a", [1])), event(token(text, [2, 3])), event(token("", None))]
+    key = sockets.attach(flags, 1 << 20, as_chunks(said[:1], [], 0))
+    sockets.write(as_chunks(said[1:], [], 0))
     back = Returned(*sockets.relay.take(key))
 
-    assert sockets.read() == wire + b"A\r\n0123456789\r\n"
-    assert back.tail == b"abc\r\n\r\n\n0123456789"
+    assert (back.outputs, sum(each.count(MARK) for each in said)) == (3, 3)
 
 
 @pytest.mark.parametrize("flags", [0, EVENTS | KEEP | HIDE_IDS])
@@ -449,7 +477,7 @@ def test_the_end_of_the_instance_and_its_errors_come_back(sockets: Sockets, rese
     engine = socket.create_connection(listener.getsockname())
     instance, _ = listener.accept()
     wire = as_chunks([event(token("a"))], [], 0)
-    key = sockets.relay.attach(instance.fileno(), sockets.client.fileno(), EVENTS, 0, wire)
+    key = sockets.relay.attach(instance.fileno(), sockets.client.fileno(), EVENTS, 0, wire, MARK)
     if resets:
         engine.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     engine.close()
@@ -482,13 +510,11 @@ def test_streams_that_come_and_go_keep_their_own_bytes(sockets: Sockets) -> None
     keys = []
     for number, (_, instance, client, _) in enumerate(pairs):
         wire = as_chunks([event(token(f"first of {number}"))], [], 0)
-        keys.append(sockets.relay.attach(instance.fileno(), client.fileno(), EVENTS, 0, wire))
+        keys.append(sockets.relay.attach(instance.fileno(), client.fileno(), EVENTS, 0, wire, MARK))
     assert len(set(keys)) == 40 and sockets.relay.counts()[0] == 40
     taken = [sockets.relay.take(key) for key in keys[::2]]
-    again = [
-        sockets.relay.attach(pair[1].fileno(), pair[2].fileno(), EVENTS, 0, as_chunks([event(token("again"))], [], 0))
-        for pair in pairs[::2]
-    ]
+    wire = as_chunks([event(token("again"))], [], 0)
+    again = [sockets.relay.attach(pair[1].fileno(), pair[2].fileno(), EVENTS, 0, wire, MARK) for pair in pairs[::2]]
     assert all(taken) and not set(again) & set(keys)
     assert [sockets.relay.take(key) for key in keys[::2]] == [None] * 20
     for number, (_, _, _, reader) in enumerate(pairs):

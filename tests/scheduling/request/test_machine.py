@@ -1136,7 +1136,7 @@ def test_what_was_refused_at_its_first_try_is_not_metered() -> None:
     assert life.released == []
 
 
-def test_an_answer_that_cannot_go_on_is_metered_by_what_its_client_had() -> None:
+def test_an_answer_that_cannot_go_on_counts_no_tokens_as_its_instance_failed_it() -> None:
     life = Life(account=ACCOUNT, expected_output_tokens=50)
     life.dispatch()
     life.on(Sent())
@@ -1146,7 +1146,7 @@ def test_an_answer_that_cannot_go_on_is_metered_by_what_its_client_had() -> None
     life.on(NotPlaced(SearchFailed()))
 
     (used,) = used_in(life)
-    assert used.startswith("1 48 0 50 0 0 0 ")
+    assert used.startswith("1 0 0 0 1 0 0 ")
 
 
 def test_of_a_split_answer_a_record_of_its_own_id_is_kept() -> None:

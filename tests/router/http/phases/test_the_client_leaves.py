@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import orjson
 import pytest
 
-from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.charge import Counted
+from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router.http import kit
-from tests.router.http.kit import Script, StartInstance, StartRouter, Talk
+from tests.router.http.kit import PlacedRequest, Script, StartInstance, StartRouter, Talk
 from tests.router.http.phases.answers import StartFleet, whole_answer, whole_stream
+
+USER = {"role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize("leave", ["close", "reset"])
@@ -149,3 +153,83 @@ async def test_a_client_of_http_10_that_closes_its_half_counts_as_gone(fleet: St
     client.writer.write_eof()
     await kit.eventually(lambda: intake.ended == [Outcome.CLIENT_GONE], within_s=1.0)
     assert await client.closed()
+
+
+def _sse(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _chunk(text: str, usage: dict[str, int] | None = None, index: int = 0) -> dict[str, Any]:
+    choice = {"index": index, "delta": {"content": text}, "logprobs": None, "finish_reason": None}
+    return {"id": "x", "choices": [choice], **({} if usage is None else {"usage": usage})}
+
+
+async def _leaves_after(
+    fleet: StartFleet, path: str, body: dict[str, Any], events: list[bytes], continues: str = "tokens"
+) -> PlacedRequest:
+    """A client that leaves once it has all of these events, of a stream that does not end."""
+
+    async def script(talk: Talk) -> None:
+        await talk.begin_stream()
+        for event in events:
+            await talk.chunk(event)
+        await talk.until_closed()
+
+    intake, _, client = await fleet(script, settings={"continue_streams": continues})
+    client.request(path, {"model": "m", "stream": True, **body})
+    await client.head()
+    got = b""
+    while not got.endswith(events[-1]):
+        got += await client.chunk()
+    client.close()
+    await kit.eventually(lambda: bool(intake.placed_request.finished))
+    return intake.placed_request
+
+
+@pytest.mark.parametrize("continues", ["off", "tokens"])
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+async def test_a_stream_that_is_left_is_counted_by_its_events(
+    fleet: StartFleet, continues: str, options: dict[str, Any]
+) -> None:
+    """Streams that may go on elsewhere pass by other code than those that may not; both pass the native relay."""
+    role = {"id": "x", "choices": [{"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}]}
+    events = [_sse(value) for value in (role, *[_chunk(f"word {at}") for at in range(300)])]
+    placed = await _leaves_after(fleet, kit.CHAT, {"messages": [USER], **options}, events, continues)
+
+    assert placed.finished == [(Outcome.CLIENT_GONE, None)]
+    assert placed.counted == Counted(300)
+
+
+async def test_the_usage_in_a_stream_that_is_left_counts(fleet: StartFleet) -> None:
+    events = [
+        _sse(_chunk("word", {"prompt_tokens": 9, "completion_tokens": 4 * at, "total_tokens": 9 + 4 * at}))
+        for at in range(1, 101)
+    ]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"messages": [USER], "stream_options": options}
+    placed = await _leaves_after(fleet, kit.CHAT, body, events)
+
+    assert placed.finished == [(Outcome.CLIENT_GONE, Usage(9, None, 400))]
+    assert placed.counted == Counted(100)
+
+
+async def test_messages_and_responses_that_are_left_are_counted_by_their_deltas(fleet: StartFleet) -> None:
+    def named(name: str, **fields: Any) -> bytes:
+        return f"event: {name}\n".encode() + _sse({"type": name, **fields})
+
+    text = {"type": "text_delta", "text": 'event: content_block_delta\n"content_block_delta"'}
+    message = [
+        named("message_start", message={"stop_reason": None, "usage": {"input_tokens": 3}}),
+        named("content_block_start", index=0),
+        *[named("content_block_delta", delta=text, index=0) for _ in range(40)],
+    ]
+    response = [
+        named("response.created", response={"status": "in_progress"}),
+        named("response.output_item.added"),
+        *[named("response.reasoning_text.delta", delta=".delta") for _ in range(7)],
+        *[named("response.output_text.delta", delta="x") for _ in range(40)],
+    ]
+    placed = await _leaves_after(fleet, "/v1/messages", {"max_tokens": 99, "messages": [USER]}, message)
+    assert placed.finished == [(Outcome.CLIENT_GONE, Usage(3))] and placed.counted == Counted(40)
+    placed = await _leaves_after(fleet, "/v1/responses", {"input": "hi"}, response)
+    assert placed.counted == Counted(47)
