@@ -9,9 +9,9 @@ look aborted, clients that leave. A replica, and then an instance, is killed at 
 
 The instances' own books are compared to the limits and rights of the tenants:
 
-- ``counted`` has a quota of requests a day, ``drawn`` one of tokens a day and draws what a client asks for, ``expected``
-  the same but draws the expected tokens, ``walled`` may use one of two models, ``low`` has a class of its own, and
-  ``innocent`` sends plain requests, each of which must be answered.
+- ``counted`` has a quota of requests a day, ``drawn`` one of tokens a day that draws what a client asks for,
+  ``expected`` the same that draws the expected tokens, ``walled`` may use one of two models, ``low`` has a class of its
+  own, and ``innocent`` sends plain requests, each of which must be answered.
 - A request that a killed process took with it is given back by design, and counts for no limit.
 - ``expected`` is beyond its limit where a request was admitted after what had been computed for it reached the limit.
 
@@ -58,7 +58,7 @@ STEERING: Final = (
     "x-encoder-hosts-ports", "x-gateway-destination-endpoint", "x-prefiller-url", "x-data-parallel-host-port",
 )  # fmt: skip
 
-TENANTS: Final = [
+TENANTS: Final[list[dict[str, Any]]] = [
     {"name": "counted", "keys": [{"name": "k", "key": "counted-key"}], "limits": {"requests_per_day": REQUESTS_A_DAY}},
     {
         "name": "drawn", "keys": [{"name": "k", "key": "drawn-key"}], "limits": {"tokens_per_day": TOKENS_A_DAY},
@@ -69,7 +69,7 @@ TENANTS: Final = [
     {"name": "low", "keys": [{"name": "k", "key": "lower-key"}], "priority_class": "low"},
     {"name": "innocent", "keys": [{"name": "k", "key": "innocent-key"}]},
 ]  # fmt: skip
-KEYS: Final = {str(each["name"]): str(each["keys"][0]["key"]) for each in TENANTS}  # type: ignore[index]
+KEYS: Final = {each["name"]: each["keys"][0]["key"] for each in TENANTS}
 CLASSES: Final = [{"name": "high", "engine_priority": 0}, {"name": "low", "engine_priority": 9}]
 
 
@@ -207,13 +207,13 @@ def forms(rng: random.Random) -> Sent:
 def looks_aborted(rng: random.Random) -> Sent:
     where = rng.choice(("tools", "text", "user", "metadata"))
     bait: Any = {"finish_reason": "abort", "stop_reason": "recomputed", "error": {"code": 500}, "type": "error"}
-    more: dict[str, Any] = {
+    places: dict[str, dict[str, Any]] = {
         "tools": {"tools": [{"type": "function", "name": "f", "parameters": bait}]},
         "text": {"text": {"format": {"type": "json_schema", "name": "x", "schema": bait}}},
         "user": {"user": 'x"finish_reason":"abort"'},
         "metadata": {"metadata": {"finish_reason": "abort"}},
-    }[where]
-    body = {"model": ALLOWED, "input": "hello " * 30, "max_output_tokens": rng.randrange(5, 60), **more}
+    }
+    body = {"model": ALLOWED, "input": "hello " * 30, "max_output_tokens": rng.randrange(5, 60), **places[where]}
     return Sent(f"looks aborted by {where}", "/v1/responses", dumped(body))
 
 
@@ -264,10 +264,12 @@ def messages(rng: random.Random) -> Sent:
 @shape
 def steers(rng: random.Random) -> Sent:
     path, make = rng.choice((("/v1/chat/completions", chat), ("/v1/completions", completion), ("/invocations", chat)))
-    more = rng.choice(
-        ({"kv_transfer_params": {"remote_host": "10.0.0.1", "do_remote_prefill": True}}, {"ec_transfer_params": {"a": 1}},
-         {"vllm_xargs": {"kv_cache_report_mode": "full"}})
-    )  # fmt: skip
+    kinds: list[dict[str, Any]] = [
+        {"kv_transfer_params": {"remote_host": "10.0.0.1", "do_remote_prefill": True}},
+        {"ec_transfer_params": {"a": 1}},
+        {"vllm_xargs": {"kv_cache_report_mode": "full"}},
+    ]
+    more = rng.choice(kinds)
     name = rng.choice(tuple(each for each in STEERING if each.startswith("x-")))
     return Sent(f"steers by {next(iter(more))} {name} {path}", path, dumped(make(rng, **more)), {name: "10.0.0.1:80"})
 
@@ -355,10 +357,8 @@ def _work_of(read: ReadRequest) -> tuple[list[int], int, int]:
 def _chunk(read: ReadRequest, last: bool, answers: int) -> bytes:
     reason = "length" if last else None
     text = "word " * TOKENS_AN_EVENT
-    choices = [
-        {"index": index, "finish_reason": reason, **({"text": text} if "prompt" in read.fields else {"delta": {"content": text}})}
-        for index in range(answers)
-    ]  # fmt: skip
+    content = {"text": text} if "prompt" in read.fields else {"delta": {"content": text}}
+    choices = [{"index": index, "finish_reason": reason, **content} for index in range(answers)]
     return b"data: " + dumped({"id": "x", "choices": choices}) + b"\n\n"
 
 
@@ -375,10 +375,8 @@ def _whole(read: ReadRequest, usage: Mapping[str, int], answers: int, each: int)
         counts = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
         return {"id": "msg_x", "type": "message", "role": "assistant", "model": read.model,
                 "content": [{"type": "text", "text": text}], "stop_reason": "max_tokens", "usage": counts}  # fmt: skip
-    choices: list[dict[str, Any]] = [
-        {"index": index, "finish_reason": "length", **({"text": text} if "prompt" in fields else {"message": {"role": "assistant", "content": text}})}
-        for index in range(answers)
-    ]  # fmt: skip
+    content_of = {"text": text} if "prompt" in fields else {"message": {"role": "assistant", "content": text}}
+    choices = [{"index": index, "finish_reason": "length", **content_of} for index in range(answers)]
     whole: dict[str, Any] = {
         "id": "x",
         "object": "chat.completion",
