@@ -260,6 +260,7 @@ def inference_request_of(
         return read
     if path in COMPLETIONS_PATHS:
         read.leaves_usage_open = stream and "stream_options" not in body
+        read.refuses_usage = stream and not read.leaves_usage_open and _refuses_usage(body["stream_options"])
         read.may_split = may_split(path, body)
         read.leaves_ids_open = "return_token_ids" not in body
     elif path == RESPONSES_PATH:
@@ -277,6 +278,11 @@ def inference_request_of(
         read.prompts, read.answers = prompts_of(path, body), answers_of(path, body)
         read.not_continued = why_not_continued(path, body, read.answers)
     return read
+
+
+def _refuses_usage(options: object) -> bool:
+    """Whether a stream with these options has no usage, by what its client wrote."""
+    return options is None or (isinstance(options, dict) and not lax_bool(options.get("include_usage")))
 
 
 def _is_one_answer(path: str, body: Mapping[str, Any]) -> bool:

@@ -45,7 +45,8 @@ from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abando
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.sse import Ending, event_object
-from dualmap.router.http.stream_usage import id_edit, ids_edit, usage_edit
+from dualmap.router.http.stream_usage import USAGE_OPTION, id_edit, ids_edit, usage_edit
+from dualmap.router.http.usage_requests import AS_SENT
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
 from dualmap.router.requests.live_request import LiveRequest
@@ -57,10 +58,12 @@ from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.budgets import Measure
 
 _WHOLE: Final = Leg.WHOLE
 _INTERNAL_ERROR: Final = Outcome.INTERNAL_ERROR
 _COMPLETED: Final = Outcome.COMPLETED
+_REQUESTS: Final = Measure.REQUESTS
 
 MEASURED_WITHIN_S: Final = 10.0
 """Time for an instance to count the tokens of a text. Without the count an answer may become longer than its limit, as
@@ -157,9 +160,11 @@ class PlacedRequest(Protocol):
     def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None: ...
 
 
-def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: Edit) -> list[BodyPart]:
-    """The client's own bytes, with these edits, and those that its instance needs: another name of the model, an id of
-    the response by which it is found again."""
+def body_for(
+    inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: Edit, fields: Sequence[bytes] = ()
+) -> list[BodyPart]:
+    """The client's own bytes, with these edits and fields, and those that its instance needs: another name of the
+    model, an id of the response by which it is found again."""
     edits: list[Edit] = [*more]
     if inference_request.leaves_id_open:
         edits.append(id_edit(body, response_id(placed.request_id, placed.instance_id, inference_request.tenant)))
@@ -168,7 +173,7 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
             edits.append((form_model_span(body), placed.model.encode()))
         else:
             edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
-    if (fields := added_fields(inference_request)) and body.rstrip(BLANK).endswith(b"}"):
+    if (fields := [*added_fields(inference_request), *fields]) and body.rstrip(BLANK).endswith(b"}"):
         edits.append(field_edit(body, *fields))
     return edited(body, edits)
 
@@ -376,7 +381,7 @@ class _Forwarding:
         self._original = self._original or request.body
         request.path, request.body = rest.path, rest.body
         inference_request.model_span = None
-        inference_request.leaves_usage_open = self._asks_ids = False
+        inference_request.leaves_usage_open = inference_request.refuses_usage = self._asks_ids = False
         shows_ids = asked.get("return_token_ids") is True
         self._hides_ids = rest.by_tokens and not shows_ids
         overlap = begin_rest(so_far, rest)
@@ -474,24 +479,41 @@ class _Forwarding:
         kv_within_s: float | None = None,
     ) -> Sending:
         """The client's request, with these edits, to an instance whose answer it gets; see ``Sending``."""
-        leaves_usage_open = self._inference_request.leaves_usage_open and self.plane.settings.ask_usage
-        requests_usage = leaves_usage_open and self.plane.usage_requests.needed(target.url)
-        as_it_came = not (edits or requests_usage)
+        leaves_usage_open, usage = self._inference_request.leaves_usage_open, AS_SENT
+        if self._may_ask_usage:
+            usage = self.plane.usage_requests.next(target.url, is_charged=self._is_charged)
+        as_it_came = not (edits or usage.requests)
         return Sending(
             target,
-            self.body if as_it_came else partial(self.body, *edits, requests_usage=requests_usage),
+            self.body if as_it_came else partial(self.body, *edits, requests_usage=usage.requests),
             self.downstream,
             self.fleet_fields,
             self._begin_answer,
             on_first_token,
             leaves_usage_open,
-            requests_usage,
+            usage.requests,
+            usage.hides,
             awaits_output,
             kv_within_s,
             self.answer_exchange,
             on_sent,
             abandoned,
         )
+
+    @property
+    def _is_charged(self) -> bool:
+        """Whether the tokens of its answer count for a limit."""
+        caller = self._inference_request.caller
+        return caller is not None and any(limit.measure is not _REQUESTS for limit in caller.tenant.limits)
+
+    @property
+    def _may_ask_usage(self) -> bool:
+        """Whether its instance may be asked for a usage that its client has not asked for: a client that is charged
+        cannot say that it wants none."""
+        request = self._inference_request
+        if not (request.leaves_usage_open or (request.refuses_usage and self._is_charged)):
+            return False
+        return self.plane.settings.ask_usage
 
     # what goes to the instance -------------------------------------------------------------------------------
     @property
@@ -572,9 +594,11 @@ class _Forwarding:
         body, placed = self.request.body, self._placed
         if self._asks_ids:
             more = (ids_edit(body), *more)
-        if requests_usage:
-            more = (*more, usage_edit(body))
-        return body_for(self._inference_request, body, placed, *more)
+        if not requests_usage:
+            return body_for(self._inference_request, body, placed, *more)
+        if self._inference_request.leaves_usage_open:
+            return body_for(self._inference_request, body, placed, *more, usage_edit(body))
+        return body_for(self._inference_request, body, placed, *more, fields=(USAGE_OPTION,))
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:

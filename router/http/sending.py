@@ -59,6 +59,7 @@ class Sending:
     on_first_token: Callable[[], None] = nothing
     leaves_usage_open: bool = False
     """It is a stream whose client does not say whether it wants the usage."""
+    requests_usage: bool = False
     hides_usage: bool = False
     awaits_output: bool = False
     kv_within_s: float | None = None
@@ -109,7 +110,7 @@ class Sender:
         try:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
-            self._plane.usage_requests.forget(url)
+            self._plane.usage_requests.restarted(url)
             return ExchangeResult(failure=error.failure)
         sent_s = connection.loop.time()
         result = await self._exchange(sending, connection)
@@ -163,10 +164,10 @@ class Sender:
         usage, url = self._plane.usage_requests, sending.target.url
         if result.failure is not None:
             if result.failure.kind is _CLOSED:
-                usage.forget(url)
+                usage.restarted(url)
         elif result.sends_usage_unrequested:
             usage.saw(url, sends_unrequested=True)
-        elif sending.leaves_usage_open and not sending.hides_usage and result.shows_whole_stream:
+        elif sending.leaves_usage_open and not sending.requests_usage and result.shows_whole_stream:
             usage.saw(url, sends_unrequested=result.ending.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:

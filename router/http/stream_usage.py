@@ -13,7 +13,9 @@ import orjson
 from dualmap.router.http.model_field import Edit
 from dualmap.router.http.sse import EventEditor, comments_of, event_object
 
-_OPTION: Final = b'"stream_options":{"include_usage":true},'
+USAGE_OPTION: Final = b'"stream_options":{"include_usage":true}'
+"""The field by which usage is requested."""
+_OPTION: Final = USAGE_OPTION + b","
 _IDS: Final = b'"return_token_ids":true,'
 _USAGE: Final = b'"usage"'
 _STOPPED: Final = b'"finish_reason":"'

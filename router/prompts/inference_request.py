@@ -150,6 +150,8 @@ class InferenceRequest:
     """
     leaves_usage_open: bool = False
     """It streams, and has no ``stream_options``: only the fleet uses its usage."""
+    refuses_usage: bool = False
+    """It streams, and has ``stream_options`` by which no usage comes."""
     leaves_ids_open: bool = False
     """It does not say whether its answer is to have the ids of its tokens."""
     leaves_id_open: bool = False

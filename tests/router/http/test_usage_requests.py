@@ -1,10 +1,14 @@
-"""Which instances are asked for a stream's usage."""
+"""Which instances are asked for a stream's usage, and whose clients see it."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
-from dualmap.router.http.usage_requests import LOOK_AGAIN_S, LOOK_AGAIN_STREAMS, UsageRequests
+from dualmap.router.http.usage_requests import LOOK_AGAIN_S, LOOK_AGAIN_STREAMS, UsageRequest, UsageRequests
+
+HIDDEN, SHOWN, AS_SENT = UsageRequest(True, True), UsageRequest(True, False), UsageRequest(False, False)
 
 
 class Time:
@@ -19,28 +23,38 @@ def time() -> Time:
     return Time()
 
 
-def test_an_unknown_instance_is_not_asked(time: Time) -> None:
+def test_usage_is_requested_from_the_first_stream_on(time: Time) -> None:
     usage = UsageRequests(time)
-    assert not usage.needed("http://a") and not usage.needed("http://a")
+    asked = [usage.next("http://a", is_charged=charged) for charged in (False, False, True)]
+    assert asked == [HIDDEN] * 3
 
 
-def test_an_instance_is_asked_by_what_its_last_stream_that_was_not_asked_showed(time: Time) -> None:
+def test_an_instance_that_sends_usage_unasked_is_not_asked_but_where_tokens_are_charged(time: Time) -> None:
     usage = UsageRequests(time)
-    usage.saw("http://a", sends_unrequested=False)
     usage.saw("http://b", sends_unrequested=True)
-    assert usage.needed("http://a") and not usage.needed("http://b")
-    usage.saw("http://a", sends_unrequested=True)
+    assert usage.next("http://b", is_charged=False) == AS_SENT
+    assert usage.next("http://b", is_charged=True) == SHOWN
     usage.saw("http://b", sends_unrequested=False)
-    assert not usage.needed("http://a") and usage.needed("http://b")
-    usage.forget("http://b")
-    assert not usage.needed("http://b")
+    assert usage.next("http://b", is_charged=False) == HIDDEN
 
 
-def test_one_of_many_streams_is_not_asked_and_the_others_go_on_to_be(time: Time) -> None:
+def test_one_of_many_streams_goes_as_it_was_sent_but_never_one_whose_tokens_are_charged(time: Time) -> None:
     usage = UsageRequests(time)
-    usage.saw("http://a", sends_unrequested=False)
-    assert all(usage.needed("http://a") for _ in range(2 * LOOK_AGAIN_STREAMS))
+    free = partial(usage.next, "http://a", is_charged=False)
+    assert {free() for _ in range(2 * LOOK_AGAIN_STREAMS)} == {HIDDEN}
     time.now_s = LOOK_AGAIN_S
-    assert [usage.needed("http://a") for _ in range(3)] == [False, True, True]
+    assert usage.next("http://a", is_charged=True) == HIDDEN
+    assert [free() for _ in range(3)] == [AS_SENT, HIDDEN, HIDDEN]
     time.now_s = 3 * LOOK_AGAIN_S
-    assert usage.needed("http://a"), "few streams came meanwhile"
+    assert free() == HIDDEN, "few streams came meanwhile"
+
+
+def test_a_broken_connection_changes_nothing_until_the_next_test(time: Time) -> None:
+    usage = UsageRequests(time)
+    free = partial(usage.next, "http://a", is_charged=False)
+    usage.saw("http://a", sends_unrequested=False)
+    usage.restarted("http://a")
+    usage.restarted("http://never-seen")
+    assert {free() for _ in range(40)} == {HIDDEN}
+    time.now_s = LOOK_AGAIN_S
+    assert [free(), free()] == [AS_SENT, HIDDEN]

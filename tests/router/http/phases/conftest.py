@@ -18,13 +18,16 @@ from tests.router.http.phases.answers import StartFleet
 def fleet(start_instance: StartInstance, start_router: StartRouter) -> StartFleet:
     """A router in front of scripted instances, and a connected client."""
 
-    async def start(*scripts: Script, settings: Any = None, must_be_asked: Any = False, **intake: Any) -> Any:
-        """``must_be_asked``: the instances are known to send usage on request alone."""
+    async def start(
+        *scripts: Script, settings: Any = None, must_be_asked: Any = False, sends_unasked: Any = False, **intake: Any
+    ) -> Any:
+        """``must_be_asked``: the instances are known to send usage on request alone; ``sends_unasked``: to send it in
+        any case."""
         instances = [await start_instance(script) for script in scripts]
         placed = kit.Intake([instance.url for instance in instances], **intake)
         router = await start_router(placed, **(settings or {}))
-        for instance in instances if must_be_asked else ():
-            router.plane.usage_requests.saw(instance.url, sends_unrequested=False)
+        for instance in instances if must_be_asked or sends_unasked else ():
+            router.plane.usage_requests.saw(instance.url, sends_unrequested=sends_unasked)
         return placed, instances, await router.connect()
 
     return start
