@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "dualmap-up-"
@@ -66,13 +69,44 @@ def running_fleets() -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def fleet_of_this_machine() -> tuple[Path | None, str]:
-    """The settings file of the fleet that a command means that names none, and what to say where the command fails."""
+@dataclass(frozen=True, slots=True)
+class FleetHere:
+    """The fleet that a command means which names none: the youngest that runs on this machine."""
+
+    config: Path | None
+    """Its settings file; None if no fleet runs."""
+    if_failed: str
+    """What to add to the command's error."""
+    choice: str = ""
+    """Where several run: which one is meant, and how to choose another one. Empty if there is no choice."""
+
+
+def fleet_of_this_machine() -> FleetHere:
+    """The fleet that a command means which names none."""
     fleets = running_fleets()
     if not fleets:
-        return None, "no fleet of 'dualmap up' runs on this machine; name one with --config FILE or --store.url URL"
-    others = "".join(f"\n  --config {other}" for other in fleets[1:])
-    return fleets[0], f"the fleet of {fleets[0]} is meant" + (f"; others run:{others}" if others else "")
+        return FleetHere(
+            None, "no fleet of 'dualmap up' runs on this machine; name one with --config FILE or --store.url URL"
+        )
+    meant, *others = fleets
+    if not others:
+        return FleetHere(meant, f"the fleet of {meant} is meant")
+    listed = "".join(f"\n  --config {other}   ({described(other)})" for other in others)
+    choice = (
+        f"{len(fleets)} fleets run on this machine, and this is the youngest ({described(meant)}). "
+        f"Choose another one by:{listed}"
+    )
+    return FleetHere(meant, f"the fleet of {meant} is meant", choice)
+
+
+def described(config: Path) -> str:
+    """A running fleet by its endpoint and its start, as far as they can be read."""
+    try:
+        started = time.strftime("%H:%M:%S", time.localtime(config.stat().st_mtime))
+        router = json.loads(config.read_text("utf-8"))["router"]
+        return f"port {router['port']}, started at {started}"
+    except (OSError, ValueError, KeyError, TypeError):  # it ends at this moment, or is of another version
+        return "ending"
 
 
 def _is_locked(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
@@ -24,6 +25,9 @@ from dualmap.statestore.url import without_password
 
 # Stages in which children stop: those that accept requests first, those that serve them last.
 STOP_ROUTERS, STOP_WORKERS, STOP_INSTANCES = range(3)
+
+# An instance that was killed stays away long enough for people to see it down.
+_INSTANCE_AGAIN_AFTER_S = 3.0
 
 # Values for one machine, unless set otherwise: clients do not check /ready there, and Ctrl-C should not take long.
 _HASTE = {"settle_s": 0.0, "drain_timeout_s": 3.0}
@@ -109,7 +113,8 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     }
     planned = settings.model_copy(update=changed)
     ops_urls = tuple(base_url(planned, ops_port) for ops_port in ops_ports)
-    children = _children(config_file, size, dict(zip(ops_ports, ops_urls, strict=True)), emulated)
+    ours = pool.instances if emulated else ()
+    children = _children(config_file, size, dict(zip(ops_ports, ops_urls, strict=True)), ours)
     return FleetPlan(planned, children, ops_urls, without_password(settings.store.url))
 
 
@@ -143,9 +148,19 @@ def given_instances(urls: Sequence[str]) -> tuple[InstanceSettings, ...]:
     return tuple(instances)
 
 
-def _children(config_file: str, size: FleetSize, ops_urls: Mapping[int, str], emulated: bool) -> tuple[ChildSpec, ...]:
+def _children(
+    config_file: str, size: FleetSize, ops_urls: Mapping[int, str], emulated: Sequence[InstanceSettings]
+) -> tuple[ChildSpec, ...]:
     config = ("--config", config_file)
-    emulator = ChildSpec("instances", ("emulate", *config), STOP_INSTANCES)
+    instances = [  # a process each, so that one can be killed as a server of its own
+        ChildSpec(
+            instance.id,
+            ("emulate", *config, "--emulator.instances", "1", "--emulator.port", str(urlsplit(instance.url).port)),
+            STOP_INSTANCES,
+            restart_after_s=_INSTANCE_AGAIN_AFTER_S,
+        )
+        for instance in emulated
+    ]
     routers = [
         ChildSpec(
             f"router-{number}",
@@ -159,7 +174,7 @@ def _children(config_file: str, size: FleetSize, ops_urls: Mapping[int, str], em
         ChildSpec(f"worker-{number}", ("worker", *config, "--name", f"worker-{number}"), STOP_WORKERS)
         for number in range(1, size.workers + 1)
     ]
-    return (*((emulator,) if emulated else ()), *workers, *routers)
+    return (*instances, *workers, *routers)
 
 
 def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:

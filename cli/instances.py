@@ -77,6 +77,10 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
     return not arguments.url
 
 
+def changes_a_fleet(arguments: argparse.Namespace) -> bool:
+    return arguments.action != "list"
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
     if arguments.action == "list":

@@ -27,10 +27,11 @@ _CONFIG_HELP = "YAML file with settings"
 
 
 class CommandModule(Protocol):
-    """The interface of a subcommand's module; two more members may be left out.
+    """The interface of a subcommand's module; three more members may be left out.
 
     ``SHORTHANDS`` maps an option to a setting's name. ``looks_at_a_fleet(parsed)`` says whether the command calls a
-    running fleet: unless the user names one, that is the one which runs on this machine.
+    running fleet: unless the user names one, that is the one which runs on this machine. ``changes_a_fleet(parsed)``
+    says whether it changes one: then the user must choose where several run.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
@@ -187,8 +188,12 @@ def _run(name: str, words: list[str]) -> int:
         given, rest = common.parse_known_args(rest)
         parsed = parser.parse_args(rest)
         config, note = given.config, ""
+        parsed.choice = ""
         if getattr(module, "looks_at_a_fleet", _never)(parsed) and not names_a_fleet(flags, os.environ, config):
-            config, note = fleet_of_this_machine()
+            here = fleet_of_this_machine()
+            config, note, parsed.choice = here.config, here.if_failed, here.choice
+            if here.choice and getattr(module, "changes_a_fleet", _never)(parsed):
+                raise ConfigurationError(f"nothing was changed: {here.choice}")
         settings = load_settings(flags, os.environ, config)
     except ConfigurationError as error:
         for line in str(error).splitlines():
@@ -196,6 +201,8 @@ def _run(name: str, words: list[str]) -> int:
         return USAGE_ERROR
     for warning in nearly_settings(os.environ):
         print(f"dualmap {name}: warning: {warning}", file=sys.stderr)
+    if parsed.choice:
+        print(f"dualmap {name}: {parsed.choice}", file=sys.stderr)
     try:
         return module.run(parsed, settings)
     except CommandError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ class ChildSpec:
     stop_stage: int
     health_url: str = ""
     """The URL that it answers as long as it works; empty if none."""
+    restart_after_s: float = _FIRST_DELAY_S
+    """Time until it is started again for the first time."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,9 @@ class ProcessGroup:
 
     In ``directory`` each has a ``NAME.log`` with what it prints and a ``NAME.pid``.
 
+    ``-P`` keeps the current folder off the module path, where a file of the user's, such as click.py, would be taken
+    for the package of that name.
+
     Children sit in sessions of their own, so a Ctrl-C in the terminal reaches only this process, which then stops
     them in order; if this process is killed outright they end by themselves (see ``cli.parent``).
     """
@@ -68,7 +74,7 @@ class ProcessGroup:
         directory: Path,
         environment: Mapping[str, str],
         say: Callable[[str], None],
-        command: Sequence[str] = (sys.executable, "-m", "dualmap"),
+        command: Sequence[str] = (sys.executable, "-P", "-m", "dualmap"),
     ) -> None:
         self._command = tuple(command)
         self._directory = directory
@@ -95,7 +101,7 @@ class ProcessGroup:
         for child in self.children:
             if child.process is not None and child.process.returncode is not None and not self._settled:
                 tail = "\n".join(f"  {line}" for line in log_tail(child.log))
-                raise CommandError(f"{child.spec.name} ended with exit code {child.process.returncode}:\n{tail}")
+                raise CommandError(f"{child.spec.name} {how_it_ended(child.process.returncode)}:\n{tail}")
 
     async def stop(self, stage_timeout_s: float, at_once: asyncio.Event) -> None:
         """Stop all children stage by stage; what has not ended after ``stage_timeout_s`` is killed.
@@ -132,19 +138,30 @@ class ProcessGroup:
         write_pid(child.log.parent, child.log.stem, child.process.pid)
 
     async def _keep(self, child: Child) -> None:
-        delay_s = _FIRST_DELAY_S
+        delay_s = child.spec.restart_after_s
         while child.process is not None:
             started_s = time.monotonic()
             code = await child.process.wait()
             if not self._settled:
                 return
             if time.monotonic() - started_s > _HEALTHY_AFTER_S:
-                delay_s = _FIRST_DELAY_S
-            self._say(f"{child.spec.name} ended with exit code {code}; starting it again in {delay_s:g} s")
+                delay_s = child.spec.restart_after_s
+            self._say(f"{child.spec.name} {how_it_ended(code)}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
             child.restarts += 1
             await self._spawn(child)
+            self._say(f"{child.spec.name} runs again, as process {child.pid}")
+
+
+def how_it_ended(code: int) -> str:
+    """The end of a process by its return code; a negative one is the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 async def _end(processes: Sequence[asyncio.subprocess.Process], timeout_s: float, at_once: asyncio.Event) -> None:

@@ -78,6 +78,10 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
     return bool(arguments.action) and not arguments.url
 
 
+def changes_a_fleet(arguments: argparse.Namespace) -> bool:
+    return arguments.action in ("set", "reset")
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     if arguments.action:
         return fleet_settings.run(arguments, settings)

@@ -72,6 +72,10 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
     return not arguments.url
 
 
+def changes_a_fleet(arguments: argparse.Namespace) -> bool:
+    return arguments.action not in ("list", "show", "audit")
+
+
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
     match arguments.action:

@@ -126,7 +126,9 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
             key = ""
             while key != "q":
                 sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
-                live.update(await _screen(store, shown, sort, console.height, limits), refresh=True)
+                above = arguments.choice.splitlines()  # the screen hides what was printed before
+                screen = await _screen(store, shown, sort, console.height - len(above), limits)
+                live.update(Group(*above, screen), refresh=True)
                 try:
                     async with asyncio.timeout(arguments.interval_s):
                         key = await keys.get()

@@ -12,15 +12,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from dualmap.cli.errors import of_store
 from dualmap.cli.figures import FleetCounts, ReplicaCounts, fleet_figures
-from dualmap.cli.fleet_folder import CONFIG, fleet_folder
-from dualmap.cli.fleet_plan import FleetPlan, FleetSize, plain, plan_fleet
+from dualmap.cli.fleet_folder import CONFIG, fleet_folder, running_fleets
+from dualmap.cli.fleet_plan import STOP_INSTANCES, FleetPlan, FleetSize, plain, plan_fleet
 from dualmap.cli.hang_watch import hung_ones_killed
 from dualmap.cli.instance_trust import instance_trust
 from dualmap.cli.live_status import LiveStatus
@@ -36,6 +36,7 @@ from dualmap.workers.probe import Prober
 
 _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
+_LISTED_INSTANCES = 8
 _PROBE_TIMEOUT_S = 2.0
 
 SHORTHANDS = {
@@ -167,7 +168,13 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
         ):
             if await Readiness(plan, store, status.say).wait(arguments.ready_within_s, group.check, stopping):
                 group.settled()
-                status.say(welcome(plan, time.monotonic() - started_s, directory, own_command()))
+                pids = {child.spec.name: child.pid for child in group.children if child.pid is not None}
+                status.say(welcome(plan, time.monotonic() - started_s, directory, own_command(), pids))
+                if len(running_fleets()) > 1:
+                    status.say(
+                        "Other fleets run on this machine, and commands that name none mean the youngest. For this "
+                        f"one, add\n  --config {config}\n"
+                    )
                 for warning in await unserved_models(plan):
                     status.say(warning)
                 async with hung_ones_killed(group.children, status.say):
@@ -286,8 +293,11 @@ def own_command() -> str:
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else absolute)
 
 
-def welcome(plan: FleetPlan, took_s: float, directory: Path, command: str = "dualmap") -> str:
-    """The message to the user once the fleet is ready; ``command`` is how the user calls ``dualmap``."""
+def welcome(
+    plan: FleetPlan, took_s: float, directory: Path, command: str = "dualmap", pids: Mapping[str, int] | None = None
+) -> str:
+    """The message to the user once the fleet is ready; ``command`` is how the user calls ``dualmap``, ``pids`` are the
+    processes of the children by their names."""
     model = plan.settings.pools[0].model
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     emulated = "" if plan.emulated else " not"
@@ -298,6 +308,7 @@ def welcome(plan: FleetPlan, took_s: float, directory: Path, command: str = "dua
             f"  endpoint  {plan.endpoint}/v1   (model {model!r}, any API key)",
             *((f"  live page {plan.endpoint}/ui",) if plan.settings.router.ui else ()),
             f"  store     {plan.store_shown_as}",
+            *_instances(plan, pids or {}),
             f"  logs      {directory}   (deleted at a clean stop)",
             "",
             "Try it:",
@@ -310,3 +321,14 @@ def welcome(plan: FleetPlan, took_s: float, directory: Path, command: str = "dua
             "",
         )
     )
+
+
+def _instances(plan: FleetPlan, pids: Mapping[str, int]) -> Iterator[str]:
+    """The processes of the emulated instances, and what becomes of one that is killed."""
+    emulated = [child for child in plan.children if child.stop_stage == STOP_INSTANCES and child.name in pids]
+    for child in emulated[:_LISTED_INSTANCES]:
+        yield f"  {child.name}  process {pids[child.name]}"
+    if len(emulated) > _LISTED_INSTANCES:
+        yield f"  … and {len(emulated) - _LISTED_INSTANCES} more, whose processes are in the .pid files beside the logs"
+    if emulated:
+        yield f"  (kill one with kill -9 PROCESS: it is started again after {emulated[0].restart_after_s:g} s)"

@@ -10,9 +10,14 @@ venv=${DUALMAP_VENV:-$root/.venv}
 venv=${venv%/}
 mark=$venv/.unfinished
 
+# safely COMMAND: Python takes no module from the folder that the user is in, where a file may be named like a package.
+safely() {
+    PYTHONSAFEPATH=1 "$@"
+}
+
 # A candidate counts only if it runs (a pyenv shim may exist and fail), fits, and can make an environment with pip.
 usable_python() {
-    "$1" -c 'import sys, venv
+    safely "$1" -c 'import sys, venv
 if not (3, 11) <= sys.version_info[:2] <= (3, 13): sys.exit(1)
 try: import ensurepip
 except ImportError: import pip' >/dev/null 2>&1
@@ -41,17 +46,17 @@ make_venv() {
     rm -rf "$venv"
     mkdir -p "$venv"
     : >"$mark"
-    if "$1" -c 'import ensurepip' 2>/dev/null; then
-        "$1" -m venv "$venv"
+    if safely "$1" -c 'import ensurepip' 2>/dev/null; then
+        safely "$1" -m venv "$venv"
     else # Debian without python3-venv: the interpreter's own pip installs into an environment without one
-        "$1" -m venv --without-pip "$venv"
-        "$1" -m pip --python "$venv/bin/python" install -q pip
+        safely "$1" -m venv --without-pip "$venv"
+        safely "$1" -m pip --python "$venv/bin/python" install -q pip
     fi
     rm -f "$mark"
 }
 
 is_complete() {
-    [ ! -e "$mark" ] && usable_python "$venv/bin/python" && "$venv/bin/python" -m pip --version >/dev/null 2>&1
+    [ ! -e "$mark" ] && usable_python "$venv/bin/python" && safely "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
 # sources_sum: what an installed environment is made of.
@@ -83,7 +88,7 @@ is_installed() {
 take_turn() {
     mkdir -p "$(dirname -- "$venv")"
     exec 9>"$venv.lock"
-    "$1" -c 'import fcntl, signal, sys
+    safely "$1" -c 'import fcntl, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
     fcntl.flock(9, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +111,7 @@ install() {
         for stamp in "$venv"/.installed-*; do # an install that is interrupted leaves other extras as they are
             is_current "$stamp" || rm -f "$stamp"
         done
-        "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
+        safely "$venv/bin/python" -m pip install -q --disable-pip-version-check -e "$root${1:+[$1]}"
         sources_sum >"$venv/.installed-$1"
     fi
     exec 9>&-

@@ -94,7 +94,7 @@ def _by_transformers(folder: Path) -> str | None:
         )
         return None
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, "-c", _LOAD, str(folder)]
+    command = [sys.executable, "-P", "-c", _LOAD, str(folder)]  # -P: no module of the current folder
     try:
         done = subprocess.run(command, capture_output=True, env=environment, timeout=_LOAD_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -103,20 +104,30 @@ def test_a_command_that_names_no_fleet_means_the_youngest_that_runs(
     parent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(parent))
-    assert fleet_of_this_machine()[0] is None
-    assert "no fleet of 'dualmap up' runs" in fleet_of_this_machine()[1]
+    assert fleet_of_this_machine().config is None
+    assert "no fleet of 'dualmap up' runs" in fleet_of_this_machine().if_failed
 
     with fleet_folder() as older, fleet_folder() as younger:
         for age_s, folder in ((20, older), (10, younger)):
-            (folder / CONFIG).write_text("{}")
+            (folder / CONFIG).write_text(json.dumps({"router": {"port": 8000 + age_s}}))
             stamp = time.time() - age_s
             os.utime(folder / CONFIG, (stamp, stamp))
         with fleet_folder():  # it has not written its settings yet
-            found, note = fleet_of_this_machine()
+            found = fleet_of_this_machine()
 
-        assert found == younger / CONFIG
-        assert f"--config {older / CONFIG}" in note
+        assert found.config == younger / CONFIG
+        assert "2 fleets run on this machine, and this is the youngest (port 8010, started at " in found.choice
+        assert f"--config {older / CONFIG}   (port 8020, started at " in found.choice
         assert running_fleets() == [younger / CONFIG, older / CONFIG]
+
+
+def test_where_one_fleet_runs_there_is_no_choice(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(parent))
+    with fleet_folder() as folder:
+        (folder / CONFIG).write_text("{}")
+
+        assert fleet_of_this_machine().config == folder / CONFIG
+        assert fleet_of_this_machine().choice == ""
 
 
 def test_a_fleet_that_was_killed_is_not_meant(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,10 @@ def test_a_fleet_has_replicas_with_ports_of_their_own_workers_and_emulated_insta
     plan = plan_fleet(settings(), SIZE, (), "fleet.yaml")
 
     names = [child.name for child in plan.children]
-    assert names == ["instances", "worker-1", "worker-2", "router-1", "router-2", "router-3"]
+    instances = ["instance-1", "instance-2", "instance-3", "instance-4"]
+    assert names == [*instances, "worker-1", "worker-2", "router-1", "router-2", "router-3"]
     assert len(set(plan.ops_urls)) == 3
-    assert [child.health_url for child in plan.children[3:]] == [f"{url}/health" for url in plan.ops_urls]
+    assert [child.health_url for child in plan.children[6:]] == [f"{url}/health" for url in plan.ops_urls]
     assert [instance.id for instance in plan.settings.pools[0].instances] == [f"instance-{i}" for i in range(1, 5)]
     assert plan.settings.router.port > 0
 
@@ -61,7 +62,7 @@ def test_given_or_configured_instances_are_used_instead_of_emulated_ones() -> No
     assert [each.id for each in configured.settings.pools[0].instances] == ["npu-0"]
 
     for plan in (given, configured):
-        assert "instances" not in [child.name for child in plan.children]
+        assert {child.arguments[0] for child in plan.children} == {"worker", "router"}
 
 
 def test_a_port_in_use_is_named_with_the_way_out() -> None:

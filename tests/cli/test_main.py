@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dualmap.cli.configuration import split_flags
+from dualmap.cli.fleet_folder import CONFIG, fleet_folder
 from dualmap.cli.main import COMMANDS, command_parser, main
 from dualmap.cli.parser import CommandParser
 
@@ -115,3 +121,60 @@ def test_what_the_server_refuses_of_the_store_url_is_a_wrong_setting(
 
     assert ended.returncode == 2
     assert "refuses the user or password of store.url" in ended.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def two_fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+    """Settings files of two fleets that run as far as commands can see; the older one first."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with fleet_folder() as older, fleet_folder() as younger, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        for age_s, folder in ((20, older), (10, younger)):
+            config = folder / CONFIG
+            config.write_text(json.dumps({"router": {"port": closed.getsockname()[1]}}))
+            os.utime(config, (time.time() - age_s,) * 2)
+        yield older / CONFIG, younger / CONFIG
+
+
+@pytest.mark.parametrize("words", [["explain"], ["tenants", "list"], ["instances", "list"], ["settings", "fleet"]])
+def test_a_command_that_looks_says_which_of_several_fleets_it_means(
+    words: list[str], two_fleets: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(words)
+
+    error = capsys.readouterr().err
+    assert "2 fleets run on this machine, and this is the youngest" in error
+    assert f"--config {two_fleets[0]}" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tenants", "create", "acme"],
+        ["instances", "drain", "instance-1"],
+        ["settings", "set", "policy=dualmap"],
+        ["settings", "reset", "policy"],
+    ],
+)
+def test_a_command_that_changes_something_takes_none_of_several_fleets_by_itself(
+    words: list[str], two_fleets: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert "nothing was changed" in error
+    assert f"--config {two_fleets[0]}" in error
+
+    assert main([*words, "--config", str(two_fleets[1])]) == 1  # it is called, and does not answer
+    assert "no router answers" in capsys.readouterr().err
+
+
+def test_a_file_of_the_current_folder_is_not_taken_for_a_package(tmp_path: Path) -> None:
+    for name in ("click", "pydantic", "yaml", "redis", "rich", "argparse", "difflib"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "dualmap", "settings", "--json"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")

@@ -68,7 +68,39 @@ async def test_a_child_that_is_killed_is_started_again(group: ProcessGroup, said
 
     await until(lambda: child.pid not in (None, first), "the child runs again")
     assert child.restarts == 1
-    assert "sleeper ended" in said[0]
+    assert said == [
+        "sleeper was killed by SIGKILL; starting it again in 0.25 s",
+        f"sleeper runs again, as process {child.pid}",
+    ]
+
+
+async def test_a_child_may_stay_away_for_a_while_before_it_is_started_again(
+    group: ProcessGroup, said: list[str]
+) -> None:
+    child = await group.start(ChildSpec("instance-1", (SLEEPER,), 0, restart_after_s=0.4))
+    group.settled()
+    assert child.pid is not None
+
+    os.kill(child.pid, signal.SIGTERM)
+
+    await until(lambda: child.restarts == 1 and child.pid is not None, "the child runs again")
+    assert said[0] == "instance-1 was killed by SIGTERM; starting it again in 0.4 s"
+
+
+async def test_a_file_of_the_current_folder_is_not_taken_for_a_package(
+    tmp_path: Path, said: list[str], at_once: asyncio.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("click", "pydantic", "yaml", "uvicorn", "redis", "rich", "json", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')")
+    monkeypatch.chdir(tmp_path)
+    group = ProcessGroup(tmp_path, os.environ, said.append)
+
+    child = await group.start(ChildSpec("settings", ("settings", "--json"), 0))
+    assert child.process is not None
+    code = await child.process.wait()
+    await group.stop(0.5, at_once)
+
+    assert (code, "the wrong" in child.log.read_text()) == (0, False)
 
 
 async def test_a_child_that_ends_before_the_fleet_is_up_fails_the_start_with_its_last_words(

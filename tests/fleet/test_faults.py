@@ -194,8 +194,9 @@ def test_requests_on_an_instance_that_hangs_are_answered_by_others(
 
 
 def test_all_instances_may_die_and_come_back(fleet: Fleet, client: OpenAI) -> None:
-    dead = fleet.kill("instances")
-    until(lambda: not alive(dead) and fleet.pid("instances") != dead, "they run again")
+    dead = {name: fleet.kill(name) for name in fleet.instances()}
+    for name, pid in dead.items():
+        until(lambda name=name, pid=pid: not alive(pid) and fleet.pid(name) != pid, f"{name} runs again")
     until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
     assert client.with_options(max_retries=3).completions.create(model=fleet.model, prompt="x", max_tokens=1)
     fleet.until_idle()

@@ -22,7 +22,7 @@ SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-inte
 def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
         pids = fleet.pids()
-        assert sorted(pids) == ["instances", "router-1", "router-2", "store", "worker-1"]
+        assert sorted(pids) == ["instance-1", "instance-2", "router-1", "router-2", "store", "worker-1"]
         line = re.search(r"^ +(curl .*)$", fleet.output, re.MULTILINE)
         assert line is not None
         words = shlex.split(line[1])
@@ -56,7 +56,7 @@ def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
     with running_fleet(tmp_path, SMALL) as fleet:
         # given children of every stage that cannot hear a request to end, for whom a stop waits 42 s
         pids = fleet.pids()
-        deaf = [pids[name] for name in ("router-1", "worker-1", "instances")]
+        deaf = [pids[name] for name in ("router-1", "worker-1", "instance-1")]
         try:
             for pid in deaf:
                 os.kill(pid, signal.SIGSTOP)
