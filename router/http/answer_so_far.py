@@ -47,6 +47,8 @@ class AnswerSoFar:
         self.marks: deque[tuple[int, int, bool]] = deque([(0, 0, True)], _MARKS)
         """The numbers of tokens and characters behind each of the last events that had text; and whether the tokens
         stand for just these characters. Else an engine that looks for stop strings may have held some back."""
+        self._repeated = ""
+        """Text that the client has, and that comes again."""
         self.client_chars = 0
         """Characters that the client has, if those are more."""
         self.events = 0
@@ -152,9 +154,11 @@ class AnswerSoFar:
         if not end.chars and end.counted is not None:
             self.counted = self.before + end.counted
 
-    def by_text(self, tokens: int) -> None:
-        """Its rest is the answer to its text, which has so many tokens: their ids are not known any more."""
+    def by_text(self, tokens: int, repeated: str = "") -> None:
+        """Its rest is the answer to its text, which has so many tokens: their ids are not known any more. ``repeated``:
+        the end of the text, with which the rest begins as it comes from the instance."""
         self.counted, self.has_ids, self.events, self.before = None, False, tokens, tokens
+        self._repeated = repeated
 
     def _read_choices(self, found: Mapping[str, Any]) -> None:
         choices, usage = found.get("choices"), found.get("usage")
@@ -259,9 +263,14 @@ class AnswerSoFar:
     def _add(self, text: object, *, has_ids: bool) -> None:
         if not isinstance(text, str) or not text:
             return
+        self.events += 1
+        if self._repeated:
+            again = len(text)
+            text, self._repeated = text[len(self._repeated) :], self._repeated[again:]
+            if not text:
+                return
         self.texts.append(text)
         self.chars += len(text)
-        self.events += 1
         self.has_ids = self.has_ids and has_ids
         self.marks.append((len(self.token_ids), self.chars, False))
 

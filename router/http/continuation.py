@@ -15,7 +15,7 @@ import orjson
 
 from dualmap.router.errors import RouterError, UpstreamError, error_body
 from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.continued_response import ContinuedResponse, ending_response
+from dualmap.router.http.continued_response import ContinuedResponse, ending_response, unseen
 from dualmap.router.http.downstream import ByteSource, Downstream, NotLent
 from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.last_words import failed_response
@@ -63,7 +63,7 @@ class ContinuedAnswer:
         self._envelope = so_far.envelope
         self.tokens = rest.tokens
         self._overlap = overlap
-        """Text that the client has, with which the other answer begins."""
+        """Text that the client has, with which the other answer is yet to begin."""
         self._chars = rest.chars
         self._shows_usage = shows_usage
         self._shows_ids = shows_ids
@@ -144,6 +144,10 @@ class ContinuedAnswer:
             del delta["role"]
             if not any(delta.values()) and choice.get("finish_reason") is None:
                 return None
+        if self._overlap and (text := delta.get("content")):
+            delta["content"] = self._unseen(text)
+            if not any(delta.values()) and choice.get("finish_reason") is None:
+                return None
         made = {**choice, "index": self._index, "delta": delta}
         if not self._shows_ids and "token_ids" in made:
             made["token_ids"] = None
@@ -151,16 +155,9 @@ class ContinuedAnswer:
 
     def _unseen(self, text: str) -> str:
         """The text without what the client has."""
-        overlap = self._overlap
-        if not overlap or not text:
-            return text
-        common = min(len(overlap), len(text))
-        if text[:common] != overlap[:common]:
-            raise UpstreamError(
-                "the stream broke off: another instance does not go on within a token as the first one did"
-            )
-        self._overlap = overlap[common:]
-        return text[common:]
+        if self._overlap and text:
+            text, self._overlap = unseen(text, self._overlap)
+        return text
 
     def _counted(self, usage: object) -> dict[str, Any]:
         """A usage of the whole answer."""
@@ -178,7 +175,7 @@ class ContinuedAnswer:
         made = b""
         for choice in choices:
             delta = choice.get("delta") or {}
-            if text := delta.get("content"):
+            if text := self._unseen(delta.get("content") or ""):
                 if self._block is None or self._call is not None:
                     made += self._next({"type": "text", "text": ""}, None)
                 made += self._more({"type": "text_delta", "text": text})

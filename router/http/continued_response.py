@@ -24,8 +24,10 @@ _ADDED: Final = "response.output_item.added"
 class ContinuedResponse:
     """Makes events of the client's response from those of another response, which has the rest."""
 
-    def __init__(self, so_far: AnswerSoFar, rest: Rest) -> None:
-        """``so_far``: what the client has; it grows with what the client gets."""
+    def __init__(self, so_far: AnswerSoFar, rest: Rest, *, overlap: str = "") -> None:
+        """``so_far``: what the client has; it grows with what the client gets. ``overlap``: text that the client has,
+        with which the other response begins."""
+        self._overlap = overlap
         self.from_path = rest.path
         """Path of the API that gives the rest."""
         self.tokens = rest.tokens
@@ -68,6 +70,11 @@ class ContinuedResponse:
             self._shift += 1
         if kind == "response.content_part.added" and self._is_same(found) and self._state.has_part:
             return made
+        if self._overlap and kind == "response.output_text.delta" and self._is_same(found):
+            text, self._overlap = unseen(str(found.get("delta") or ""), self._overlap)
+            if not text:
+                return made
+            found = {**found, "delta": text}
         return made + self._passed(self._of_client(kind, found))
 
     def end(self) -> bytes:
@@ -135,6 +142,18 @@ class ContinuedResponse:
             if isinstance(count, int) and isinstance(details, dict) and details.get(turn) == [count]:
                 counted[f"{name}_details"] = {**details, turn: [counted[name]]}
         return counted
+
+
+def unseen(text: str, overlap: str) -> tuple[str, str]:
+    """The text without the overlap, which the client has and the text begins with, and what of that is yet to come.
+
+    Raises:
+        UpstreamError: it begins otherwise.
+    """
+    common = min(len(overlap), len(text))
+    if text[:common] != overlap[:common]:
+        raise UpstreamError("the stream broke off: another instance does not go on within a token as the first one did")
+    return text[common:], overlap[common:]
 
 
 def ending_response(so_far: AnswerSoFar, finish_reason: str | None) -> bytes:

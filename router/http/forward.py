@@ -10,13 +10,14 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from dualmap.api_bodies.json_body import UnreadableJsonError, read_json, write_json
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
 from dualmap.router.http.added_fields import BLANK, added_fields, field_edit
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.cache_salt import separate
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, comment_on, ending_events
+from dualmap.router.http.continued_chat import measure_rest
 from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.downstream import ClientDownstream, Downstream
 from dualmap.router.http.exchange import Exchange
@@ -31,12 +32,11 @@ from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.rest_of_answer import (
     CannotContinueError,
+    Measured,
     Over,
     Rest,
     begin_rest,
     can_go_on,
-    needs_context,
-    needs_count,
     requests_of,
     rest_of,
     wants_usage,
@@ -350,30 +350,25 @@ class _Forwarding:
             return rest
         self.sender.counted = NOTHING_COUNTED  # they are among the tokens that were sent
         await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
-        counts = needs_count(path, so_far)
-        if not (counts or needs_context(path, asked, so_far)):
-            return rest
-        tokens, context_tokens = await self.measure(so_far.text if counts else "")
         try:
-            text_tokens = tokens if counts else None
-            return rest_of(path, asked, so_far, context_tokens=context_tokens, text_tokens=text_tokens)
+            measured = await self.measure_rest(path, asked, so_far, rest)
+            return rest_of(
+                path,
+                asked,
+                so_far,
+                context_tokens=measured.context_tokens,
+                text_tokens=measured.text_tokens,
+                trims=measured.trims,
+            )
         except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
             raise UpstreamError(_not_elsewhere(failure, why)) from why
 
-    async def measure(self, text: str) -> tuple[int | None, int | None]:
-        """The number of tokens of a text, and the longest context of the model, by the instance that goes on with it;
-        None where it does not say."""
-        body = write_json({"model": self._placed.model, "prompt": text, "add_special_tokens": False})
-        answer = await self.sender.ask(self._placed.target, "/tokenize", body, MEASURED_WITHIN_S)
-        try:
-            found = orjson.loads(answer or b"{}")
-        except orjson.JSONDecodeError:
-            found = {}
-        tokens, context_tokens = found.get("count"), found.get("max_model_len")
-        return (
-            tokens if isinstance(tokens, int) else None,
-            context_tokens if isinstance(context_tokens, int) else None,
-        )
+    async def measure_rest(self, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest) -> Measured:
+        """See ``continued_chat.measure_rest``. The instance is the one that the request is placed on."""
+        return await measure_rest(self._ask, self._placed.model, path, asked, so_far, rest)
+
+    async def _ask(self, path: str, body: bytes) -> bytes | None:
+        return await self.sender.ask(self._placed.target, path, body, MEASURED_WITHIN_S)
 
     def _ask_for(self, rest: Rest, asked: Mapping[str, Any], so_far: AnswerSoFar) -> None:
         """Make the request that is sent the one for the rest of the answer."""
@@ -387,7 +382,7 @@ class _Forwarding:
         overlap = begin_rest(so_far, rest)
         answer: ContinuedAnswer | ContinuedResponse
         if rest.path == RESPONSES_PATH:
-            answer = ContinuedResponse(so_far, rest)
+            answer = ContinuedResponse(so_far, rest, overlap=overlap)
         else:
             answer = ContinuedAnswer(
                 inference_request.path,
@@ -567,7 +562,23 @@ class _Forwarding:
         except UnreadableJsonError:  # it was dropped meanwhile
             return False
         answers = so_far.answers()
-        return can_go_on(self._inference_request.path, requests_of(asked, len(answers)), answers)
+        return await self.could_leave(self._inference_request.path, requests_of(asked, len(answers)), answers)
+
+    async def could_leave(
+        self, path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]
+    ) -> bool:
+        """Whether another instance like the present one, which is asked, could go on with all answers, each to its
+        request."""
+        if not can_go_on(path, requests, answers):
+            return False
+        try:
+            for asked, so_far in zip(requests, answers, strict=True):
+                rest = rest_of(path, asked, so_far, context_tokens=1, text_tokens=None)
+                if isinstance(rest, Rest):
+                    await self.measure_rest(path, asked, so_far, rest)
+        except CannotContinueError:
+            return False
+        return True
 
     def _keep(self) -> KeptStream:
         """Keep the stream of a new try."""

@@ -90,6 +90,19 @@ class Over:
     """The one to tell; None where it was told."""
 
 
+@value
+class Measured:
+    """What the instance that goes on with an answer has said of its text, as far as that has to be known."""
+
+    context_tokens: int | None = None
+    """The longest context of the model; None: not known."""
+    text_tokens: int | None = None
+    """The number of tokens of the text, where that was counted."""
+    trims: bool = False
+    """Its chat template drops the white space with which the text ends: the rest begins before that, and the tokens are
+    those of the text without it."""
+
+
 def answers_of(path: str, request: Mapping[str, Any]) -> int:
     """The number of answers that a request of this path asks for: so many to each of its prompts."""
     each = 1 if request.get("n") is None else max(1, lax_int(request["n"]) or 1)
@@ -183,15 +196,20 @@ def _why_no_response(request: Mapping[str, Any]) -> str:
 
 
 def rest_of(
-    path: str, request: Mapping[str, Any], so_far: AnswerSoFar, *, context_tokens: int | None, text_tokens: int | None
+    path: str,
+    request: Mapping[str, Any],
+    so_far: AnswerSoFar,
+    *,
+    context_tokens: int | None,
+    text_tokens: int | None,
+    trims: bool = False,
 ) -> Rest | Over:
     """The request for what is missing.
 
     Args:
         path: of the client's request.
         request: the client's body.
-        context_tokens: the longest context of the model; None: not known.
-        text_tokens: the number of tokens of the text so far, where that was counted.
+        context_tokens, text_tokens, trims: as ``Measured`` has them.
 
     Raises:
         CannotContinueError: there is none.
@@ -213,10 +231,13 @@ def rest_of(
         raise CannotContinueError(told)
     if so_far.chars and _held_chars(request):
         raise CannotContinueError("stop strings hold its text back, which so ends within a token that is not known")
-    tokens = 0 if not so_far.chars else so_far.tokens if text_tokens is None else text_tokens
+    text = so_far.text.rstrip() if trims else so_far.text
+    tokens = 0 if not text else so_far.tokens if text_tokens is None else text_tokens
     if limit is not None and tokens >= limit:
         return Over("length")
-    return _by_text(path, request, so_far.text, tokens, limit)
+    if len(text) < so_far.chars and (told := _told_of_tokens(request)):  # they would come twice
+        raise CannotContinueError(f"it has {told}, and the white space at its end comes again")
+    return _by_text(path, request, text, tokens, limit)
 
 
 def begin_rest(so_far: AnswerSoFar, rest: Rest) -> str:
@@ -224,8 +245,9 @@ def begin_rest(so_far: AnswerSoFar, rest: Rest) -> str:
     with."""
     if rest.by_tokens:
         return so_far.cut(rest.tokens, rest.chars)
-    so_far.by_text(rest.tokens)
-    return ""
+    overlap = so_far.text[rest.chars :]
+    so_far.by_text(rest.tokens, "" if rest.path == RESPONSES_PATH else overlap)
+    return overlap
 
 
 def can_go_on(path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]) -> bool:
@@ -305,12 +327,18 @@ def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | 
     for tokens, chars, exact in reversed(so_far.marks):
         decoded = chars if exact else chars + held
         if decoded <= client_chars:
-            told = "log probabilities" if request.get("logprobs") is not None else ""
-            told = told or ("the ids of its tokens" if request.get("return_token_ids") else "")
+            told = _told_of_tokens(request)
             if told and (decoded < client_chars or tokens < len(so_far.token_ids)):  # they would come twice
                 raise CannotContinueError(f"it has {told}, and text of its last tokens was held back")
             return tokens, decoded
     return None
+
+
+def _told_of_tokens(request: Mapping[str, Any]) -> str:
+    """What the client gets of each token beside its text; "" for nothing."""
+    if request.get("logprobs") is not None and request["logprobs"] is not False:
+        return "log probabilities"
+    return "the ids of its tokens" if request.get("return_token_ids") else ""
 
 
 def _held_chars(request: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from dualmap.router.errors import UpstreamError
 from dualmap.router.http.answer_so_far import AnswerSoFar
@@ -32,12 +32,10 @@ from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.rest_of_answer import (
     CannotContinueError,
+    Measured,
     Over,
     Rest,
     begin_rest,
-    can_go_on,
-    needs_context,
-    needs_count,
     requests_of,
     rest_of,
     wants_usage,
@@ -53,6 +51,9 @@ from dualmap.scheduling.state.instance import InstanceSpec
 
 T = TypeVar("T")
 
+_AS_KNOWN: Final = Measured(context_tokens=1)
+"""For whether there is a rest: its limit is not exact."""
+
 
 class Forwarding(Protocol):
     """Members of the forwarding that its answers need."""
@@ -66,7 +67,13 @@ class Forwarding(Protocol):
 
     def fleet_fields(self) -> list[Header]: ...
 
-    def measure(self, text: str) -> Coroutine[Any, Any, tuple[int | None, int | None]]: ...
+    def measure_rest(
+        self, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest
+    ) -> Coroutine[Any, Any, Measured]: ...
+
+    async def could_leave(
+        self, path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]
+    ) -> bool: ...
 
 
 class Placed(Protocol):
@@ -170,34 +177,44 @@ class SeveralAnswers:
                 client.write(ending_choice(self._path, self._so_far, index, rest.finish_reason))
         return missing
 
-    def _rest(self, index: int, context_tokens: int | None = 1, text_tokens: int | None = None) -> Rest | Over:
-        request, answer = self._requests[index], self._answers[index]
-        return rest_of(self._path, request, answer, context_tokens=context_tokens, text_tokens=text_tokens)
+    def _rest(self, index: int, measured: Measured = _AS_KNOWN) -> Rest | Over:
+        return rest_of(
+            self._path,
+            self._requests[index],
+            self._answers[index],
+            context_tokens=measured.context_tokens,
+            text_tokens=measured.text_tokens,
+            trims=measured.trims,
+        )
 
     async def _rests(self, missing: Sequence[int]) -> dict[int, Rest]:
-        """The request for the rest of each of them, for which an instance is found. Raises RouterError."""
-        counted, context_tokens = await self._measure(missing)
+        """The request for the rest of each of them, for which an instance is found. It is asked about all of them at
+        once, so that they wait no longer than one, and for the longest context once. Raises RouterError."""
+        known = {index: self._rest(index) for index in missing}
+        by_text = [index for index, rest in known.items() if isinstance(rest, Rest) and not rest.by_tokens]
+        for_all = [index for index in missing if index not in by_text][:1]
+        asked = [*by_text, *for_all]
+        measured = dict(zip(asked, await _at_once(self._measure(index, known[index]) for index in asked), strict=True))
+        context_tokens = next((each.context_tokens for each in measured.values() if each.context_tokens), None)
+        context = Measured(context_tokens=context_tokens)
         rests = {}
         for index in missing:
             try:
-                rest = self._rest(index, context_tokens, counted.get(index))
-            except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
-                raise UpstreamError(f"the stream broke off; choice {index} does not go on elsewhere: {why}") from why
+                rest = self._rest(index, measured[index] if index in by_text else context)
+            except CannotContinueError as why:
+                raise _not_elsewhere(index, why) from why
             if isinstance(rest, Over):
                 raise UpstreamError(f"the stream broke off; choice {index} was found to have all of its tokens")
             rests[index] = rest
         return rests
 
-    async def _measure(self, missing: Sequence[int]) -> tuple[dict[int, int | None], int | None]:
-        """The tokens of each text that has to be counted, and the longest context of the model; None where the instance
-        does not say. It is asked for all of them at once, so that they wait no longer than one."""
-        counts = [index for index in missing if needs_count(self._path, self._answers[index])]
-        texts = [self._answers[index].text for index in counts]
-        if not texts and any(needs_context(self._path, self._requests[at], self._answers[at]) for at in missing):
-            texts = [""]
-        measured = await _at_once(map(self._forwarding.measure, texts))
-        context_tokens = next((context for _, context in measured if context is not None), None)
-        return {index: tokens for index, (tokens, _) in zip(counts, measured, strict=False)}, context_tokens
+    async def _measure(self, index: int, rest: Rest | Over) -> Measured:
+        if isinstance(rest, Over):
+            return Measured()
+        try:
+            return await self._forwarding.measure_rest(self._path, self._requests[index], self._answers[index], rest)
+        except CannotContinueError as why:
+            raise _not_elsewhere(index, why) from why
 
     async def _send(self, rests: Mapping[int, Rest]) -> list[ExchangeResult]:
         """The results of all of them, which are sent at once."""
@@ -268,7 +285,7 @@ class SeveralAnswers:
                 if kept.lost:
                     return False
                 await kept.read_so_far()
-        return can_go_on(self._path, self._requests, self._answers)
+        return await self._forwarding.could_leave(self._path, self._requests, self._answers)
 
     def _usage(self) -> dict[str, int] | None:
         """The usage of all answers; None where the tokens of a prompt are not known."""
@@ -276,6 +293,11 @@ class SeveralAnswers:
         if prompt_tokens is None:
             return None
         return usage_of(prompt_tokens, sum(answer.tokens for answer in self._answers))
+
+
+def _not_elsewhere(index: int, why: CannotContinueError) -> UpstreamError:
+    """The error of the stream: the failure is counted already, and the next instance is not to blame."""
+    return UpstreamError(f"the stream broke off; choice {index} does not go on elsewhere: {why}")
 
 
 async def _at_once(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

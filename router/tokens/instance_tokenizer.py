@@ -196,13 +196,19 @@ def _question(source: TokenSource, model: str) -> bytes | None:
     elif body.get("chat_template") is not None:
         return None
     else:
-        fields = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
-        fields["messages"] = [_chat_message(message) for message in body["messages"]]
-        fields["chat_template_kwargs"] = _variables(body)
+        fields = chat_fields(body)
     try:
         return orjson.dumps({"model": model, "add_special_tokens": special, **fields})
     except orjson.JSONEncodeError:  # a lone surrogate
         return None
+
+
+def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields by which ``/tokenize`` renders a chat completions body as the engine does."""
+    fields: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
+    fields["messages"] = [_chat_message(message) for message in body["messages"]]
+    fields["chat_template_kwargs"] = _variables(body)
+    return fields
 
 
 def _chat_message(message: Mapping[str, Any]) -> Mapping[str, Any]:

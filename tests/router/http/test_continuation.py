@@ -38,7 +38,8 @@ class Fleet:
 
     async def prefill(self, talk: Any) -> None:
         if b"/tokenize " in talk.head:
-            return await talk.answer({"count": len(orjson.loads(talk.body)["prompt"].split()), "max_model_len": 99})
+            asked = orjson.loads(talk.body)
+            return await talk.answer({} if "messages" in asked else {"count": len(asked["prompt"].split())})
         self.prefills.append(orjson.loads(talk.body))
         return await talk.answer({"choices": [{"text": "x"}], "kv_transfer_params": {"remote_engine_id": "e"}})
 

@@ -40,6 +40,8 @@ class Engine:
 
     async def __call__(self, talk: Talk) -> None:
         path, asked = talk.head.split(b" ")[1].decode(), orjson.loads(talk.body)
+        if path == "/tokenize" and "messages" in asked:
+            return await talk.answer({})
         if path == "/tokenize":
             return await self.count(talk, asked["prompt"])
         self.asked.append((path, asked))
