@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -32,8 +32,18 @@ MAX_ABORTED: Final = 1000
 TIMEOUT_S: Final = 300.0
 """Timeout for the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
 _RESET: Final = "/reset_prefix_cache"
-_OF_ONE_POOL: Final = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc"})
+_LOAD: Final = "/v1/load_lora_adapter"
+_UNLOAD: Final = "/v1/unload_lora_adapter"
+_KEEPS: Final = "keep_prefix_cache"
+"""Parameter of those two: the prefix cache is not emptied."""
+_OF_ONE_POOL: Final = frozenset({_LOAD, _UNLOAD, "/collective_rpc"})
 """Paths whose call names something that belongs to one model."""
+
+
+_KEPT: Final = (
+    b" Its prefix cache was not emptied (/reset_prefix_cache: vLLM has it with VLLM_SERVER_DEV_MODE=1): other weights"
+    b" under the same name and path would be answered from the KV of the former ones. Load them from another path."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,10 @@ class _ServerAnswer:
 async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) -> Response:
     """Passed to every instance that is in service, of the named pool or of all. Where all say the same, that is the
     answer; where some fail, 502 names them. A reset of prefix caches also empties what the fleet believes to be cached.
+
+    An adapter that is unloaded, or replaced in place (`load_inplace`), leaves KV by which vLLM would answer for other
+    weights under the same name and path: the prefix caches are emptied then, unless `keep_prefix_cache=true`. The
+    answer says where that failed.
     """
     path = request.url.path
     if path in _OF_ONE_POOL and len(pools) > 1:
@@ -73,7 +87,8 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
     body, fields = await request.body(), _fields(request, runtime)
     if path == ABORT_PATH and runtime.tenants.tenants:
         body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
-    query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] != "pool"])
+    query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in ("pool", _KEEPS)])
+    renews = _leaves_old_kv(path, body) and not _keeps_cache(request)
     tls = runtime.trust.context
     async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=TIMEOUT_S) as client:
 
@@ -83,7 +98,10 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                 return _ServerAnswer(instance_ids, 0, (str(error) or type(error).__name__).encode())
             own = _ServerAnswer(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
-            if path == _RESET and not own.failed:
+            renewed = renews and not own.failed and await _empty_cache(client, url)
+            if renews and not own.failed and not renewed:
+                own = replace(own, body=own.body + _KEPT)
+            if renewed or (path == _RESET and not own.failed):
                 for instance_id in instance_ids:
                     await pool.store.members.forget_cache(instance_id)
             return own
@@ -91,6 +109,30 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
     log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in answers))
     return _answer(path, answers)
+
+
+def _leaves_old_kv(path: str, body: bytes) -> bool:
+    """Whether the call takes an adapter's weights away, or replaces them."""
+    if path != _LOAD:
+        return path == _UNLOAD
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(fields, dict) and bool(fields.get("load_inplace"))
+
+
+def _keeps_cache(request: Request) -> bool:
+    return request.query_params.get(_KEEPS, "").lower() in ("1", "true", "yes")
+
+
+async def _empty_cache(client: httpx.AsyncClient, url: str) -> bool:
+    """Empty the prefix cache of a server, also of what runs, which is computed again; whether that was done."""
+    try:
+        answer = await client.post(url + _RESET, params={"reset_running_requests": "true", "reset_external": "true"})
+    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+        return False
+    return not _ServerAnswer((), answer.status_code, answer.content).failed
 
 
 async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -> bytes:

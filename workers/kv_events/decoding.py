@@ -39,6 +39,16 @@ class UnreadableEventsError(ValueError):
 
 
 @value
+class Adapter:
+    """The adapter of a block. Its name may be pointed at other weights, by which the engine gives it a higher number;
+    the path of the weights is a part of the engine's names of blocks, and no event has it."""
+
+    name: str
+    number: int
+    """The engine's ``lora_id``; 0: not reported."""
+
+
+@value
 class Stored:
     """Blocks that were stored, one after the other in a prompt."""
 
@@ -54,6 +64,7 @@ class Stored:
     group: int | None
     translatable: bool
     """Everything that identifies them was reported."""
+    adapter: Adapter | None = None
 
 
 @value
@@ -119,6 +130,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         fields.get("group_idx"),
         # An adapter by number alone has no name that a request would have.
         translatable=bool(extras or lora or fields.get("lora_id") is None),
+        adapter=Adapter(lora, int(fields.get("lora_id") or 0)) if lora else None,
     )
 
 

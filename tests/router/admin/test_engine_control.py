@@ -21,6 +21,8 @@ class Engine:
 
     def __init__(self, status: int, body: bytes) -> None:
         self.answer = status, body
+        self.answers: dict[bytes, tuple[int, bytes]] = {}
+        """Those of single paths."""
         self.asked: list[bytes] = []
         self.url = ""
 
@@ -33,7 +35,7 @@ class Engine:
         head = await reader.readuntil(b"\r\n\r\n")
         _, _, length = head.lower().partition(b"content-length:")
         self.asked.append(head + await reader.readexactly(int(length.split()[0]) if length else 0))
-        status, body = self.answer
+        status, body = self.answers.get(head.split(b" ")[1].partition(b"?")[0], self.answer)
         writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\nconnection: close\r\n" % status)
         writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
         writer.close()
@@ -68,7 +70,8 @@ async def test_every_instance_is_told_and_what_all_say_is_the_answer(
 
     assert (answer.status_code, answer.content) == (200, b'{"told":1}')
     for each in engines:
-        (asked,) = each.asked
+        asked, *resets = each.asked
+        assert len(resets) == (path == "/v1/unload_lora_adapter")
         assert asked.startswith(f"{method} {path}?level=2&tags=x&tags=y HTTP/1.1".encode())
         assert asked.endswith(b'{"a":1}')
 
@@ -210,3 +213,49 @@ async def test_ranks_of_one_server_are_told_once(start_runtime: Any, client_of: 
 
     assert (await client.post("/stop_profile")).status_code == 200
     assert len(made.asked) == 1
+
+
+LOADED = {"lora_name": "sql-writer", "lora_path": "/adapters/new"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "resets"),
+    [
+        ("/v1/load_lora_adapter", LOADED, False),
+        ("/v1/load_lora_adapter", LOADED | {"load_inplace": True}, True),
+        ("/v1/load_lora_adapter?keep_prefix_cache=true", LOADED | {"load_inplace": True}, False),
+        ("/v1/unload_lora_adapter", {"lora_name": "sql-writer"}, True),
+        ("/v1/unload_lora_adapter?keep_prefix_cache=true", {"lora_name": "sql-writer"}, False),
+    ],
+)
+async def test_the_kv_of_an_adapter_that_is_replaced_or_unloaded_is_dropped(
+    start_runtime: Any, client_of: Any, store: Any, engine: StartEngine, path: str, fields: Any, resets: bool
+) -> None:
+    """vLLM itself answers for new weights at the same path from the old ones' KV."""
+    made = await engine(200, b"done.")
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
+    pool, placement = store.pool("default"), tools.placement("r", tokens=48)
+    await pool.place(placement)
+
+    answer = await client.post(path, json=fields)
+
+    assert (answer.status_code, answer.content) == (200, b"done.")
+    told = [asked.split(b" ")[1] for asked in made.asked]
+    expected = [path.partition("?")[0].encode()]
+    assert told[:1] == expected, "the parameter is the router's"
+    assert [each.partition(b"?")[0] for each in told[1:]] == [b"/reset_prefix_cache"] * resets
+    assert all(b"reset_running_requests=true" in each and b"reset_external=true" in each for each in told[1:])
+    assert (await pool.observe(("a",), placement.chain)).loads["a"].hit_blocks == (not resets)
+
+
+async def test_an_engine_whose_prefix_cache_cannot_be_emptied_is_told_apart(
+    start_runtime: Any, client_of: Any, engine: StartEngine
+) -> None:
+    made = await engine(200, b'{"success": false}')
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
+    made.answers = {b"/reset_prefix_cache": (404, b"{}"), b"/v1/unload_lora_adapter": (200, b"done.")}
+
+    answer = await client.post("/v1/unload_lora_adapter", json={"lora_name": "sql-writer"})
+
+    assert answer.status_code == 200
+    assert answer.text.startswith("done. Its prefix cache was not emptied")

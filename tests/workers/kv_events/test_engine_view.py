@@ -10,7 +10,7 @@ import pytest
 
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.statestore.kv_events import KvChange
-from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
 
 IDS = list(range(50, 62))
@@ -191,3 +191,95 @@ def test_blocks_are_told_as_stored_and_removed_beside_all_names() -> None:
 
     assert (list(change.stored), list(change.removed)) == ([CHAIN[2]], [CHAIN[0]])
     assert len(change.names) == 2
+
+
+NAME = "sql-writer"
+OF_ADAPTER = engine_chain(IDS, 4, BlockExtras.of(NAME)).hashes
+
+
+def of_adapter(*names: int, number: int, **how: Any) -> Stored:
+    """Blocks of the adapter, which has this number."""
+    return stored(*names, extras=[BlockExtras.of(NAME).usual] * len(names), adapter=Adapter(NAME, number), **how)
+
+
+def test_an_adapter_that_is_pointed_at_other_weights_hits_none_of_the_blocks_of_the_former_ones() -> None:
+    view = EngineView()
+    first, _ = apply(view, of_adapter(1, 2, 3, number=1))
+    assert list(first.stored) == list(OF_ADAPTER)
+
+    moved, _ = apply(view, of_adapter(11, number=2))
+
+    assert (moved.stored, set(moved.removed)) == ([], set(OF_ADAPTER[1:])), "the first block is held for the new ones"
+
+
+def test_the_hash_of_a_block_goes_with_the_last_name_that_it_had() -> None:
+    view = EngineView()
+    apply(view, of_adapter(1, 2, number=1))
+    apply(view, of_adapter(11, 12, number=2))
+
+    of_the_former, _ = apply(view, removed(1, 2))
+    of_the_last, _ = apply(view, removed(12))
+
+    assert (of_the_former.stored, of_the_former.removed) == ([], [])
+    assert (of_the_last.stored, of_the_last.removed) == ([], [OF_ADAPTER[1]])
+
+
+def test_the_last_name_that_goes_first_leaves_no_hit_behind() -> None:
+    view = EngineView()
+    apply(view, of_adapter(1, number=1))
+    apply(view, of_adapter(11, number=2))
+
+    change, _ = apply(view, removed(11))
+
+    assert (change.stored, change.removed) == ([], [OF_ADAPTER[0]])
+
+
+def test_a_request_of_the_former_weights_that_still_runs_adds_no_hit() -> None:
+    view = EngineView()
+    apply(view, of_adapter(11, number=2))
+
+    change, _ = apply(view, of_adapter(2, 3, parent=11, at=1, number=1))
+
+    assert change.stored == []
+
+
+def test_other_adapters_and_the_model_itself_keep_their_blocks() -> None:
+    view = EngineView()
+    other = BlockExtras.of("other")
+    of_other = stored(7, extras=[other.usual], adapter=Adapter("other", 1))
+    apply(view, stored(1), of_other, of_adapter(21, number=2))
+
+    change, _ = apply(view, of_adapter(31, number=3))
+
+    assert (change.stored, change.removed) == ([], [])
+
+
+def test_one_that_is_loaded_and_evicted_between_two_changes_is_gone() -> None:
+    view = EngineView()
+    change, _ = apply(view, of_adapter(1, number=1), of_adapter(11, number=2), removed(11))
+    assert (change.stored, change.removed) == ([], [OF_ADAPTER[0]])
+
+
+@pytest.mark.parametrize("all_names", [False, True])
+def test_a_later_subscriber_knows_which_weights_a_block_is_of(all_names: bool) -> None:
+    view, names = EngineView(), dict[bytes, bytes]()
+    for event in (of_adapter(1, 2, number=1), of_adapter(11, number=2)):
+        view.apply(Batch(1, 2.0, [event], 0))
+        change, _ = view.take_change(1, 2.0, all_names=all_names)
+        names = after({} if all_names else names, change)
+
+    heir = EngineView(names)
+    of_the_former, _ = apply(heir, removed(1, 2))
+    names = after(names, of_the_former)
+    of_the_last, _ = apply(heir, removed(11))
+    names = after(names, of_the_last)
+
+    assert (of_the_former.stored, of_the_former.removed, of_the_last.removed) == ([], [OF_ADAPTER[1]], [OF_ADAPTER[0]])
+    assert names == {}
+
+
+def test_a_cleared_cache_knows_no_blocks_of_adapters() -> None:
+    view = EngineView()
+    apply(view, of_adapter(1, number=1))
+    change, cleared = apply(view, Cleared(), of_adapter(5, number=1))
+    assert (change.stored, change.removed, cleared) == ([OF_ADAPTER[0]], [], True)
