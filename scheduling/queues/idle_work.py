@@ -3,9 +3,10 @@
 Placement looks at each request once. What is held when an instance joins, comes back or slows down was placed for the
 fleet as it was. So the leader looks at the queues once a second while an instance is idle. A request is moved if its
 own queue defers or passes it over and the idle one is expected to serve it within its SLO. One that is late wherever
-it goes is moved to an instance with hardly any work, if that serves it sooner, and after all those that can be on time.
-Who goes first is decided across the queues: the lowest band, wherever it waits. A round looks at the ``QUEUES`` longest
-ones.
+it goes is moved to an instance with hardly any work, if that serves it sooner, and after all of its class that can be
+on time.
+Who goes first is decided across the queues: the highest class, wherever it waits, and within a class the lowest band. A
+round looks at the ``QUEUES`` longest ones.
 
 Only its next best instance is known to hold a part of its prefix. Anywhere else it counts with its whole prompt. A
 pinned request stays: only its instance has what it continues. So does a retry: which instance failed it its record does
@@ -15,15 +16,17 @@ not say, and one that died a moment ago looks idle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from operator import attrgetter
 
 from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, stall_s
-from dualmap.scheduling.queues.queue_order import QueueEntry, plan_on_time, step_rest_tokens
+from dualmap.scheduling.queues.queue_order import QueueEntry, plan_by_class, step_rest_tokens
 from dualmap.scheduling.queues.rebalance import HotQueue, Move
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import takers
+from dualmap.scheduling.tenants.classes import rank_of_band
 
 QUEUES = 16
 """Queues that a round reads: the bound of its cost, as each may hold a thousand requests."""
@@ -46,16 +49,16 @@ def is_idle(load: InstanceLoad) -> bool:
 def late_requests(queue: HotQueue, decode_stall_s: float = DECODE_STALL_S) -> tuple[StoredRequest, ...]:
     """The held requests that a queue by deadline would make late: deferred ones, and what its plan passes over."""
     load = queue.load
-    on_time = [request for request in queue.held if not request.deferred]
-    entries = [
-        QueueEntry(each.request_id, each.enqueued_ms + each.slo_ms, each.uncached_tokens, each.band) for each in on_time
-    ]
+    entries, deferred = list[QueueEntry](), list[QueueEntry]()
+    for each in queue.held:
+        entry = QueueEntry(each.request_id, each.enqueued_ms + each.slo_ms, each.uncached_tokens, each.band)
+        (deferred if each.deferred else entries).append(entry)
     if entries and entries[-1].band:
         entries.sort(key=attrgetter("rank_ms"))
     stall_tokens = round(stall_s(load, decode_stall_s) * load.prefill_tokens_per_s)
     step_tokens = step_rest_tokens(load.dispatch_window_tokens, load.pending_tokens - load.deferred_tokens)
     ahead_tokens = load.dispatched_tokens + step_tokens + stall_tokens
-    late = plan_on_time(entries, queue.now_ms, ahead_tokens, load.prefill_tokens_per_s).passed_over
+    late = plan_by_class(entries, queue.now_ms, ahead_tokens, load.prefill_tokens_per_s, deferred).passed_over
     return tuple(request for request in queue.held if request.deferred or request.request_id in late)
 
 
@@ -81,8 +84,8 @@ class IdleWork:
         return bool(self._idle)
 
     def plan(self, queues: Sequence[HotQueue]) -> tuple[Move, ...]:
-        """The moves out of these queues to idle instances: those of the lowest band first, and within a band the least
-        prefill."""
+        """The moves out of these queues to idle instances: class by class, those of the lowest band first, and within a
+        band the least prefill."""
         late = [
             (queue, request)
             for queue in queues
@@ -92,14 +95,15 @@ class IdleWork:
         ]
         late.sort(key=lambda each: (each[1].band, min(each[1].prompt_tokens, self._alternative_tokens(each[1]))))
         moves: list[Move] = []
-        missed: list[tuple[HotQueue, StoredRequest]] = []
-        for queue, request in late:
-            move = self._move(request, queue, on_time=True)
-            if move is None:
-                missed.append((queue, request))
-            else:
-                moves.append(move)
-        moves += filter(None, (self._move(request, queue, on_time=False) for queue, request in missed))
+        for _, of_class in groupby(late, key=lambda each: rank_of_band(each[1].band)):
+            missed: list[tuple[HotQueue, StoredRequest]] = []
+            for queue, request in of_class:
+                move = self._move(request, queue, on_time=True)
+                if move is None:
+                    missed.append((queue, request))
+                else:
+                    moves.append(move)
+            moves += filter(None, (self._move(request, queue, on_time=False) for queue, request in missed))
         return tuple(moves)
 
     def _takes(self, instance_id: str, request: StoredRequest) -> bool:

@@ -11,6 +11,10 @@ Where tenants share the fleet each request has a *band*, and those of the highes
 estimate that was too short for example, then makes those late that sent more than their share. Within a band the
 deadlines decide as without bands.
 
+The outer part of a band is the priority class (``scheduling.tenants.classes``). What is of a higher class goes first,
+late or on time: each class is planned as if nothing of lower ones waited, and what waits of these stays while anything
+of a higher class does. What follows about requests on time and late ones holds within a class.
+
 A request that could not meet its deadline even if it were next is *deferred*: it waits behind all that can (but see
 below), and is dispatched when none of them is waiting, the engine has no prefill left, and running requests leave KV
 memory. Others that are deferred go with it, up to a step of the engine: a burst is served as fast as in the engine's
@@ -50,7 +54,7 @@ plan would hold.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -60,7 +64,7 @@ from dualmap.scheduling.settings import Order, PriorityClassSettings, Scheduling
 from dualmap.scheduling.state.instance import InstanceLoad, Running, kv_demand
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.tenants.classes import class_band
+from dualmap.scheduling.tenants.classes import class_band, is_above, rank_of_band
 from dualmap.scheduling.tenants.shares import keeps_back
 from dualmap.scheduling.values import value
 
@@ -273,10 +277,14 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
         deferred_tokens += entry.uncached_tokens
     if waiting and waiting[-1].band:
         waiting.sort(key=_rank_ms)
-    step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
-    plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     late = [entry for entry in queue.entries if entry.deferred]
-    sees_all_on_time = len(queue.entries) - len(late) < PLAN_LIMIT
+    on_time, highest_late = queue.entries[: len(queue.entries) - len(late)], _highest([*late, *deferred])
+    # Each class is planned as if lower ones did not wait. A request that this plan defers is late in the next one,
+    # which follows at once.
+    behind_late = [entry for entry in waiting if rank_of_band(entry.band) > highest_late]
+    waiting = [entry for entry in waiting if rank_of_band(entry.band) <= highest_late] if behind_late else waiting
+    step_tokens = step_rest_tokens(load.dispatch_window_tokens, on_time_tokens)
+    plan = plan_by_class(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     while waiting and room:
         first = waiting[plan.first]
         before = [entry for entry in late if keeps_back(entry.band, first.band)]
@@ -291,23 +299,34 @@ def _plan_deadlines(queue: QueueHead, order: QueueOrder, room: _Room) -> tuple[l
             steps.append(room.take(first))
         else:
             break
-        plan = plan_on_time(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
+        plan = plan_by_class(waiting, now_ms, room.dispatched_tokens + step_tokens, rate)
     if deferred_tokens == 0 or order.fills_from < MANY_BANDS:
-        while waiting and room.has(CALM_WINDOWS) and room.fits(waiting[0]):
-            is_kept_back = any(keeps_back(entry.band, waiting[0].band) for entry in late)
+        while waiting and room.has(CALM_WINDOWS):
+            first = min(waiting, key=lambda entry: rank_of_band(entry.band))
+            is_kept_back = not room.fits(first) or any(keeps_back(entry.band, first.band) for entry in late)
             if is_kept_back or not is_calm(on_time_tokens, rate, now_ms, waiting[0].rank_ms):
                 break
-            steps.append(room.take(waiting.pop(0)))
-    if not waiting and sees_all_on_time:
-        steps += _plan_late(late, order, room, {entry.band for entry in deferred})
+            waiting.remove(first)
+            steps.append(room.take(first))
+    unseen = on_time[-1:] if len(on_time) >= PLAN_LIMIT else ()
+    highest_on_time = _highest([*waiting, *behind_late, *unseen])
+    late = [entry for entry in late if rank_of_band(entry.band) < highest_on_time]
+    steps += _plan_late(late, order, room, deferred)
     return steps, plan.passed_over_tokens
 
 
-def _plan_late(late: Sequence[QueueEntry], order: QueueOrder, room: _Room, staying: set[int]) -> list[PlanStep]:
-    """The deferred requests that go. ``staying``: the bands of those that stay and are not read again; it grows."""
-    steps = []
+def _highest(entries: Sequence[QueueEntry]) -> int:
+    """The place of the highest class among these; below all of them where there are none."""
+    return min((rank_of_band(entry.band) for entry in entries), default=MANY_BANDS)
+
+
+def _plan_late(
+    late: Sequence[QueueEntry], order: QueueOrder, room: _Room, deferred: Sequence[QueueEntry]
+) -> list[PlanStep]:
+    """The deferred requests that go. ``deferred``: those that this plan defers, which stay."""
+    steps, staying = list[PlanStep](), {entry.band for entry in deferred}
     for entry in late:
-        if any(keeps_back(band, entry.band) for band in staying):
+        if any(is_above(band, entry.band) or keeps_back(band, entry.band) for band in staying):
             continue
         if room.fits(entry) and room.spares(entry, fills=order.fills(entry)):
             steps.append(room.take(entry))
@@ -352,8 +371,42 @@ class OnTimePlan(NamedTuple):
 _rank_ms = attrgetter("rank_ms")
 
 
+def in_class_order(listed: Iterable[StoredRequest]) -> tuple[StoredRequest, ...]:
+    """Requests of a queue in the order in which they are granted, of those in the order in which it lists them: on time
+    before late ones within each class alone."""
+    return tuple(sorted(listed, key=lambda request: rank_of_band(request.band)))
+
+
+def plan_by_class(
+    queue: Sequence[QueueEntry],
+    now_ms: int,
+    ahead_tokens: int,
+    tokens_per_s: float,
+    late: Sequence[QueueEntry] = (),
+) -> OnTimePlan:
+    """The plan for a queue by deadline, of which each class is planned behind all of higher classes, those that are
+    ``late`` already among them. Next is the first one of the highest class."""
+    ranks = sorted({rank_of_band(entry.band) for entry in queue})
+    if not late and len(ranks) < 2:
+        return plan_on_time(queue, now_ms, ahead_tokens, tokens_per_s)
+    plans: list[tuple[list[int], OnTimePlan]] = []
+    for rank in ranks:
+        places = [place for place, entry in enumerate(queue) if rank_of_band(entry.band) == rank]
+        own = [queue[place] for place in places]
+        late_tokens = sum(entry.uncached_tokens for entry in late if rank_of_band(entry.band) < rank)
+        plans.append((places, plan_on_time(own, now_ms, ahead_tokens + late_tokens, tokens_per_s)))
+        ahead_tokens += sum(entry.uncached_tokens for entry in own)
+    if not plans:
+        return OnTimePlan(0, 0)
+    places, highest = plans[0]
+    passed_over_tokens = sum(plan.passed_over_tokens for _, plan in plans)
+    return OnTimePlan(
+        places[highest.first], passed_over_tokens, frozenset().union(*(plan.passed_over for _, plan in plans))
+    )
+
+
 def plan_on_time(queue: Sequence[QueueEntry], now_ms: int, ahead_tokens: int, tokens_per_s: float) -> OnTimePlan:
-    """The plan for a queue by deadline, behind the tokens ahead of them all.
+    """The plan for requests of one class by deadline, behind the tokens ahead of them all.
 
     What is passed over is of the highest band, and the longest in that; where it is shorter than what makes the queue
     late, more are. Next is the first of those that it keeps on time. If it keeps none, of the lowest band the one with

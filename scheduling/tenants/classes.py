@@ -1,8 +1,8 @@
 """Priority classes: which requests go first, whosever they are.
 
-Classes are listed from the highest to the lowest one. What is of a higher class goes first, and what does not fit is
-passed over in the lowest class first: a class is the outer part of a request's band, its level among tenants
-(``scheduling.tenants.shares``) the inner one. Two rules keep a class from taking all or nothing:
+Classes are listed from the highest to the lowest one. What is of a higher class goes first, late or on time, and what
+does not fit is passed over in the lowest class first. A class is the outer part of a request's band, its level among
+tenants (``scheduling.tenants.shares``) the inner one. Two rules keep a class from taking all or nothing:
 
 - A class may have a *floor*, a part of the fleet's prefill. The leader dispatches waiting requests of it, the oldest
   first, at that rate (``scheduling.queues.floors``). So it makes progress whatever others send.
@@ -24,6 +24,16 @@ USUAL_CLASS = "default"
 def class_band(rank: int) -> int:
     """The lowest band of a class."""
     return rank * LEVELS
+
+
+def rank_of_band(band: int) -> int:
+    """The place of the class that a band belongs to."""
+    return band // LEVELS
+
+
+def is_above(band: int, other: int) -> bool:
+    """Whether one band is of a higher class than another."""
+    return rank_of_band(band) < rank_of_band(other)
 
 
 def class_rank(

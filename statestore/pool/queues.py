@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.queue_order import QueueOrder, in_class_order
 from dualmap.scheduling.queues.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
 from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
 from dualmap.statestore.keys import PoolKeys
@@ -53,7 +53,9 @@ class Queues(Changes):
             return None
         waiting = await self._calls.command("ZRANGE", self._keys.queue(instance_id), 0, limit - 1)
         found = await self._views.records([entry.decode().rpartition(" ")[0] for entry in waiting])
-        held = tuple(each for each in found.values() if each.instance_id == instance_id and each.state is _HELD)
+        held = in_class_order(
+            each for each in found.values() if each.instance_id == instance_id and each.state is _HELD
+        )
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
         alternatives = await self._views.loads_of(others) if others else {}
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)

@@ -13,6 +13,7 @@ from dualmap.scheduling.queues.rebalance import HotQueue
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.classes import class_band
 
 Load = Callable[..., InstanceLoad]
 NOW_MS = 100_000
@@ -199,3 +200,21 @@ def test_an_idle_instance_takes_no_request_for_a_name_that_it_does_not_list(load
 
     assert moves(idle({"qwen": ""}), of) == []
     assert moves(idle({"qwen": "", "sql": "qwen"}), of) == [("late", "b")]
+
+
+def test_a_late_request_moves_before_one_of_a_lower_class_that_could_be_on_time(load: Load) -> None:
+    """There is room for one of them: the higher class takes it, late as it is."""
+    late = held("late", 900, enqueued_ms=NOW_MS - 9000, deferred=True)
+    lower = held("lower", 900, band=class_band(1), enqueued_ms=NOW_MS - 4000)
+    idle = {"b": load("b", dispatch_window_tokens=900)}
+
+    assert moves(IdleWork(idle, 3.0), queue(load, lower, late)) == [("late", "b")]
+    assert moves(IdleWork(idle, 3.0), queue(load, lower)) == [("lower", "b")]
+
+
+def test_behind_late_requests_of_a_higher_class_a_lower_one_is_late(load: Load) -> None:
+    lower = held("lower", 500, band=class_band(1))
+
+    assert late_requests(queue(load, lower)) == ()
+    above = held("above", 2000, deferred=True)
+    assert [each.request_id for each in late_requests(queue(load, lower, above))] == ["lower", "above"]

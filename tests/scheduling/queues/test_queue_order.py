@@ -22,6 +22,7 @@ from dualmap.scheduling.queues.queue_order import (
     QueueHead,
     QueueOrder,
     is_calm,
+    plan_by_class,
     plan_on_time,
     plan_queue,
     step_rest_tokens,
@@ -360,7 +361,6 @@ def test_what_is_late_of_a_tenant_within_its_share_does_not_see_those_above_thei
         (1, FIRST_ABOVE, "late"),
         (0, 1, "on time"),  # both are within their shares
         (FIRST_ABOVE, FIRST_ABOVE + 1, "on time"),  # both are above theirs
-        (0, class_band(1) + FIRST_ABOVE, "on time"),
         (class_band(1), class_band(1) + FIRST_ABOVE, "late"),
     ],
 )
@@ -385,10 +385,6 @@ def test_what_is_late_and_finds_no_memory_keeps_nothing_else_back(load: Load) ->
 
     short = deferred("short", -800, 100)
     assert dispatched(plan(load, above, long, short, **memory)) == ["short"]
-    on_time = entry("of another class", 60_000, 100)._replace(band=class_band(1))
-    assert dispatched(plan(load, above, on_time, long, **memory)) == ["of another class"]
-    late = deferred("late of another class", -800, 100)._replace(band=class_band(1))
-    assert dispatched(plan(load, above, long, late, **memory)) == ["late of another class"]
 
 
 def test_what_is_late_goes_before_those_above_their_shares_while_no_deadline_is_at_stake(load: Load) -> None:
@@ -407,10 +403,111 @@ def test_late_work_does_not_go_before_on_time_work_that_a_plan_cannot_see(load: 
     assert dispatched(plan(load, *newly_late[1:], late)) == ["late"]
 
 
-def test_what_is_late_of_one_class_does_not_keep_those_of_another_back(load: Load) -> None:
-    other = deferred("other", -900, 4096)._replace(band=class_band(1))
+LOWER = class_band(1)
 
-    assert dispatched(plan(load, deferred("late", -800, 4097), other, context_tokens=1_000_000)) == ["other"]
+
+def lower(entry: QueueEntry, level: int = 0) -> QueueEntry:
+    """The same of a lower class."""
+    return entry._replace(request_id=f"lower {entry.request_id}", band=LOWER + level)
+
+
+@pytest.mark.parametrize("level", [0, FIRST_ABOVE])
+def test_a_class_goes_first_late_or_on_time(load: Load, level: int) -> None:
+    """Of each class those on time go before late ones, and all of a higher one before any of a lower one."""
+    queue = [
+        entry("on time", 60_000, 4096)._replace(band=level),
+        lower(entry("on time", 2000, 100)),
+        deferred("late", -2000, 4096)._replace(band=level),
+        lower(deferred("late", -90_000, 100)),
+    ]
+    order = []
+    while queue:
+        (gone,) = dispatched(plan(load, *queue, dispatch_window_tokens=1))
+        order.append(gone)
+        queue = [each for each in queue if each.request_id != gone]
+
+    assert order == ["on time", "late", "lower on time", "lower late"]
+
+
+def test_a_late_request_goes_before_more_of_a_lower_class_than_a_plan_can_see(load: Load) -> None:
+    many = [lower(entry(f"{number:02}", 4000 + number, 100)) for number in range(PLAN_LIMIT)]
+
+    assert dispatched(plan(load, *many, deferred("late", -2000, 4096))) == ["late"]
+
+
+def test_what_is_late_of_a_lower_class_does_not_share_a_step_while_others_of_it_are_on_time(load: Load) -> None:
+    queue = lower(entry("on time", 60_000, 100)), deferred("late", -2000, 100), lower(deferred("late", -900, 100))
+
+    assert dispatched(plan(load, *queue)) == ["late"]
+
+
+@pytest.mark.parametrize("memory", [{"context_tokens": 1_000_000}, {"dispatched_tokens": 1}])
+def test_nothing_of_a_lower_class_goes_while_a_late_request_waits_for_the_engine(
+    load: Load, memory: dict[str, int]
+) -> None:
+    late = deferred("late", -2000, 4097)
+
+    assert plan(load, lower(entry("on time", 60_000, 100)), late, **memory) == []
+    assert plan(load, late, lower(deferred("late", -900, 100)), **memory) == []
+
+
+def test_what_a_plan_defers_keeps_lower_classes_back_until_the_next(load: Load) -> None:
+    queue = entry("late", 10, 100), lower(entry("on time", 60_000, 100))
+
+    assert plan(load, *queue) == [PlanStep("late", NOW_MS + 10 + DEFERRED_RANK_MS)]
+
+
+def test_what_is_passed_over_of_a_higher_class_goes_before_what_a_lower_one_could_have_on_time(load: Load) -> None:
+    """Those of the higher class cannot both be on time, and the lower one could beside either."""
+    queue = [entry("one", 2000, 1500), entry("two", 2000, 1400), lower(entry("on time", 1900, 100))]
+
+    assert dispatched(plan(load, *queue, dispatch_window_tokens=1)) == ["two"]
+    assert dispatched(plan(load, queue[0], queue[2], dispatch_window_tokens=1)) == ["one"]
+
+
+def test_a_lower_class_is_planned_behind_all_that_waits_of_higher_ones() -> None:
+    queue = entry("one", 4000, 1000), lower(entry("on time", 4500, 1000)), lower(entry("behind", 4600, 2000))
+    late = [deferred("late", -900, 1000)]
+
+    assert plan_by_class(queue, NOW_MS, 0, TOKENS_PER_S).passed_over == frozenset()
+    assert plan_by_class(queue, NOW_MS, 0, TOKENS_PER_S, late).passed_over == {"lower behind"}
+    assert plan_by_class(queue[:1], NOW_MS, 0, TOKENS_PER_S, late).passed_over == frozenset()
+    assert plan_by_class((), NOW_MS, 0, TOKENS_PER_S, late) == OnTimePlan(0, 0)
+
+
+def test_while_no_deadline_is_at_stake_a_higher_class_still_goes_first(load: Load) -> None:
+    queue = lower(entry("soon", 60_000, 100)), entry("later", 90_000, 100)
+
+    assert dispatched(plan(load, *queue, dispatched_tokens=4096))[0] == "later"
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-500, 9000), st.integers(1, 6000), st.booleans(), st.integers(0, 2), st.integers(0, 3)),
+        max_size=12,
+    ),
+    st.integers(0, 6000),
+    st.floats(0, 1.5),
+)
+def test_whatever_waits_no_plan_sees_a_lower_class_go_before_a_higher_one(
+    load: Load, made: list[tuple[int, int, bool, int, int]], on_engine: int, kv_share: float
+) -> None:
+    entries = sorted(
+        (
+            (deferred if late else entry)(f"r{number}", due, tokens)._replace(band=class_band(rank) + level)
+            for number, (due, tokens, late, rank, level) in enumerate(made)
+        ),
+        key=lambda each: each.place,
+    )
+    running = {"running_requests": 1, "context_tokens": int(kv_share * 50_000), "kv_capacity_tokens": 50_000}
+
+    steps = plan(load, *entries, dispatched_tokens=on_engine, **running)
+
+    gone = dispatched(steps)
+    ranks = {each.request_id: each.band // class_band(1) for each in entries}
+    held = [rank for name, rank in ranks.items() if name not in gone]
+    assert [ranks[name] for name in gone] == sorted(ranks[name] for name in gone)
+    assert not gone or all(rank >= ranks[gone[-1]] for rank in held)
 
 
 def test_what_becomes_late_in_a_plan_keeps_those_above_their_shares_back_until_the_next(load: Load) -> None:
