@@ -73,6 +73,7 @@ class PoolKeys:
     request = _KeyOf("request:")
     queue = _KeyOf("queue:")
     running = _KeyOf("running:")
+    queue_log = _KeyOf("queue_log:")
     kv = _KeyOf("kv:")
     kv_events = _KeyOf("kv_events:")
     kv_names = _KeyOf("kv_names:")

@@ -1,6 +1,6 @@
 -- Carries out a plan for the queue of an instance, if nothing has changed there since: dispatches requests, or defers them to
 -- another place in the queue, and tells the replicas of those that are dispatched. An entry whose request is gone leaves the
--- queue.
+-- queue. Each step is logged.
 -- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
 --       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
 -- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is JSON:
@@ -33,10 +33,12 @@ local function carry_out(request, rank)
   leave(instance, request)
   if rank == '' then
     dispatch(request)
+    log_dispatch(instance, 'granted', request, now_ms)
     grant = string.format('["%s","%s","%s",%d,%d,%s,%d,%d]', request.id, instance.id, replica_id, request.told.attempt,
       request.uncached_tokens, tostring(was_deferred), instance.running_requests, instance.context_tokens)
   else
     request.deferred = 1
+    log_deferral(instance, request, ARGV[4], now_ms)
   end
   write_placed(request)
   enter(instance, request, rank, now_ms)

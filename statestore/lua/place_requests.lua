@@ -218,6 +218,9 @@ local function place_one(told, head)
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
+  if goes_now and instance.queued_requests > 0 and not decodes then
+    log_dispatch(instance, 'passed', request, now_ms)
+  end
   local held = goes_now and context_tokens_of(request) / instance.kv_capacity_tokens or 0
   if sender then
     local work_s = tokens / instance.tokens_per_s

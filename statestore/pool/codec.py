@@ -16,6 +16,7 @@ import orjson
 from dualmap.scheduling.estimates.learning import EndSample, FirstTokenSample, Sample
 from dualmap.scheduling.estimates.load_window import LoadWindow
 from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.queues.queue_log import QueueStep, StepKind
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
 from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -168,6 +169,27 @@ def grant_from(text: bytes) -> Grant:
 
 
 _GRANT_FIELDS: Final = len(fields(Grant))
+
+
+def queue_step_text(kind: StepKind, request_id: str, at_ms: int, *more: str | float) -> bytes:
+    """One step of the log of a queue (``statestore/lua/shared/queue_log.lua``)."""
+    return orjson.dumps([kind, request_id, at_ms, *more])
+
+
+def queue_step_from(flat: Sequence[bytes]) -> QueueStep:
+    """One entry of the log of a queue. A newer version appends fields."""
+    kind, request_id, at_ms, *more = orjson.loads(flat[1])
+    match StepKind(kind):
+        case StepKind.DEFERRED:
+            tokens, tokens_per_s, planner = more[:3]
+            return QueueStep(
+                StepKind.DEFERRED, request_id, at_ms, tokens=tokens, tokens_per_s=tokens_per_s, other=planner
+            )
+        case StepKind.MOVED:
+            return QueueStep(StepKind.MOVED, request_id, at_ms, other=more[0])
+        case dispatched:
+            enqueued_ms, band, tenant = more[:3]
+            return QueueStep(dispatched, request_id, at_ms, enqueued_ms, band, tenant)
 
 
 # books of tenants --------------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.queues.queue_log import QUEUE_LOG, QueueStep, StepKind, Wait, WaitEnd, wait_in_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder, in_class_order
 from dualmap.scheduling.queues.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
 from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
@@ -14,7 +16,7 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.readable import UNREADABLE, reads
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import (
@@ -26,6 +28,10 @@ from dualmap.statestore.records import (
     request_from,
 )
 
+MAX_WAITS = 16
+"""Most queues of one request that are looked at."""
+STEPS_READ = 512
+"""Steps of a log in one call."""
 _MAX_WANTED = 1024
 _HELD = RequestState.HELD
 
@@ -59,6 +65,34 @@ class Queues(Changes):
         others = sorted({request.alternative_id for request in held if request.alternative_id is not None})
         alternatives = await self._views.loads_of(others) if others else {}
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
+
+    @reads
+    async def waits(
+        self, request: str, instance_id: str, slo_ms: int, enqueued_ms: int, since_ms: int, until_ms: int | None
+    ) -> Sequence[Wait]:
+        """What happened to a request in the queue in which it was held from ``since_ms`` on, and in those that it moved
+        to from there; see ``wait_in_queue``."""
+        waits: list[Wait] = []
+        for _ in range(MAX_WAITS):
+            steps = await self._steps(instance_id)
+            waits.append(wait_in_queue(instance_id, request, slo_ms, enqueued_ms, since_ms, steps, until_ms))
+            if waits[-1].end is not WaitEnd.MOVED:
+                break
+            instance_id, since_ms = waits[-1].moved_to, waits[-1].ended_ms
+        return waits
+
+    async def _steps(self, instance_id: str) -> list[QueueStep]:
+        """The log of an instance's queue, the oldest step first. One that cannot be read is left out."""
+        steps, after = list[QueueStep](), b"0"
+        while True:
+            log = ("XRANGE", self._keys.queue_log(instance_id), b"(" + after, "+", "COUNT", STEPS_READ)
+            entries = await self._calls.command(*log)
+            for _, fields in entries:
+                with contextlib.suppress(*UNREADABLE):
+                    steps.append(codec.queue_step_from(fields))
+            if len(entries) < STEPS_READ:
+                return steps
+            after = entries[-1][0]
 
     @reads
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
@@ -110,12 +144,15 @@ class Queues(Changes):
                 ("HSET", key, "placed", placed_of(moved)),
                 ("HINCRBY", keys.migrations, reason, 1),
             ]
+            now_ms = await self._calls.now_ms()
+            logged = codec.queue_step_text(StepKind.MOVED, name, now_ms, target_id)
+            commands.append(("XADD", keys.queue_log(source_id), "MAXLEN", "~", QUEUE_LOG, "*", "step", logged))
             grown = growth(moved.counts) | {"assigned_tokens": tokens}
             counts = {source_id: growth(held.counts, -1), target_id: grown}
             # Records are no condition: those of busy instances change many times while this is derived.
             read = ((key, "placed", placed), (keys.instances, target_id, spec))
             begun = there.begins(moved.counts)
-            stamps = {target_id: dict.fromkeys(begun, await self._calls.now_ms())} if begun else {}
+            stamps = {target_id: dict.fromkeys(begun, now_ms)} if begun else {}
             change = Change(commands, read, fence, stamps, counts, counted=True, queue_of=target_id)
             return MigrateStatus.MIGRATED, change
 

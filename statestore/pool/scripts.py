@@ -27,6 +27,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from dualmap.scheduling.queues.queue_log import QUEUE_LOG
 from dualmap.scheduling.queues.queue_order import (
     BAND_MS,
     CALM_WINDOWS,
@@ -242,6 +243,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "most_work_s": MOST_WORK_S,
         "kept_instances": KEPT_INSTANCES,
         "usage_log": USAGE_LOG,
+        "queue_log": QUEUE_LOG,
         "usage_lost": USAGE_LOST,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "kept": KEPT,

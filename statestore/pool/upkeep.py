@@ -76,6 +76,7 @@ _TYPES: Final = {
 }
 _TYPES_OF_INSTANCES: Final = {
     **dict.fromkeys(("queue", "running", "kv"), b"zset"),
+    "queue_log": b"stream",
     "kv_events": b"hash",
     "kv_names": b"list",
 }

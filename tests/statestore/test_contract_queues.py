@@ -15,6 +15,7 @@ import pytest
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
+from dualmap.scheduling.queues.queue_log import Deferral, WaitEnd, WentAhead
 from dualmap.scheduling.queues.queue_order import (
     DEFERRED_RANK_MS,
     LATE_LIMIT,
@@ -28,6 +29,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.shares import LEVELS
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from tests.statestore import samples
@@ -536,3 +538,44 @@ async def test_work_is_placed_where_a_queue_is_full_only_if_it_need_not_wait(poo
     statuses = [(await place(pool, name)).status for name in ("one", "two", "three")]
 
     assert statuses == [PlaceStatus.DISPATCHED, PlaceStatus.DISPATCHED, PlaceStatus.QUEUE_FULL]
+
+
+async def test_what_went_past_a_held_request_can_be_read_afterwards(pool: PoolStore, clock: HandClock) -> None:
+    """By class and tenant, whoever made the plans; a move is followed to the other queue."""
+    await busy(pool, one_at_a_time())
+    await pool.members.put_instance(one_at_a_time("b"))
+    slow = await hold(pool, "slow", "a", slo_ms=1000, tenant="acme", band=LEVELS)
+    clock.advance(10)
+    for name in ("one", "two"):
+        await hold(pool, name, "a", slo_ms=LONG_MS, tenant="search", band=0)
+    clock.advance(10)
+    await commit(pool, PlanStep("one"), PlanStep("slow", DEFERRED_RANK_MS))
+    clock.advance(10)
+    fence = await lead(pool)
+    await pool.queues.migrate(await record(pool, "slow"), "b", reason="idle", fence=fence)
+    clock.advance(10)
+    await commit(pool, PlanStep("two"))
+    await commit(pool, PlanStep("slow"), instance_id="b")
+    await finish(pool, "slow")
+
+    first, second = await pool.queues.waits("slow", "a", 1000, slow.enqueued_ms, slow.enqueued_ms, None)
+
+    assert (first.end, first.moved_to) == (WaitEnd.MOVED, "b")
+    assert first.ahead == (WentAhead(0, "search", 1, 1),)
+    assert first.deferral == Deferral(0.02, "", 4.0, 0.98)
+    assert (second.instance_id, second.end, second.ahead) == ("b", WaitEnd.GRANTED, ())
+
+
+async def test_a_request_that_is_placed_past_held_ones_is_in_the_log_of_the_queue(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await pool.members.put_instance(one_at_a_time(dispatch_window_tokens=4096))
+    await hold(pool, "fills", "a", band=LEVELS, fills=True)
+    held = await hold(pool, "held", "a", band=LEVELS, fills=True)
+    assert (await record(pool, "fills")).state is RequestState.DISPATCHED
+    clock.advance(10)
+    assert (await hold(pool, "first", "a", slo_ms=LONG_MS, band=0)).state is RequestState.DISPATCHED
+
+    (wait,) = await pool.queues.waits("held", "a", 5000, held.enqueued_ms, held.enqueued_ms, None)
+
+    assert wait.ahead == (WentAhead(0, "", 1, 1),)

@@ -128,7 +128,7 @@ def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -
     described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
-    of_one = "queue|running|kv|kv_events|kv_names|least_loaded|request|usage"
+    of_one = "queue|queue_log|running|kv|kv_events|kv_names|least_loaded|request|usage"
     made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described
