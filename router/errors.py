@@ -114,7 +114,7 @@ class NotFoundError(RouterError):
 
 
 class UnknownModelError(RouterError):
-    """No pool serves the model."""
+    """No pool serves the model, or none that the caller may use. Made by ``unknown_model``."""
 
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
@@ -211,6 +211,12 @@ def nobody_ready(pool: str, model: str = "") -> UnavailableError:
     which = f" that lists the model {model!r}" if model else ""
     message = f"no instance of pool {pool!r}{which} is ready; see /admin/instances"
     return UnavailableError(message, retry_after_s=NO_INSTANCE_RETRY_S)
+
+
+def unknown_model(model: str) -> UnknownModelError:
+    """The error for a model that does not exist, and for one that the caller may not use: it cannot tell the two
+    apart."""
+    return UnknownModelError(f"the model {model!r} does not exist; GET /v1/models lists those that do", param="model")
 
 
 class SloUnreachableError(RouterError):

@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
+from urllib.parse import unquote
 
 import orjson
 
@@ -55,7 +56,7 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
-from dualmap.router.tenants.directory import TenantDirectory, usable_models
+from dualmap.router.tenants.directory import TenantDirectory, usable_model, usable_models
 from dualmap.runtime.open_files import ShortageLog
 from dualmap.scheduling.request.answers import is_server_fault
 from dualmap.scheduling.request.machine import Failed
@@ -65,6 +66,7 @@ from dualmap.scheduling.state.legs import Leg
 
 log = logging.getLogger(__name__)
 
+_MODELS: Final = "/v1/models/"
 _WITH_CREDENTIALS: Final = (
     *messages.ROUTING_HEADERS,
     ("authorization", b"authorization"),
@@ -223,7 +225,7 @@ class PickedRequest:
                 try:
                     if request.method == "OPTIONS":
                         return await self._answer_options(request)
-                    if path == "/v1/models" and request.method == "GET":
+                    if request.method in ("GET", "HEAD") and (path == "/v1/models" or path.startswith(_MODELS)):
                         return await self._answer_models(request)
                     request_id = read_request_id((request.get(b"x-request-id") or b"").decode("latin-1"))
                     live = await self._pick(first, request, request_id)
@@ -459,7 +461,9 @@ class PickedRequest:
 
     async def _answer_models(self, request: ClientRequest) -> None:
         await self._check_head(request)
-        body = orjson.dumps(usable_models(request.caller, await self._picker.model_cards()))
+        cards, model = await self._picker.model_cards(), unquote(request.path[len(_MODELS) :])
+        found = usable_model(request.caller, cards, model) if model else usable_models(request.caller, cards)
+        body = orjson.dumps(found)
         fields = [(b"content-type", b"application/json")]
         await self._stream.write(messages.immediate_reply(200, fields, body, "models"))
 

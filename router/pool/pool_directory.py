@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from dualmap.router.errors import InvalidRequestError, UnknownModelError
+from dualmap.router.errors import InvalidRequestError, unknown_model
 from dualmap.runtime.pool_settings import PoolSettings
 
 
@@ -118,9 +118,7 @@ class PoolDirectory(Generic[P]):
         if route is not None:
             return route
         if model:
-            raise UnknownModelError(
-                f"the model {model!r} does not exist; GET /v1/models lists those that do", param="model"
-            )
+            raise unknown_model(model)
         why = f"{unread}, so its model is not known; " if unread else ""
         raise InvalidRequestError(f"{why}name a model: this fleet serves several", param="model")
 

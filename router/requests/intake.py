@@ -58,7 +58,7 @@ class Intake:
             route = self.route_of(request)
             if request.caller is not None:
                 settings = route.pool.settings
-                check_model(request.caller, request.model or settings.model, settings.name)
+                check_model(request.caller, request.model, settings.model, settings.name)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, self._passed_on(request, route))
             else:

@@ -37,7 +37,7 @@ from dualmap.router.serving.reference_page import HEADERS as PAGE_HEADERS
 from dualmap.router.serving.reference_page import reference_page
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
-from dualmap.router.tenants.directory import TenantDirectory, check_model, usable_models
+from dualmap.router.tenants.directory import TenantDirectory, usable_model, usable_models
 from dualmap.router.ui.routes import add_ui
 from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreError
@@ -169,14 +169,10 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
         return usable_models(caller, await model_cards())
 
     @app.get("/v1/models/{model:path}", tags=["models"])
-    async def model(model: str, request: Request) -> dict[str, Any]:
+    async def model(model: str, request: Request) -> Mapping[str, Any]:
         """One model by its name, which the caller may use."""
         caller = caller_of(runtime.tenants, request)
-        route = runtime.pools.resolve(model)
-        if caller is not None:
-            check_model(caller, model, route.pool.settings.name)
-        card: dict[str, Any] = next(card for card in (await model_cards())["data"] if card["id"] == model)
-        return card
+        return usable_model(caller, await model_cards(), model)
 
 
 def _answer_errors(app: FastAPI) -> None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, UnknownModelError, UnknownTenantError
+from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, UnknownTenantError, unknown_model
 from dualmap.router.settings import GatewaySettings
 from dualmap.router.tenants.api_keys import API_KEY_REFUSAL, ApiKeys, presented_key
 from dualmap.router.tenants.signed_tokens import Tokens, is_token
@@ -182,14 +182,20 @@ def usable_models(caller: Caller | None, listed: Mapping[str, Any]) -> Mapping[s
     return {**listed, "data": cards}
 
 
-def check_model(caller: Caller, model: str, pool: str) -> None:
-    """Raises UnknownModelError where the tenant may not use the model, or its pool: to it, there is no such model."""
+def usable_model(caller: Caller | None, listed: Mapping[str, Any], model: str) -> Mapping[str, Any]:
+    """The answer of ``GET /v1/models/MODEL``. Raises UnknownModelError where the caller may use no such model."""
+    for card in usable_models(caller, listed)["data"]:
+        if card["id"] == model:
+            found: Mapping[str, Any] = card
+            return found
+    raise unknown_model(model)
+
+
+def check_model(caller: Caller, sent: str, route_model: str, pool: str) -> None:
+    """Raises UnknownModelError where the tenant may not use a model, or its pool: to it, there is no such model.
+
+    ``sent``: the name that the request has, if any; ``route_model`` is the one that it stands for without a name.
+    """
     tenant = caller.tenant
-    if tenant.models and model not in tenant.models:
-        may = ", ".join(sorted(tenant.models))
-        raise UnknownModelError(f"tenant {tenant.name} may not use the model {model!r}, but {may}")
-    if tenant.pools and pool not in tenant.pools:
-        may = ", ".join(sorted(tenant.pools))
-        raise UnknownModelError(
-            f"tenant {tenant.name} may not use the model {model!r}: it is of pool {pool!r}, and the tenant's are {may}"
-        )
+    if (tenant.models and (sent or route_model) not in tenant.models) or (tenant.pools and pool not in tenant.pools):
+        raise unknown_model(sent)

@@ -421,6 +421,34 @@ async def test_a_tenant_is_told_the_models_that_it_may_use(start_runtime: StartR
     assert [each["id"] for each in orjson.loads(reply.immediate_response.body)["data"]] == ["gpt"]
 
 
+async def test_a_model_that_a_tenant_may_not_use_is_like_one_that_does_not_exist(start_runtime: StartRuntime) -> None:
+    acme = TenantSettings(
+        name="acme", models=("gpt",), keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),)
+    )
+    pools = (PoolSettings(model="base", aliases=("gpt",)),)
+    gateway = Gateway(await start_runtime(instances=MEMBERS, tenants=(acme,), pools=pools))
+    key = {"authorization": "Bearer acme-secret"}
+
+    async def answered(first: Any, *more: Any) -> Any:
+        stream, task = gateway.open(first, *more)
+        await finished(task, gateway)
+        return stream.replies[0].immediate_response
+
+    def of(path: str) -> Any:
+        return head(path, method="GET", ends=True, **key)
+
+    assert orjson.loads((await answered(of("/v1/models/gpt"))).body)["id"] == "gpt"
+    for hidden, missing in (
+        (await answered(of("/v1/models/base")), await answered(of("/v1/models/none"))),
+        (await answered(head(**key), prompt(model="base")), await answered(head(**key), prompt(model="none"))),
+    ):
+        assert hidden.status.code == missing.status.code == 404
+        assert hidden.body.replace(b"base", b"none") == missing.body
+        names = [[each.header.key for each in reply.headers.set_headers] for reply in (hidden, missing)]
+        assert names[0] == names[1]
+        assert hidden.details == missing.details
+
+
 LLM_D = ("x-llm-d-inference-fairness-id", "x-llm-d-inference-objective")
 FORMER = ("x-gateway-inference-fairness-id", "x-gateway-inference-objective")
 THE_GATEWAY = "ipv4:10.1.2.3:4711"

@@ -108,6 +108,13 @@ async def test_a_tenant_sees_the_models_that_it_may_use(
         if name not in seen:
             assert found.json()["error"]["code"] == "model_not_found"
 
+    hidden = {"org/base", "gpt", "other"} - {*seen}
+    for name in hidden:
+        of_hidden = await client.get(f"/v1/models/{name}", headers=key)
+        missing = await client.get(f"/v1/models/{'x' * len(name)}", headers=key)
+        assert of_hidden.text.replace(name, "x" * len(name)) == missing.text
+        assert of_hidden.headers == missing.headers
+
     everything = await client.get("/v1/models", headers={"authorization": "Bearer anyone"})
     assert len(everything.json()["data"]) == 3
     assert [(await client.get(path)).status_code for path in ("/v1/models", "/v1/models/gpt")] == [401, 401]

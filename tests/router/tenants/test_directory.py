@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -12,6 +13,7 @@ from dualmap.router.errors import InvalidApiKeyError, UnknownModelError
 from dualmap.router.http.admission import make_head_check
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker.picked import make_head_check as make_picker_head_check
+from dualmap.router.pool.pool_directory import PoolDirectory
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
@@ -75,17 +77,32 @@ def test_a_model_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
     caller = asked(TenantDirectory((), [ACME]), b"acme-secret")
 
     assert caller is not None
-    check_model(caller, "chat", "default")
-    with pytest.raises(UnknownModelError, match="may not use the model 'other'"):
-        check_model(caller, "other", "default")
+    check_model(caller, "chat", "chat", "default")
+    check_model(caller, "", "chat", "default")
+    with pytest.raises(UnknownModelError, match="the model 'other' does not exist"):
+        check_model(caller, "other", "other", "default")
+    with pytest.raises(UnknownModelError) as unnamed:
+        check_model(caller, "", "secret", "default")
+    assert "secret" not in unnamed.value.message
 
 
 def test_a_model_of_a_pool_that_a_tenant_may_not_use_is_unknown_to_it() -> None:
     tenant = TenantSettings(name="acme", pools=("small",)).tenant()
 
-    check_model(Caller(tenant, "ci"), "chat", "small")
-    with pytest.raises(UnknownModelError, match="of pool 'large', and the tenant's are small"):
-        check_model(Caller(tenant, "ci"), "chat", "large")
+    check_model(Caller(tenant, "ci"), "chat", "chat", "small")
+    with pytest.raises(UnknownModelError, match="the model 'chat' does not exist"):
+        check_model(Caller(tenant, "ci"), "chat", "chat", "large")
+
+
+def test_the_error_is_that_of_a_model_that_does_not_exist() -> None:
+    tenant = TenantSettings(name="acme", models=("chat",), pools=("small",)).tenant()
+
+    for pool in ("small", "large"):
+        with pytest.raises(UnknownModelError) as hidden:
+            check_model(Caller(tenant, "ci"), "other", "other", pool)
+        with pytest.raises(UnknownModelError) as missing:
+            PoolDirectory[Any]([]).resolve("other")
+        assert vars(hidden.value) == vars(missing.value)
 
 
 @pytest.mark.parametrize("made", [make_head_check, make_picker_head_check], ids=["router", "picker"])
