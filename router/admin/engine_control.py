@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -36,7 +36,8 @@ _LOAD: Final = "/v1/load_lora_adapter"
 _UNLOAD: Final = "/v1/unload_lora_adapter"
 _KEEPS: Final = "keep_prefix_cache"
 """Parameter of those two: the prefix cache is not emptied."""
-_OF_ONE_POOL: Final = frozenset({_LOAD, _UNLOAD, "/collective_rpc"})
+_ADAPTERS: Final = frozenset({_LOAD, _UNLOAD})
+_OF_ONE_POOL: Final = _ADAPTERS | {"/collective_rpc"}
 """Paths whose call names something that belongs to one model."""
 
 
@@ -107,6 +108,8 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
             return own
 
         answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
+    if path in _ADAPTERS:
+        await asyncio.gather(*(pool.model_lists.read_now(_ids(urls)) for pool, urls in called))
     log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in answers))
     return _answer(path, answers)
 
@@ -185,6 +188,10 @@ def _servers(pool: ServedPool) -> dict[str, tuple[str, ...]]:
         if spec.state in SERVING:
             servers[spec.url] = (*servers.get(spec.url, ()), instance_id)
     return servers
+
+
+def _ids(servers: Mapping[str, Sequence[str]]) -> list[str]:
+    return [instance_id for ids in servers.values() for instance_id in ids]
 
 
 def _fields(request: Request, runtime: Runtime) -> dict[str, str]:

@@ -349,7 +349,7 @@ class PickedRequest:
             subset = messages.split_addresses(selection.decode("latin-1").split(","))
         if subset is None:
             return []
-        pool = self._picker.plane.intake.route_of(read).pool
+        pool = (await self._picker.plane.intake.find_route(read)).pool
         members = pool.view.view.instances
         found = await addresses.having(members, subset)
         allowed = [instance_id for each in found.values() for instance_id in each]

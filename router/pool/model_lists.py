@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import httpx
@@ -78,16 +78,31 @@ class ModelLists:
         reading = self._reading[instance_id] = asyncio.create_task(self._read(spec), name=f"models/{instance_id}")
         reading.add_done_callback(lambda _: self._reading.pop(instance_id, None))
 
+    async def read_now(self, instance_ids: Iterable[str]) -> None:
+        """Read the lists of these instances, which have just changed, and tell all replicas.
+
+        Raises:
+            StoreError: they could not be told.
+        """
+        specs = [spec for each in instance_ids if (spec := self._view.view.instances.get(each)) is not None]
+        if any(await asyncio.gather(*map(self._store_list, specs))):
+            await self._view.refresh()
+
     async def _read(self, spec: InstanceSpec) -> None:
+        try:
+            if await self._store_list(spec):
+                await self._view.refresh()
+        except StoreError as error:
+            log.debug("the models of instance %s could not be stored: %s", spec.instance_id, error)
+
+    async def _store_list(self, spec: InstanceSpec) -> bool:
+        """Read the list of an instance and store it; returns whether it is another one than before."""
         status, answer = await self._queries.models(spec.url)
         models = ModelList(listed_models(answer), status).after(spec.models)
         if models == spec.models:
-            return
-        try:
-            await self._store.members.update_instance(spec.instance_id, {"models": models})
-            await self._view.refresh()
-        except StoreError as error:
-            log.debug("the models of instance %s could not be stored: %s", spec.instance_id, error)
+            return False
+        await self._store.members.update_instance(spec.instance_id, {"models": models})
+        return True
 
     def forget_all_but(self, instances: Mapping[str, InstanceSpec]) -> None:
         for instance_id in self._not_before_s.keys() - instances.keys():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +23,10 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Time without a reply that shows another epoch after which the copy is read again."""
+LOOK_PAUSE_S = 0.2
+"""Time between two looks for what a client names: it may name what is nowhere as often as it likes."""
+LOOK_WITHIN_S = 1.0
+"""Time that a request waits for such a look."""
 
 
 def empty_view() -> ClusterView:
@@ -63,6 +69,9 @@ class ViewKeeper:
         """The refresh that was started last, perhaps done."""
         self._coming: asyncio.Task[None] | None = None
         """The last refresh until it reads the store: callers may share it."""
+        self._looking: asyncio.Task[None] | None = None
+        """The next look until it reads the store."""
+        self._looked_s = -math.inf
         self.view = empty_view()
         self.learned = Learned()
         """Estimates that the leader learned; the prior until the store has others."""
@@ -91,6 +100,31 @@ class ViewKeeper:
         # The task is shielded: the read is shared, so a caller that is cancelled must not take it from the others.
         await asyncio.shield(task)
         return self.view
+
+    async def look(self) -> None:
+        """See what the store has now. Where it is out of reach, or slow, the copy stays as it is."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                await self.refresh()
+
+    async def look_again(self) -> None:
+        """As ``look``, for what a client names and is not known here. Callers share one look, which waits until
+        ``LOOK_PAUSE_S`` after the last one."""
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look_paced())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_WITHIN_S):
+                await asyncio.shield(self._looking)
+
+    async def _look_paced(self) -> None:
+        try:
+            pause_s = self._looked_s + LOOK_PAUSE_S - self._clock.monotonic_s()
+            if pause_s > 0:
+                await self._clock.sleep(pause_s)
+        finally:
+            self._looking = None
+        self._looked_s = self._clock.monotonic_s()
+        await self.look()
 
     async def _load_after(self, former: asyncio.Task[None] | None) -> None:
         if former is not None and not former.done():

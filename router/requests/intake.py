@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import replace
 from typing import Final
 
-from dualmap.router.errors import NotFoundError, ReplicaFullError, from_exception
+from dualmap.router.errors import NotFoundError, ReplicaFullError, UnknownModelError, from_exception
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
@@ -55,10 +56,7 @@ class Intake:
         """
         live: LiveRequest | None = None
         try:
-            route = self.route_of(request)
-            if request.caller is not None:
-                settings = route.pool.settings
-                check_model(request.caller, request.model, settings.model, settings.name)
+            route = await self.find_route(request)
             if request.prompt is None:
                 live = self._taken_in(request, route, None, self._passed_on(request, route))
             else:
@@ -85,6 +83,30 @@ class Intake:
             if refusal is error:
                 raise
             raise refusal from error
+
+    async def find_route(self, request: InferenceRequest) -> Route[ServedPool]:
+        """The route of a request, which its sender may use. A name that is not known here may have just been made known
+        to the fleet: it is looked for in the store before it is refused.
+
+        Raises:
+            RouterError: there is none.
+        """
+        try:
+            return self._usable_route(request)
+        except UnknownModelError:
+            caller = request.caller
+            if caller is not None and caller.tenant.models and request.model not in caller.tenant.models:
+                raise
+        # Also where the model is hidden from the sender: to it, that takes as long as one that does not exist.
+        await asyncio.gather(*(pool.view.look_again() for pool in self.pools.pools.values()))
+        return self._usable_route(request)
+
+    def _usable_route(self, request: InferenceRequest) -> Route[ServedPool]:
+        route = self.route_of(request)
+        if request.caller is not None:
+            settings = route.pool.settings
+            check_model(request.caller, request.model, settings.model, settings.name)
+        return route
 
     def route_of(self, request: InferenceRequest) -> Route[ServedPool]:
         """The pool of the model that it names; of a request for what an instance has stored, that of the instance.

@@ -91,6 +91,7 @@ def _add_operation(app: FastAPI, runtime: Runtime) -> None:
 
     async def model_cards() -> dict[str, Any]:
         pools = runtime.pools.pools
+        await asyncio.gather(*(pool.view.look() for pool in pools.values()))
         lengths = await asyncio.gather(*map(runtime.model_lengths.of, pools.values()))
         known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
         return runtime.pools.model_cards(app.state.started_unix_s, known)

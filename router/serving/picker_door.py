@@ -25,6 +25,7 @@ def door_of(settings: PickerSettings) -> MakeDoor:
 
         async def model_cards() -> dict[str, Any]:
             pools = runtime.pools.pools
+            await asyncio.gather(*(pool.view.look() for pool in pools.values()))
             lengths = await asyncio.gather(*map(runtime.model_lengths.of, pools.values()))
             known = {name: length for name, length in zip(pools, lengths, strict=True) if length is not None}
             return runtime.pools.model_cards(started_s, known)

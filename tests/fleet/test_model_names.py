@@ -23,6 +23,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet whose leader reads what instances list too rarely to help."""
+    words = ("--replicas", "2", "--workers", "1", "--instances", "2", "--worker.health_interval_s", "30")
+    with running_fleet(tmp_path_factory.mktemp("patient"), words) as started:
+        yield started
+
+
 @pytest.fixture
 def other(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
     """A member of the fleet whose engine has another model."""
@@ -95,6 +103,19 @@ def test_an_adapter_that_one_instance_loads_is_served_by_that_one_within_seconds
 
     assert post(f"{url}/v1/unload_lora_adapter", {"lora_name": "sql"})[0] == 200
     until(lambda: served_by(fleet, "sql", 6) == {(404, "None")}, "it is gone everywhere", 20)
+
+
+def test_an_adapter_that_is_loaded_through_a_router_is_served_by_all_replicas_at_once(patient: Fleet) -> None:
+    adapter = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    for _ in range(3):
+        assert served_by(patient, "sql", 6) == {(404, "None")}
+
+        assert post(f"{patient.endpoint}/v1/load_lora_adapter", adapter)[0] == 200
+        assert served_by(patient, "sql", 12) <= {(200, "instance-1"), (200, "instance-2")}
+        assert known(patient, "sql")
+
+        assert post(f"{patient.endpoint}/v1/unload_lora_adapter", adapter)[0] == 200
+        assert not any("sql" in {card["id"] for card in patient.get("/v1/models")["data"]} for _ in range(12))
 
 
 def test_a_name_that_no_instance_lists_is_added_and_removed_while_the_fleet_runs(fleet: Fleet) -> None:

@@ -6,14 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import SecretStr
 
+from dualmap.router.errors import UnknownModelError
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from tests.router import tools
+
+ADAPTERS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""After these the names of the models are read again."""
 
 
 class Engine:
@@ -23,6 +29,8 @@ class Engine:
         self.answer = status, body
         self.answers: dict[bytes, tuple[int, bytes]] = {}
         """Those of single paths."""
+        self.models: list[str] | None = None
+        """The names that it lists; None: it answers for them as for anything else."""
         self.asked: list[bytes] = []
         self.url = ""
 
@@ -36,6 +44,8 @@ class Engine:
         _, _, length = head.lower().partition(b"content-length:")
         self.asked.append(head + await reader.readexactly(int(length.split()[0]) if length else 0))
         status, body = self.answers.get(head.split(b" ")[1].partition(b"?")[0], self.answer)
+        if self.models is not None and head.startswith(b"GET /v1/models "):
+            status, body = 200, orjson.dumps({"data": [{"id": each, "parent": "default"} for each in self.models]})
         writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\nconnection: close\r\n" % status)
         writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
         writer.close()
@@ -70,8 +80,9 @@ async def test_every_instance_is_told_and_what_all_say_is_the_answer(
 
     assert (answer.status_code, answer.content) == (200, b'{"told":1}')
     for each in engines:
-        asked, *resets = each.asked
-        assert len(resets) == (path == "/v1/unload_lora_adapter")
+        asked, *more = each.asked
+        assert not more or path in ADAPTERS
+        assert sum(b"/reset_prefix_cache" in each for each in more) == (path == "/v1/unload_lora_adapter")
         assert asked.startswith(f"{method} {path}?level=2&tags=x&tags=y HTTP/1.1".encode())
         assert asked.endswith(b'{"a":1}')
 
@@ -203,7 +214,47 @@ async def test_an_adapter_is_of_one_pool(start_runtime: Any, client_of: Any, eng
 
     assert (await client.post("/v1/load_lora_adapter", json={})).status_code == 400
     assert (await client.post("/v1/load_lora_adapter?pool=two", json={})).status_code == 200
-    assert len(made.asked) == 1
+    assert [each.split()[:2] for each in made.asked] == [[b"POST", b"/v1/load_lora_adapter"], [b"GET", b"/v1/models"]]
+
+
+async def test_an_adapter_that_was_just_loaded_or_unloaded_is_known_to_every_replica(
+    start_runtime: Any, client_of: Any, engine: StartEngine, clock: Any
+) -> None:
+    engines = {name: await engine(200, b'{"data":[{"id":"default"}]}') for name in "ab"}
+    for each in engines.values():
+        each.models = ["default"]
+    specs = [tools.spec(name, url=each.url) for name, each in engines.items()]
+    one, two = await start_runtime(instances=tuple(specs)), await start_runtime()
+    caller = {"lora_name": "sql", "lora_path": "/sql"}
+
+    for each in engines.values():
+        each.models = ["default", "sql"]
+    assert (await client_of(one).post("/v1/load_lora_adapter", json=caller)).status_code == 200
+    (await two.intake.place(tools.request(model="sql"))).finish(Outcome.COMPLETED)
+    assert "sql" in [card["id"] for card in (await client_of(two).get("/v1/models")).json()["data"]]
+
+    for each in engines.values():
+        each.models = ["default"]
+    assert (await client_of(one).post("/v1/unload_lora_adapter", json=caller)).status_code == 200
+    assert "sql" not in [card["id"] for card in (await client_of(two).get("/v1/models")).json()["data"]]
+    with pytest.raises(UnknownModelError):
+        await two.intake.place(tools.request(model="sql"))
+
+
+async def test_an_adapter_that_one_instance_did_not_load_is_served_by_the_others_and_the_answer_says_so(
+    start_runtime: Any, client_of: Any, engine: StartEngine
+) -> None:
+    loaded, failed = await engine(200, b"ok"), await engine(400, b"no such path")
+    loaded.models, failed.models = ["default", "sql"], ["default"]
+    specs = tools.spec("a", url=loaded.url), tools.spec("b", url=failed.url)
+    runtime = await start_runtime(instances=specs)
+
+    answer = await client_of(runtime).post("/v1/load_lora_adapter", json={"lora_name": "sql", "lora_path": "/sql"})
+
+    assert answer.status_code == 502
+    assert "b: 400 no such path; it took effect at a" in answer.json()["error"]["message"]
+    live = await runtime.intake.place(tools.request(model="sql"))
+    assert live.instance_id == "a"
 
 
 async def test_ranks_of_one_server_are_told_once(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
