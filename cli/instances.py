@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 from rich.table import Table
+from rich.text import Text
 
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
 from dualmap.cli.as_json import as_json
@@ -33,6 +35,7 @@ _ACTIONS = {
     "resume": "put it back into service",
     "role": "change what it serves: mixed, prefill or decode",
     "remove": "drain it, wait until it has nothing left, forget it",
+    "audit": "the last changes: when, by whom, what",
 }
 
 
@@ -41,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, effect in _ACTIONS.items():
         action_parser = actions.add_parser(action, help=effect, description=effect)
         add_connection_arguments(action_parser)
-        if action == "list":
+        if action == "audit":
+            action_parser.add_argument("id", nargs="?", help="changes of this one alone")
+            action_parser.add_argument("--limit", type=int, default=50, metavar="N", help="changes at most")
+        if action in ("list", "audit"):
             action_parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
         else:
             action_parser.add_argument("id", help="stable id: prefixes map to an instance by its id")
@@ -93,6 +99,14 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         for line in troubles(listed):
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return 0
+    if arguments.action == "audit":
+        of_one = {"instance": arguments.id} if arguments.id else {}
+        changes = api.call("GET", "/instances/history", query={"limit": arguments.limit, **of_one})
+        if arguments.json:
+            print(as_json(changes))
+        else:
+            terminal().print(audit_table(changes))
+        return 0
     if arguments.action == "add":
         given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}
         figures = {name: value for name in _FIGURES if (value := getattr(arguments, name)) is not None}
@@ -140,6 +154,18 @@ def instances_table(instances: list[dict[str, Any]]) -> Table:
         load = each.get("load") or {}
         figures = (f"{load[name]:,.0f}" if name in load else "–" for name in _LOAD_COLUMNS)
         table.add_row(each["id"], each["state"], each["role"], each["url"], *figures, _models(each.get("models")))
+    return table
+
+
+def audit_table(changes: list[dict[str, Any]]) -> Table:
+    """Changes as ``/admin/instances/history`` lists them."""
+    table = Table(box=None, header_style="bold")
+    for heading in ("at (UTC)", "by", "what", "instance", "pool", "detail"):
+        table.add_column(heading)
+    for each in changes:
+        at = datetime.fromtimestamp(each["at_ms"] / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
+        told = (each["by"] or "–", each["action"], each["instance"], each["pool"], each["detail"])
+        table.add_row(at, *map(Text, told))
     return table
 
 

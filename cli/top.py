@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Generic, TypeVar
 
 from rich.console import Group, RenderableType
@@ -22,8 +23,11 @@ from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
+from dualmap.router.telemetry.pressure import ADVICE, Pressure, overdue_in
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
+from dualmap.router.tenants.tenant_record import TenantRecord
 from dualmap.router.tenants.usage import TenantNow, tenants_now
+from dualmap.router.ui.chronicler import RECENT_SAMPLES, ended, lately_of
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
@@ -32,6 +36,8 @@ from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreConfigurationError, StoreError
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.chronicle import ChronicleRecord
+from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 
 SORTS: Mapping[str, tuple[str, Callable[[InstanceLoad], tuple[object, ...]]]] = {
     "name": ("n", lambda load: (load.instance_id,)),
@@ -47,9 +53,13 @@ _OVERHEAD_LINES = 8
 _BAR = 16
 _TENANTS = 10
 _NEAR = 0.9
+_AT_LIMIT = 0.98
 T = TypeVar("T")
 Limits = Mapping[str, Sequence[Limit]]
 """Limits of tenants by their names."""
+_FRESH_S = 30.0
+"""Age up to which the record of the last minutes is taken for the present one."""
+_SHOWN_PROBLEMS = 4
 
 
 class Window(Generic[T]):
@@ -65,6 +75,45 @@ class Window(Generic[T]):
             self._readings.popleft()
         since_s, before = self._readings[0]
         return before, now_s - since_s
+
+
+class MadeLimits:
+    """The limits of the tenants that were made in the running fleet; those that cannot be read are left out."""
+
+    def __init__(self) -> None:
+        self._edition: Edition | None = None
+        self._limits: dict[str, Sequence[Limit]] = {}
+
+    async def read(self, book: TenantBook) -> Limits:
+        """The limits as they are now. Only what has changed is read again."""
+        news = await book.news(self._edition)
+        self._edition = news.edition
+        if news.whole:
+            self._limits.clear()
+        for name, text in news.texts.items():
+            self._limits.pop(name, None)
+            with contextlib.suppress(ValueError):
+                if text is not None:
+                    self._limits[name] = TenantRecord.parse(text).as_tenant(name).limits
+        return self._limits
+
+
+@dataclass(frozen=True, slots=True)
+class LastMinutes:
+    """The record of a pool's last minutes."""
+
+    record: ChronicleRecord = field(default_factory=ChronicleRecord)
+    lately: TrafficCounts = field(default_factory=TrafficCounts)
+    """Counts of the last minute."""
+    over_s: float = 0.0
+
+    @classmethod
+    async def read(cls, pool: PoolStore) -> LastMinutes:
+        record, samples = await pool.chronicle.last_record(), await pool.chronicle.samples(RECENT_SAMPLES)
+        return cls(record, *lately_of(record, samples)) if record.at_ms else cls()
+
+    def is_fresh(self, now_ms: int) -> bool:
+        return self.record.at_ms > 0 and now_ms - self.record.at_ms < 1000 * _FRESH_S
 
 
 @dataclass
@@ -110,16 +159,21 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
 async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
     store = await open_store(settings.store, scheduling=settings.scheduling)
-    shown = {pool.name: Shown() for pool in settings.pools}
+    shown, made = {pool.name: Shown() for pool in settings.pools}, MadeLimits()
     console = terminal()
-    limits = {tenant.name: tenant.tenant().limits for tenant in settings.tenants}
+    configured = {tenant.name: tenant.tenant().limits for tenant in settings.tenants}
+
+    async def screen(sort: str, height: int | None) -> RenderableType:
+        limits = {**await made.read(store.tenants), **configured}
+        return await _screen(store, shown, sort, height, limits)
+
     try:
         if arguments.json:
             overviews = await _overviews(store, shown)
             print(as_json({name: values(overview) for name, overview in overviews.items()}))
             return
         if arguments.once or not console.is_terminal:
-            console.print(await _screen(store, shown, arguments.sort, None, limits))
+            console.print(await screen(arguments.sort, None))
             return
         with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             sort = arguments.sort
@@ -127,8 +181,7 @@ async def _show(arguments: argparse.Namespace, settings: Settings) -> None:
             while key != "q":
                 sort = next((name for name, (own, _) in SORTS.items() if own == key), sort)
                 above = arguments.choice.splitlines()  # the screen hides what was printed before
-                screen = await _screen(store, shown, sort, console.height - len(above), limits)
-                live.update(Group(*above, screen), refresh=True)
+                live.update(Group(*above, await screen(sort, console.height - len(above))), refresh=True)
                 try:
                     async with asyncio.timeout(arguments.interval_s):
                         key = await keys.get()
@@ -147,7 +200,8 @@ async def _screen(
     slos_s = {name: await _slo_s(store.pool(name)) for name in shown}
     parts: list[RenderableType] = []
     for name in shown:
-        parts.append(pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows))
+        minutes = await LastMinutes.read(store.pool(name))
+        parts.append(pool_table(name, overviews[name], shown[name], sort, slos_s[name], rows, minutes))
         if limits is not None:
             tenants = await tenants_of(store.pool(name), limits)
             parts += [tenant_table(tenants, shown[name], time.monotonic())] if tenants else []
@@ -181,7 +235,8 @@ def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> Re
         work = "–" if each.work is None else f"{each.work.part:.0%}/{each.work.share:.0%}"
         nearest = sorted(each.limits, key=lambda limit: -limit[2])[:2]
         used = [Text(f"{name} {of} {part:.0%}", "red" if part > _NEAR else "") for name, of, part in nearest]
-        table.add_row(each.tenant, *rates, *counts, work, Text("  ").join(used))
+        at_limit = any(part >= _AT_LIMIT for _, _, part in nearest) or (over_s > 0 and grown[2] > 0)
+        table.add_row(Text(each.tenant, "bold red" if at_limit else ""), *rates, *counts, work, Text("  ").join(used))
     return Group(table, "")
 
 
@@ -209,10 +264,20 @@ async def _slo_s(pool: PoolStore) -> float:
 
 
 def pool_table(
-    name: str, overview: PoolOverview, shown: Shown, sort: str, slo_s: float, rows: int | None
+    name: str,
+    overview: PoolOverview,
+    shown: Shown,
+    sort: str,
+    slo_s: float,
+    rows: int | None,
+    minutes: LastMinutes | None = None,
 ) -> RenderableType:
-    """One pool: its traffic in a line, then its instances in the order of ``sort``, ``rows`` of them at most."""
+    """One pool: what is wrong, its traffic in a line, then its instances in the order of ``sort``, ``rows`` of them at
+    most. ``minutes`` are its last ones; None: there is no record."""
     total, lately, over_s = shown.read(overview, time.monotonic())
+    minutes = minutes or LastMinutes()
+    if not lately.ended and minutes.is_fresh(overview.now_ms):
+        lately, over_s = minutes.lately, minutes.over_s
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("instance", "state", f"{'ahead':{_BAR // 2}}│SLO {slo_s:g}s"):
         table.add_column(heading, no_wrap=True)
@@ -233,7 +298,63 @@ def pool_table(
             f"{load.prefill_tokens_per_s:,.0f}",
         )
     more = [Text(f"… {len(loads) - rows} more", "dim")] if rows is not None and len(loads) > rows else []
-    return Group(_headline(name, overview, total, lately, over_s), table, *more, "")
+    wrong = _wrong(overview, minutes, lately, over_s, slo_s)
+    return Group(*wrong, _headline(name, overview, total, lately, over_s), table, *more, "")
+
+
+def _wrong(
+    overview: PoolOverview, minutes: LastMinutes, lately: TrafficCounts, over_s: float, slo_s: float
+) -> list[RenderableType]:
+    """What is wrong, the worst first, with what to do; then what was, until a short time ago."""
+    lives = [replica for replica in overview.replicas if replica.is_alive(overview.now_ms)]
+    if not lives or overview.leader is None:
+        return [*_nobody(bool(lives), overview.leader is not None), Text("")]
+    parts: list[Text] = []
+    fresh = minutes.is_fresh(overview.now_ms)
+    pressure = Pressure.of(overview, minutes.lately if fresh else lately, minutes.over_s if fresh else over_s, slo_s)
+    if pressure.headline:
+        parts += [
+            Text(pressure.headline, "bold red"),
+            Text(f"  {pressure.figures}"),
+            Text(f"  {ADVICE}" if pressure.is_overload else "  dualmap explain lists late requests and why", "dim"),
+        ]
+    present = [each for each in minutes.record.problems if each.until_ms is None] if fresh else []
+    others = [each for each in present if not each.key.endswith(("/overload", "/late"))]
+    for each in others[:_SHOWN_PROBLEMS]:
+        style = {"critical": "bold red", "warning": "yellow"}.get(each.severity, "")
+        parts += [
+            Text.assemble((each.what, style), f": {each.why}" if each.why else ""),
+            Text(f"  {each.advice}", "dim"),
+        ]
+    if len(others) > _SHOWN_PROBLEMS:
+        parts.append(Text(f"… {len(others) - _SHOWN_PROBLEMS} more problems: see the live page (/ui)", "dim"))
+    for each in islice(ended(minutes.record.problems, overview.now_ms), _SHOWN_PROBLEMS):
+        ago_s = max(0, overview.now_ms - (each.until_ms or 0)) / 1000
+        lasted_s = max(0, (each.until_ms or 0) - each.since_ms) / 1000
+        parts.append(Text(f"over since {_time(ago_s)}, after {_time(lasted_s)}: {each.what}", "dim"))
+    return [*parts, Text("")] if parts else []
+
+
+def _nobody(routers: bool, leads: bool) -> list[Text]:
+    """The words on a pool that no router serves, or no worker leads."""
+    log = "look at the logs of those that ran"
+    if not routers and not leads:
+        what = "Nobody lives: no router has a lease, and no worker leads. No request is served."
+        advice = f"Start them (dualmap router, dualmap worker; dualmap up for all on one machine), and {log}."
+    elif not routers:
+        what = "No router lives: no request is served."
+        advice = f"Start routers (dualmap router), and {log}. Do they reach this store?"
+    else:
+        what = (
+            "No worker leads: nothing is rebalanced, learned or checked, and an instance that comes back is not seen."
+        )
+        advice = f"Start a worker (dualmap worker), or {log}."
+    left = [] if routers else [Text("  What is below is as they left it.", "dim")]
+    return [Text(what, "bold red"), Text(f"  {advice}"), *left]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _headline(
@@ -249,11 +370,14 @@ def _headline(
         f"{overview.leader.owner} leads" if overview.leader else "no leader",
         f"{moved:,} migrations",
     )
+    overdue = overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms))
+    arriving = f"{lately.arrived / max(over_s, 1.0):.1f}/s arrive, " if lately.arrived else ""
     figures = (
-        f"{lately.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
+        f"{arriving}{lately.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
         f"on time {_share(counts.on_time, counts.on_time + counts.late)}",
         f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
         f"refused {_share(counts.refused, counts.ended)}",
+        *((f"{overdue:,} overdue",) if overdue else ()),
     )
     went_on = (f"{total.continued:,} stream{'s'[: total.continued != 1]} went on elsewhere",) if total.continued else ()
     return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join((*figures, *went_on))), "")

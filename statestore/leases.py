@@ -34,6 +34,9 @@ REFUSALS_FIELD: Final = "refusals"
 FAULTS_FIELD: Final = "faults"
 """Field with the number of faults that it has seen since it began, as ``instance/reason=count`` pairs; the
 most of them where they are many."""
+LIMITED_FIELD: Final = "limited"
+"""Field with the number of requests that limits of tenants have kept out since the replica began, as
+``tenant/limit=count`` pairs; the most of them where they are many."""
 WAITING_FIELD: Final = "waiting"
 """Field of a replica's information with the number of its requests that wait for the first instance of the pool. With
 the two below, of a pool that may have no instance."""

@@ -40,10 +40,34 @@ DASHBOARDS: dict[str, list[Panel]] = {
         ("Requests", "by how they ended", "reqps", {"{{outcome}}": rate("dualmap_requests_total", "outcome")}),
         (
             "On time",
-            "first tokens of streamed answers within their SLO",
+            "requests whose first token came before their deadline",
             "percentunit",
             {
                 "{{pool}}": f"{rate('dualmap_slo_total', where=POOL + ', slo=' + json.dumps('met'))} / {rate('dualmap_slo_total')}"
+            },
+        ),
+        (
+            "Arriving and answered",
+            "where they part, an overload begins",
+            "reqps",
+            {
+                "arriving {{pool}}": rate("dualmap_arrived_requests_total"),
+                "answered {{pool}}": rate("dualmap_requests_total", where=f'{POOL}, outcome=~"completed|ended"'),
+            },
+        ),
+        (
+            "Not on time",
+            "deadline passed, refused or failed before it",
+            "reqps",
+            {"{{why}}": rate("dualmap_not_on_time_requests_total", "why")},
+        ),
+        (
+            "Held and overdue",
+            "overdue: without a first token after the deadline",
+            "short",
+            {
+                "held {{pool}}": f"sum by (pool) (max by (pool, instance) (dualmap_instance_queued_requests{{{POOL}}}))",
+                "overdue {{pool}}": f"sum by (pool) (dualmap_overdue_requests{{{POOL}}})",
             },
         ),
         ("Time to first token", "", "s", quantiles("dualmap_ttft_seconds")),

@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 from dualmap.router.admin.exposure import ADVICE, admin_is_exposed
 from dualmap.router.admin.web_pages import PageRule
 from dualmap.router.errors import AdminClosedError, InvalidApiKeyError, ReadOnlyError
-from dualmap.router.http.asgi_bridge import FROM_GATEWAY
+from dualmap.router.http.asgi_bridge import CLIENT_NAME, FROM_GATEWAY
 from dualmap.router.settings import RouterSettings
 from dualmap.router.tenants.api_keys import presented_key
 from dualmap.router.tenants.directory import TenantDirectory
@@ -71,10 +71,20 @@ def admin_finder(
 
 
 def changed_by(request: Request) -> str:
-    """The name under which a change is logged: the administrator's, else the one that the caller claims."""
+    """The name under which a change is logged: the administrator's by the key, else that of the client's certificate,
+    else the one that the caller claims in a field, with its address."""
+    return named_or(request, request.headers.get(SAID_BY, ""))
+
+
+def named_or(request: Request, claimed: str) -> str:
+    """The same, for a caller that may have claimed a name elsewhere."""
     admin: Admin = request.state.admin
-    said = "".join(char for char in request.headers.get(SAID_BY, "") if char.isprintable())[:_LONGEST_NAME]
-    return admin.name or (f"{said} (unverified)" if said else "")
+    known = admin.name or request.scope.get(CLIENT_NAME)
+    if known:
+        return str(known)[:_LONGEST_NAME]
+    said = "".join(char for char in claimed if char.isprintable())[:_LONGEST_NAME]
+    address = "" if request.client is None else request.client.host
+    return " from ".join(part for part in (f"{said} (unverified)" if said else "", address) if part)
 
 
 ChangedBy = Annotated[str, Depends(changed_by)]

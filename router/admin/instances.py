@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from dualmap.router.admin.auth import ChangedBy
 from dualmap.router.admin.scope import PoolParam, PoolsParam, RuntimeParam, pool_of
 from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError
 from dualmap.router.pool.served_pool import ServedPool
@@ -22,9 +24,13 @@ from dualmap.runtime.pool_settings import (
     RunningRequests,
 )
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
 from dualmap.statestore.answers import Note
+from dualmap.statestore.errors import StoreError
+from dualmap.statestore.pool.chronicle import KEPT_MEMBER_CHANGES
+
+log = logging.getLogger(__name__)
 
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
@@ -85,6 +91,17 @@ class InstanceList(BaseModel):
     instances: list[Instance]
 
 
+class InstanceChange(BaseModel):
+    """What somebody did to an instance."""
+
+    at_ms: int
+    pool: str
+    by: str = Field(description="the administrator, the client's certificate, or its address with the name it claims")
+    action: str = Field(description="add, change, drain, resume or remove")
+    instance: str
+    detail: str
+
+
 @routes.get("")
 async def list_instances(pools: PoolsParam) -> InstanceList:
     """Every instance with its state and load."""
@@ -98,8 +115,24 @@ async def list_instances(pools: PoolsParam) -> InstanceList:
     return InstanceList(instances=instances)
 
 
+@routes.get("/history")
+async def history(
+    pools: PoolsParam,
+    instance: Annotated[str | None, Query(description="what was done to this one alone")] = None,
+    limit: Annotated[int, Query(ge=1, le=KEPT_MEMBER_CHANGES, description="changes at most")] = 100,
+) -> list[InstanceChange]:
+    """What was done to instances last, the latest first: when, by whom, what. The last 1,000 of each pool are kept."""
+    found = [
+        InstanceChange(pool=pool.settings.name, **asdict(change))
+        for pool in pools
+        for change in await pool.store.chronicle.member_changes(KEPT_MEMBER_CHANGES)
+        if instance is None or change.instance == instance
+    ]
+    return sorted(found, key=lambda change: -change.at_ms)[:limit]
+
+
 @routes.post("", status_code=201)
-async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance:
+async def add_instance(runtime: RuntimeParam, instance: NewInstance, by: ChangedBy) -> Instance:
     """Add an instance. It starts as `starting` and is given requests once its health check has made it `ready`;
     only keys next to its anchor points move to it."""
     pool = pool_of(runtime, instance.pool)
@@ -112,18 +145,24 @@ async def add_instance(runtime: RuntimeParam, instance: NewInstance) -> Instance
         )
     spec = instance.spec()
     await pool.store.members.put_instance(spec)
+    await _note(pool, by, "add", spec.instance_id, spec.url)
     await pool.view.refresh()
     return _instance(pool, spec, None, warning=_duplicate_url_warning(spec, members))
 
 
 @routes.patch("/{instance_id}")
-async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: InstanceChanges) -> Instance:
+async def update_instance(
+    pool: PoolParam, instance_id: InstanceId, changes: InstanceChanges, by: ChangedBy
+) -> Instance:
     """Change the description of an instance; its state, load and queue stay."""
     wanted = changes.model_dump(exclude_none=True)
     if changes.url is not None:
         wanted["models"] = None  # what another server lists is not known yet
     await pool.store.members.update_instance(instance_id, wanted)
+    given = changes.model_dump(exclude_none=True, mode="json")
     await pool.view.refresh()
+    await _known(pool, instance_id)
+    await _note(pool, by, "change", instance_id, ", ".join(f"{name}={value}" for name, value in given.items()))
     changed = await _known(pool, instance_id)
     members = (await pool.store.membership()).instances if changes.url is not None else {}
     return _instance(pool, changed, None, warning=_duplicate_url_warning(changed, members))
@@ -133,6 +172,7 @@ async def update_instance(pool: PoolParam, instance_id: InstanceId, changes: Ins
 async def drain_instance(
     pool: PoolParam,
     instance_id: InstanceId,
+    by: ChangedBy,
     within_s: Annotated[
         float | None,
         Query(ge=0, le=86_400, description="time after which what it still has goes elsewhere, seconds"),
@@ -144,13 +184,17 @@ async def drain_instance(
     where they are, other answers from their begin. What cannot is finished.
     """
     await pool.store.members.update_instance(instance_id, {"drain_within_s": within_s})
-    return await _apply(pool, instance_id, InstanceEvent.DRAIN)
+    drained = await _apply(pool, instance_id, InstanceEvent.DRAIN)
+    await _note(pool, by, "drain", instance_id, "" if within_s is None else f"within {within_s:g} s")
+    return drained
 
 
 @routes.post("/{instance_id}/resume")
-async def resume_instance(pool: PoolParam, instance_id: InstanceId) -> Instance:
+async def resume_instance(pool: PoolParam, instance_id: InstanceId, by: ChangedBy) -> Instance:
     """Put a drained, parked or failed instance back into service."""
-    return await _apply(pool, instance_id, InstanceEvent.RESUME)
+    resumed = await _apply(pool, instance_id, InstanceEvent.RESUME)
+    await _note(pool, by, "resume", instance_id)
+    return resumed
 
 
 @routes.delete("/{instance_id}", status_code=204)
@@ -158,6 +202,7 @@ async def remove_instance(
     pool: PoolParam,
     runtime: RuntimeParam,
     instance_id: InstanceId,
+    by: ChangedBy,
     wait_s: Annotated[float, Query(ge=0, le=60, description="time for it to finish what it has, seconds")] = 5.0,
 ) -> None:
     """Drain an instance, and forget it once it has nothing left to do.
@@ -165,6 +210,7 @@ async def remove_instance(
     409 when it still has requests after `wait_s`: it takes no new ones, and the call can be repeated. An instance
     that is configured comes back when a worker starts.
     """
+    begins = (await _known(pool, instance_id)).state not in (InstanceState.DRAINING, InstanceState.STANDBY)
     await _apply(pool, instance_id, InstanceEvent.DRAIN)
     clock = runtime.context.clock
     until_s = clock.monotonic_s() + wait_s
@@ -173,12 +219,27 @@ async def remove_instance(
         if load is None:
             break  # it was removed meanwhile
         if clock.monotonic_s() >= until_s:
+            if begins:  # else this is a repetition
+                await _note(pool, by, "remove", instance_id, "it drains first")
             raise ConflictError(
                 f"instance {instance_id!r} is {load.state}, with {load.queued_requests} held and "
                 f"{load.running_requests} running requests left; repeat the call when they are done"
             )
         await clock.sleep(REMOVE_POLL_S)
+    await _note(pool, by, "remove", instance_id)
     await pool.view.refresh()
+
+
+async def _note(pool: ServedPool, by: str, action: str, instance_id: str, detail: str = "") -> None:
+    """Write down who did what, in the log of this replica and in the store."""
+    log.info(
+        "instance %s of pool %s: %s by %s%s",
+        instance_id, pool.settings.name, action, by or "an unknown client", f": {detail}" if detail else "",
+    )  # fmt: skip
+    try:
+        await pool.store.chronicle.member_changed(by, action, instance_id, detail)
+    except StoreError as error:  # it is done, and in the log
+        log.warning("what was done to instance %s is in no record: %s", instance_id, error)
 
 
 async def _known(pool: ServedPool, instance_id: str) -> InstanceSpec:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from dualmap.router.admin.auth import ChangedBy
+from dualmap.router.admin.auth import SAID_BY, named_or
 from dualmap.router.admin.scope import PoolParam
 from dualmap.router.errors import InvalidRequestError
 from dualmap.router.settings import not_finite
@@ -33,7 +33,7 @@ async def effective(pool: PoolParam) -> dict[str, Any]:
 
 
 @routes.patch("")
-async def change(pool: PoolParam, wanted: SettingsChanges, by: ChangedBy) -> dict[str, Any]:
+async def change(pool: PoolParam, wanted: SettingsChanges, request: Request) -> dict[str, Any]:
     """Change settings for all replicas and workers: each replica follows with its next reply from the store."""
     known = (await pool.store.membership()).overrides
     try:
@@ -42,7 +42,8 @@ async def change(pool: PoolParam, wanted: SettingsChanges, by: ChangedBy) -> dic
         raise InvalidRequestError(str(error), param="changes") from error
     for name in not_finite(scheduling):
         raise InvalidRequestError(f"scheduling.{name} must be finite", param="changes")
-    await pool.store.settings.change(wanted.changes, by=by or wanted.by)
+    by = named_or(request, request.headers.get(SAID_BY) or wanted.by)
+    await pool.store.settings.change(wanted.changes, by=by)
     await pool.view.refresh()
     return await effective(pool)
 

@@ -22,6 +22,8 @@ AsgiApp = Callable[
 
 FROM_GATEWAY: Final = "dualmap.from_gateway"
 """In the scope: whether the request came over a connection of the gateway that names tenants."""
+CLIENT_NAME: Final = "dualmap.client_name"
+"""In the scope: the name of the verified certificate that the client showed; None without one."""
 _FRAMING_FIELDS: Final = frozenset({b"connection", b"keep-alive", b"transfer-encoding"})
 
 
@@ -54,6 +56,7 @@ def build_scope(request: ClientRequest, transport: BaseTransport, state: dict[st
         "server": _address(transport.get_extra_info("sockname")),
         "state": state,
         FROM_GATEWAY: request.from_gateway,
+        CLIENT_NAME: request.client,
     }
 
 

@@ -24,6 +24,7 @@ from dualmap.statestore.leases import (
     AVOIDED_FIELD,
     ENDED_FIELD,
     FAULTS_FIELD,
+    LIMITED_FIELD,
     LIVE_FIELD,
     LOST_FIELD,
     OVERDUE_FIELD,
@@ -174,6 +175,7 @@ class Replica:
             REFUSALS_FIELD: _pairs(
                 {code: each.value for (code,), each in context.metrics.refusals.instruments.items()}
             ),
+            LIMITED_FIELD: _pairs(context.limit_hits.counts),
             FAULTS_FIELD: _pairs(
                 {
                     f"{instance_id}/{reason}": each.value

@@ -14,6 +14,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.router.telemetry.trace_context import TraceContext
+from dualmap.router.tenants.limit_hits import LimitHits
 from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.outcome import Outcome
@@ -123,6 +124,7 @@ class ReplicaContext:
     decisions: DecisionLog
     live: LiveRequests
     deadlines: Deadlines
+    limit_hits: LimitHits = field(default_factory=LimitHits)
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
     """Callback for every request that ended, while it has users: the request log, tracing."""

@@ -165,6 +165,8 @@ class Explanation:
     """The standing of its tenant when an instance was last chosen; None: it has none, or it was not judged."""
     hot_tokens: int = 0
     """Tokens of its hot prefix, whose own prefill weighs less."""
+    on_time: bool | None = None
+    """See ``RequestMachine.on_time``."""
 
     def told_of_classes(self) -> dict[str, Any]:
         """The reason for its place among others: its band, and its share in words; "" where that was not judged."""
@@ -244,6 +246,7 @@ def explanation(
         class_rank,
         _standing(machine) if spec.tenant else None,
         tree.hot_tokens(chain),
+        machine.on_time,
     )
 
 

@@ -534,6 +534,8 @@ class LiveRequest:
             self.pool.metrics.limited.inc()
         error = refusal(effect, self.machine, self.pool)
         draws, drawn = self.machine.spec.draws, self.machine.drawn
+        if effect.why is Refusal.LIMITED and draws is not None and drawn is not None:
+            self._context.limit_hits.hit(self.machine.spec.tenant, draws, drawn, self._now_s())
         if draws is not None and drawn is not None and drawn.left:
             error.limit_fields = refused_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
         raise error

@@ -158,4 +158,5 @@ def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, A
         "ttft_s": explanation.first_token_s,
         "total_s": explanation.done_s,
         "slo_s": explanation.slo_s,
+        "on_time": explanation.on_time,
     }

@@ -23,7 +23,7 @@ from dualmap.scheduling.backoff import worth_logging
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.leases import AVOIDED_FIELD, FAULTS_FIELD, REFUSALS_FIELD, ReplicaInfo
+from dualmap.statestore.leases import AVOIDED_FIELD, FAULTS_FIELD, LIMITED_FIELD, REFUSALS_FIELD, ReplicaInfo
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, KnownProblem, PoolSample
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Chronicler:
         return [
             each
             for each in problems(fleet)
-            if each.severity is not Severity.NOTICE
+            if (each.severity is not Severity.NOTICE or each.key.startswith("limited/"))
             and (each.key.startswith(f"{name}/") or (is_first and not each.key.startswith(of_pools)))
         ]
 
@@ -155,7 +155,7 @@ def counts_of(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, int]]:
     for replica in replicas:
         info = replica.info
         counts = {name: value for name, value in TrafficCounts.from_info(info).sums().items() if value}
-        for field, kind in ((REFUSALS_FIELD, "refusal"), (FAULTS_FIELD, "fault")):
+        for field, kind in ((REFUSALS_FIELD, "refusal"), (FAULTS_FIELD, "fault"), (LIMITED_FIELD, "limited")):
             for what, _, number in (pair.rpartition("=") for pair in info.get(field, "").split()):
                 if number.isdecimal():
                     counts[f"{kind}:{what}"] = int(number)
@@ -199,7 +199,7 @@ def sample_of(overview: PoolOverview, grown: Mapping[str, int], since_ms: int) -
 
 
 def events_of(pool: str, counts: Mapping[str, int]) -> Counter[Event]:
-    """The refusals and faults among them."""
+    """The refusals, faults and limits that were met among them."""
     events = Counter[Event]()
     for name, count in counts.items():
         kind, _, what = name.partition(":")
@@ -208,6 +208,8 @@ def events_of(pool: str, counts: Mapping[str, int]) -> Counter[Event]:
         elif kind == "fault":
             instance_id, _, reason = what.rpartition("/")
             events["fault", pool, instance_id, reason] += count
+        elif kind == "limited":
+            events["limited", what] += count
     return events
 
 

@@ -35,7 +35,8 @@ LOAD_FIELDS = (
 
 REQUEST_FIELDS = (
     "id", "received_unix_s", "model", "pool", "instance_id", "prompt_tokens", "cached_tokens", "held_s",
-    "first_token_s", "done_s", "slo_s", "outcome", "reason", "tries", "replica_id", "hash_key", "failure", "notable",
+    "first_token_s", "done_s", "slo_s", "outcome", "reason", "tries", "replica_id", "hash_key", "failure", "tenant",
+    "limited", "late", "notable",
 )  # fmt: skip
 
 
@@ -120,9 +121,7 @@ def _arcs(ring: Ring, members: Sequence[str]) -> list[int]:
 
 def is_notable(explanation: Explanation) -> bool:
     """Whether a request that ended failed, was late, or was tried on several instances."""
-    first_token_s = explanation.first_token_s
-    late = first_token_s is not None and first_token_s > explanation.slo_s
-    return late or bool(explanation.failures) or explanation.outcome not in _UNREMARKABLE
+    return explanation.on_time is False or bool(explanation.failures) or explanation.outcome not in _UNREMARKABLE
 
 
 def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
@@ -146,6 +145,9 @@ def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
         replica_id,
         f"{explanation.hash_key:016x}",
         explanation.failures[-1][:_LONGEST_FAILURE] if explanation.failures else None,
+        explanation.tenant,
+        "; ".join(explanation.limits)[:_LONGEST_FAILURE] or None,
+        explanation.on_time is False,
         is_notable(explanation),
     ]
 

@@ -102,7 +102,7 @@ class FleetState:
 
 def problems(fleet: FleetState) -> list[Problem]:
     """All of them, the worst first. Several instances with the same problem share a line."""
-    found = [*_of_replicas(fleet), *_of_refusals(fleet.lately)]
+    found = [*_of_replicas(fleet), *_of_limits(fleet.lately), *_of_refusals(fleet.lately)]
     pressed: list[Problem] = []
     for pool in fleet.pools:
         of_pool = [
@@ -457,17 +457,34 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
 """Advice on a refusal, by its code; others are the client's alone to change."""
 _FAILURES: Final = frozenset({"upstream_failed", "upstream_timeout"})
 """Codes of requests that are counted as failed."""
+_BY_LIMITS: Final = frozenset({"rate_limit_exceeded", "insufficient_quota"})
+"""Codes of refusals that are reported by tenant and limit."""
 
 
 def _of_refusals(lately: Counter[Event]) -> Iterator[Problem]:
-    refused = {
-        event[1]: count for event, count in lately.items() if event[0] == "refusal" and event[1] not in _FAILURES
-    }
+    told = _FAILURES | (_BY_LIMITS if any(event[0] == "limited" for event in lately) else frozenset())
+    refused = {event[1]: count for event, count in lately.items() if event[0] == "refusal" and event[1] not in told}
     for code, count in sorted(refused.items(), key=lambda each: -each[1]):
         advice = "It is the client's request that must change: see errors.md for this code."
         severity, advice = ADVICE.get(code, (Severity.NOTICE, advice))
         what = f"{_several(count, 'request')} refused in the last minute: {code}"
         yield Problem(f"refused/{code}", severity, what, "", advice)
+
+
+def _of_limits(lately: Counter[Event]) -> Iterator[Problem]:
+    """The tenants that are at a limit, each with all limits that it met."""
+    met: dict[str, Counter[str]] = {}
+    for event, count in lately.items():
+        if event[0] == "limited":
+            tenant, _, limit = event[1].partition("/")
+            met.setdefault(tenant, Counter())[limit.replace("/", " for ")] += count
+    for tenant, limits in sorted(met.items(), key=lambda each: -each[1].total()):
+        why = ", ".join(f"{limit} refused {_several(count, 'request')}" for limit, count in limits.most_common(NAMED))
+        advice = f"Raise it if that is not meant: dualmap tenants set {tenant} LIMIT=AMOUNT. Others are not affected."
+        yield Problem(
+            f"limited/{tenant}", Severity.NOTICE, f"Tenant {tenant} is at its limit",
+            f"{why} in the last minute", advice,
+        )  # fmt: skip
 
 
 def _several(count: int, noun: str) -> str:

@@ -41,6 +41,8 @@ class ReplicaStatus:
     """Answers with an error of the router, by code."""
     faults: Mapping[str, Mapping[str, Mapping[str, int]]] = field(default_factory=dict)
     """Faults by pool, instance and reason."""
+    limited: Mapping[str, int] = field(default_factory=dict)
+    """Requests that limits of tenants kept out (``LimitHits.counts``)."""
 
 
 def status_of(runtime: Runtime) -> ReplicaStatus:
@@ -63,6 +65,7 @@ def status_of(runtime: Runtime) -> ReplicaStatus:
         certificates={each.name: each.problem for each in _reports(runtime) if each.problem},
         refusals={code: int(counter.value) for (code,), counter in metrics.refusals.instruments.items()},
         faults=faults,
+        limited=runtime.context.limit_hits.counts,
     )
 
 
@@ -71,7 +74,7 @@ def _reports(runtime: Runtime) -> list[CertificateReport]:
 
 
 Event = tuple[str, ...]
-"""``("refusal", code)`` or ``("fault", pool, instance, reason)``."""
+"""``("refusal", code)``, ``("limited", tenant and limit)`` or ``("fault", pool, instance, reason)``."""
 
 
 class Lately:
@@ -99,6 +102,7 @@ class Lately:
 
 def _events(status: ReplicaStatus) -> Counter[Event]:
     events = Counter[Event]({("refusal", code): count for code, count in status.refusals.items()})
+    events.update({("limited", name): count for name, count in status.limited.items()})
     for pool, instances in status.faults.items():
         for instance_id, reasons in instances.items():
             events.update({("fault", pool, instance_id, reason): count for reason, count in reasons.items()})

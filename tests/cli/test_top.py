@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dualmap.cli.top import Shown, _bar, _screen, pool_table, tenant_table
+from dualmap.cli.top import LastMinutes, MadeLimits, Shown, _bar, _screen, pool_table, tenant_table
 from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
+from dualmap.router.tenants.tenant_record import TenantRecord
 from dualmap.router.tenants.usage import TenantNow
+from dualmap.runtime.tenant_settings import LimitSettings
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.tenants.budgets import Measure
 from dualmap.scheduling.tenants.shares import Work
 from dualmap.statestore.answers import PoolOverview
-from dualmap.statestore.leases import Lease, ReplicaInfo
+from dualmap.statestore.leases import OVERDUE_FIELD, Lease, ReplicaInfo
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool.chronicle import ChronicleRecord, KnownProblem
+from dualmap.statestore.tenants.tenant_book import Edition
 
 READY = InstanceState.READY
 LOADS = {
@@ -79,6 +84,55 @@ def test_tenants_are_shown_with_what_they_did_lately_and_the_limits_that_are_nea
     assert row.split()[:8] == ["acme", "2.0", "120.0", "0.5", "3", "2", "30", "1,320"]
     assert row.split()[8] == "62%/50%"
     assert row.split()[9:] == ["tokens_per_month", "95%", "requests_in_flight", "key:ci", "25%"]
+
+
+async def test_tenants_that_were_made_in_the_running_fleet_have_their_limits() -> None:
+    store, made = MemoryStore(SchedulingSettings()), MadeLimits()
+    record = TenantRecord(limits=LimitSettings(requests_per_minute=60))
+    edition = await store.tenants.change(Edition(), {"acme": record.text()}, by="a", action="c", before={}, after={})
+    assert edition is not None
+    await store.tenants.change(edition, {"broken": b"no json"}, by="a", action="c", before={}, after={})
+
+    [limit] = (await made.read(store.tenants))["acme"]
+    assert (limit.measure, limit.amount) == (Measure.REQUESTS, 60)
+    assert [*await made.read(store.tenants)] == ["acme"]
+
+
+def test_a_fleet_of_which_nobody_lives_says_so_and_what_to_do() -> None:
+    gone = replace(overview(TrafficCounts()), now_ms=10**9, leader=None)
+
+    first, advice, *rest = text(pool_table("default", gone, Shown(), "name", 5.0, None)).splitlines()
+
+    assert first.startswith("Nobody lives: no router has a lease, and no worker leads.")
+    assert "dualmap router" in advice and "dualmap worker" in advice
+    assert names("\n".join(["", *rest])) == "abc", "the instances are listed as they were"
+    alone = text(pool_table("default", replace(gone, leader=Lease("w", 1, 2 * 10**9)), Shown(), "name", 5.0, None))
+    assert alone.startswith("No router lives: no request is served.")
+    led = text(pool_table("default", replace(overview(TrafficCounts()), leader=None), Shown(), "name", 5.0, None))
+    assert led.startswith("No worker leads: ")
+
+
+def test_an_overload_is_the_first_that_one_reading_says() -> None:
+    behind = {name: InstanceLoad(name, READY, pending_tokens=560_000, queued_requests=48) for name in "ab"}
+    loaded = replace(overview(TrafficCounts(on_time=10_000)), loads=behind, now_ms=900_000)
+    replica = ReplicaInfo("r", 960_000, 60_000, {OVERDUE_FIELD: "71"})
+    loaded = replace(loaded, replicas=(replica,), leader=Lease("w", 3, 9000))
+    known = KnownProblem("default/queue", "warning", "100 requests refused", "why", "what to do", 0, 895_000)
+    ended = replace(known, key="default/late", what="30 % late", since_ms=600_000, until_ms=720_000)
+    lately = TrafficCounts(on_time=71, late=29, arrived=2460, answered=1440, ended=1440)
+    minutes = LastMinutes(ChronicleRecord(at_ms=899_000, problems=(known, ended)), lately, 60.0)
+
+    shown = text(pool_table("default", loaded, Shown(), "name", 5.0, None, minutes), width=400)
+
+    lines = [line.strip() for line in shown.splitlines()]
+    assert lines[0] == "Overload: 29 % of requests are not on time"
+    for words in ("41.0 requests/s arrive and 24.0/s are answered", "96 held, 71 overdue", "2 of 2 instances"):
+        assert words in lines[1]
+    for words in ("instances add", "max_deferred_s", "autoscale"):
+        assert words in lines[2]
+    assert lines[3:6] == ["100 requests refused: why", "what to do", "over since 3 min, after 2 min: 30 % late"]
+    assert "on time 71.0%" in shown, "of the last minute, and not since the start"
+    assert "71 overdue" in shown
 
 
 async def test_the_slo_is_the_one_in_effect() -> None:

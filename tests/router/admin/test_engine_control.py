@@ -291,7 +291,7 @@ async def test_the_kv_of_an_adapter_that_is_replaced_or_unloaded_is_dropped(
     answer = await client.post(path, json=fields)
 
     assert (answer.status_code, answer.content) == (200, b"done.")
-    told = [asked.split(b" ")[1] for asked in made.asked]
+    told = [asked.split(b" ")[1] for asked in made.asked if not asked.startswith(b"GET /v1/models ")]
     expected = [path.partition("?")[0].encode()]
     assert told[:1] == expected, "the parameter is the router's"
     assert [each.partition(b"?")[0] for each in told[1:]] == [b"/reset_prefix_cache"] * resets

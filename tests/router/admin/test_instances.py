@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
+import httpx
+import pytest
+
+from dualmap.router.http.asgi_bridge import CLIENT_NAME
+from dualmap.router.serving.app import create_app
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from tests.router import tools
@@ -199,3 +205,69 @@ async def test_endpoints_of_kv_events_are_refused_by_name(start_runtime: Any, cl
 
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "kv_events"
+
+
+async def test_who_did_what_to_instances_is_kept_logged_and_among_what_happened(
+    start_runtime: Any, client_of: Any, store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    admins = [{"name": "alice", "key": "alice-key-0123456789"}]
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("c")), admins=admins, admin_key="shared-key")
+    alice = client_of(runtime, headers={"authorization": "Bearer alice-key-0123456789"})
+    shared = client_of(runtime, headers={"authorization": "Bearer shared-key"})
+
+    with caplog.at_level(logging.INFO):
+        await alice.post("/admin/instances", json={"id": "b", "url": "http://b:8000"})
+        await alice.patch("/admin/instances/b", json={"max_running_requests": 3})
+        await alice.post("/admin/instances/a/drain?within_s=60")
+        await shared.post("/admin/instances/a/resume", headers={"x-dualmap-by": "bob@desk"})
+        assert (await shared.delete("/admin/instances/c")).status_code == 204
+        refused = [
+            await alice.post("/admin/instances/x/drain"),
+            await client_of(runtime).post("/admin/instances/a/drain"),
+        ]
+    assert [answer.status_code for answer in refused] == [404, 401]
+
+    told = (await alice.get("/admin/instances/history")).json()
+    assert [(each["by"], each["action"], each["instance"], each["detail"]) for each in told] == [
+        ("127.0.0.1", "remove", "c", ""),
+        ("bob@desk (unverified) from 127.0.0.1", "resume", "a", ""),
+        ("alice", "drain", "a", "within 60 s"),
+        ("alice", "change", "b", "max_running_requests=3"),
+        ("alice", "add", "b", "http://b:8000"),
+    ]
+    assert all(each["at_ms"] > 0 and each["pool"] == "default" for each in told)
+    assert [each["instance"] for each in (await alice.get("/admin/instances/history?instance=b")).json()] == ["b", "b"]
+    assert len((await alice.get("/admin/instances/history?limit=1")).json()) == 1
+    assert "instance a of pool default: drain by alice: within 60 s" in caplog.text
+    happened = [each.text for each in await store.pool("default").chronicle.happened(9)]
+    assert happened[2] == "alice: drain a (within 60 s)"
+
+
+async def test_a_removal_that_waits_for_requests_is_one_change_however_often_it_is_repeated(
+    start_runtime: Any, client_of: Any, clock: Any, store: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    request = await runtime.intake.place(tools.request())
+    client = client_of(runtime)
+
+    for _ in range(3):
+        assert (await client.delete("/admin/instances/a?wait_s=0")).status_code == 409
+    request.finish(Outcome.COMPLETED)
+    await clock.advance(1.0)
+    assert (await client.delete("/admin/instances/a?wait_s=0")).status_code == 204
+
+    changes = await store.pool("default").chronicle.member_changes(9)
+    assert [(each.action, each.detail) for each in changes] == [("remove", ""), ("remove", "it drains first")]
+
+
+async def test_a_certificate_names_who_changes_something(start_runtime: Any, store: Any) -> None:
+    app = create_app(await start_runtime(instances=(tools.spec("a"),)))
+
+    async def shown(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, CLIENT_NAME: "ops.example"}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shown), base_url="http://replica") as client:
+        await client.post("/admin/instances/a/drain", headers={"x-dualmap-by": "eve"})
+
+    [change] = await store.pool("default").chronicle.member_changes(9)
+    assert change.by == "ops.example"

@@ -72,8 +72,8 @@ async def test_limits_change_one_by_one_and_the_log_has_from_and_to(start_runtim
 
     assert (answer.json()["limits"], answer.json()["model_limits"]) == ({"requests_per_minute": 6}, {})
     changed, created = (await client.get("/admin/audit")).json()
-    assert (created["action"], created["by"]) == ("create", "")
-    assert (changed["action"], changed["by"]) == ("set", "ada@laptop (unverified)")
+    assert (created["action"], created["by"]) == ("create", "127.0.0.1")
+    assert (changed["action"], changed["by"]) == ("set", "ada@laptop (unverified) from 127.0.0.1")
     assert changed["before"] == {
         "limits": {"requests_per_minute": 60, "tokens_per_day": 9}, "model_limits": {"m": {"tokens_per_day": 4}},
     }  # fmt: skip

@@ -42,7 +42,7 @@ async def test_a_line_has_places_tokens_times_and_outcome_and_no_text(
         "outcome": "completed", "reason": 0, "attempts": 1, "continued": 0,
         "prompt_tokens": 105, "expected_cached_tokens": 0,
         "cached_tokens": 16, "output_tokens": 7, "held_s": 0.0, "expected_ttft_s": 0, "ttft_s": 0.25, "total_s": 0.75,
-        "slo_s": 5.0,
+        "slo_s": 5.0, "on_time": True,
     }  # fmt: skip
     assert "secret" not in path.read_text()
 

@@ -290,3 +290,25 @@ async def test_the_api_describes_itself(start_runtime: Any, client_of: Any) -> N
     assert {"/admin/instances", "/admin/queues", "/admin/ring", "/admin/explain/{request_id}"} <= set(
         described["paths"]
     )
+
+
+async def test_health_says_that_requests_miss_their_slo_while_they_do(
+    start_runtime: Any, client_of: Any, clock: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    client = client_of(runtime)
+    waiting = [await runtime.intake.place(tools.request()) for _ in range(12)]
+    assert (await client.get("/health")).json()["status"] == "ok"
+
+    clock.jump(5.1)
+    health = (await client.get("/health")).json()
+    pool = health["pools"]["default"]
+    assert (health["status"], pool["overdue"]) == ("late", 12)
+    assert pool["last_minute"] == {"arrived": 12, "answered": 0, "on_time": 0, "not_on_time": 12}
+    assert pool["problem"].startswith("100 % of requests are not on time: 12 of 12 missed 5 s")
+
+    for each in waiting:
+        each.finish(Outcome.CLIENT_GONE)
+    await clock.advance(90.0)
+    health = (await client.get("/health")).json()
+    assert (health["status"], health["pools"]["default"]["problem"]) == ("ok", None)

@@ -161,6 +161,22 @@ def test_an_overload_is_said_first_with_what_arrives_what_is_served_and_what_wai
         assert words in first.why
 
 
+def test_tenants_at_their_limits_are_named_with_the_limits_that_they_met() -> None:
+    met = {
+        ("limited", "acme/tokens_per_minute"): 120, ("limited", "acme/requests_per_day/key:ci"): 3,
+        ("limited", "beta/requests_in_flight"): 1, ("refusal", "rate_limit_exceeded"): 124,
+    }  # fmt: skip
+
+    acme, beta = found(fleet(pool({"a": READY}), lately=met))
+
+    assert (acme.what, acme.severity) == ("Tenant acme is at its limit", Severity.NOTICE)
+    assert acme.why.startswith("tokens_per_minute refused 120 requests, requests_per_day for key:ci refused 3 requests")
+    assert "dualmap tenants set acme" in acme.advice
+    assert (beta.what, beta.why) == (
+        "Tenant beta is at its limit", "requests_in_flight refused 1 request in the last minute",
+    )  # fmt: skip
+
+
 def test_an_overload_is_said_before_anybody_has_left_or_been_served() -> None:
     behind = {name: InstanceLoad(name, READY, pending_tokens=560_000, queued_requests=48) for name in "ab"}
     waiting = (replace(REPLICA, info={OVERDUE_FIELD: "1"}),)
