@@ -82,7 +82,7 @@ class Chronicler:
         is_whole = sample.over_s >= 0.9 * STEP_S or not former.sampled_ms
         found = await self._found(name, overviews, (sample, *recent))
         reading = Reading.of(overview, pool.view.view)
-        known, turns = followed(former.problems, found, overview.now_ms)
+        known, turns = followed(former.problems, found, overview.now_ms, begins=not former.at_ms)
         lines = [*(happenings(_reading_of(former), reading) if former.at_ms else ()), *turns]
         record = ChronicleRecord(
             overview.now_ms,
@@ -220,7 +220,7 @@ def _reading_of(record: ChronicleRecord) -> Reading:
 
 # problems -------------------------------------------------------------------------------------------------------
 def followed(
-    former: Sequence[KnownProblem], found: Sequence[Problem], now_ms: int
+    former: Sequence[KnownProblem], found: Sequence[Problem], now_ms: int, *, begins: bool = False
 ) -> tuple[list[KnownProblem], list[tuple[str, str]]]:
     """The problems of the last minutes after this step, and lines on those that began, and those that are over."""
     known = {each.key: each for each in former}
@@ -239,11 +239,14 @@ def followed(
                 problem.advice,
                 since_ms,
                 now_ms,
+                from_begin=begins or (before is not None and lasts and before.from_begin),
             )
         )
-        if not lasts and _is_told(problem.key):
+        if not lasts and not begins and _is_told(problem.key):
             turns.append(("trouble", f"{problem.what}: {problem.why}".removesuffix(": ")))
     for each in known.values():
+        if each.from_begin:
+            continue
         if each.until_ms is None and now_ms - each.seen_ms >= 1000 * OVER_AFTER_S:
             each = replace(each, until_ms=each.seen_ms)
             if _is_told(each.key):

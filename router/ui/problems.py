@@ -452,6 +452,10 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
     "client_certificate_required": (
         Severity.NOTICE, "Clients must show a certificate; router.tls_client_required_for says for what."
     ),
+    "foreign_page": (
+        Severity.WARNING, "A web page from elsewhere called what is for operators: set router.admin_key (security.md)."
+    ),
+    "admin_closed": (Severity.NOTICE, "Operators have no key, and need one: set router.admin_key or router.admins."),
     "forbidden_path": (Severity.NOTICE, "Clients call a path that router.forbidden_paths keeps from them."),
 }  # fmt: skip
 """Advice on a refusal, by its code; others are the client's alone to change."""

@@ -5,6 +5,7 @@ import { showFigures } from "./figures.js";
 import { showHappenings, showReplicas } from "./fleet.js";
 import { clock, element, fit } from "./format.js";
 import { Instances, unknown } from "./instances.js";
+import { Minutes } from "./minutes.js";
 import { Problems } from "./problems.js";
 import { Requests } from "./requests.js";
 import { Rings } from "./rings.js";
@@ -17,14 +18,15 @@ const $ = (id) => document.getElementById(id);
 
 // What is known: `hello` as it came, the topology of each pool, the figures of now, the last ones that the store had, and
 // those of the last minutes.
-const known = { hello: null, topology: {}, now: {}, last: {}, history: {}, problems: [], at_s: 0, pool: null };
+const known = { hello: null, topology: {}, now: {}, last: {}, history: {}, problems: [], over: [], at_s: 0, pool: null };
 
 const story = new Story($("story"), known, authorized);
 const rings = new Rings($("rings"), $("center"), $("keys"), $("hot"));
 const instances = new Instances($("instances"), (id) => rings.light(id), (id) => requests.filter("instance", id));
 const requests = new Requests($("traffic"), (id) => story.open(id), (id) => instances.pick(id));
 const tenants = new Tenants($("tenants"), authorized);
-const problems = new Problems($("verdict"), document.querySelector("#problems ol"), filter);
+const minutes = new Minutes($("minutes"));
+const problems = new Problems($("verdict"), document.querySelector("#problems ol"), $("over"), filter);
 
 function filter(name, value) {
   requests.filter(name, value);
@@ -41,6 +43,8 @@ const HISTORY_S = 180;
 function remember(tick) {
   known.now = tick.pools_now ?? known.now;
   known.problems = tick.problems ?? [];
+  known.over = tick.over ?? [];
+  minutes.add(tick.samples);
   known.at_s = tick.at_s ?? known.at_s;
   for (const [pool, now] of Object.entries(known.now)) {
     if (!now.traffic) continue;
@@ -68,6 +72,7 @@ function show() {
   requests.offer(loads.map(([id]) => id));
   requests.show();
   tenants.show(pool.name, known.hello.has_tenants);
+  minutes.show(pool.name, known.at_s);
   if (last) showFleet(pool, last, topology);
   fit();
 }
@@ -91,7 +96,7 @@ function showProblems(now, last) {
   const ready = (now.loads ?? []).filter(([, state]) => state === "ready").length;
   const alive = (now.replicas ?? []).filter(([, lives]) => lives).length;
   const calm = now.loads ? `${ready} of ${now.loads.length} instances ready, ${alive} replica${alive === 1 ? "" : "s"}, ${now.leader?.owner ?? "nobody"} leads` : "";
-  problems.show(known.problems, known.at_s, calm, last ? `The figures below are of ${clock(last.at_s)}` : "");
+  problems.show(known.problems, known.at_s, calm, last ? `The figures below are of ${clock(last.at_s)}` : "", known.over);
 }
 
 // The page itself has no connection: what it shows is old.
@@ -102,7 +107,7 @@ function lost(words) {
     key: "page/lost", severity: "critical", what: "This page has lost its connection", why: `${words}. What it shows is of ${clock(known.at_s)}`,
     advice: "If this lasts, the replica or the way to it is gone: open /ui of another replica.", since_s: known.at_s, or_longer: false, instances: [],
   };
-  problems.show([problem, ...known.problems], Date.now() / 1000, "", "");
+  problems.show([problem, ...known.problems], Date.now() / 1000, "", "", known.over);
 }
 
 function say(state, words) {
@@ -121,6 +126,7 @@ function hello(event) {
   requests.clear();
   known.last = {};
   known.history = {};
+  minutes.clear(event.sample_fields);
   $("happened").replaceChildren();
   tick(event);
 }

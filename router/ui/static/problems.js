@@ -5,10 +5,11 @@ import { age, arrange, clock, element } from "./format.js";
 const SHOWN = 5;
 
 export class Problems {
-  // `filter` shows the requests of a kind, or of an instance.
-  constructor(verdict, list, filter) {
+  // `over` lists problems that were over in the last minutes; `filter` shows the requests of a kind, or of an instance.
+  constructor(verdict, list, over, filter) {
     this.verdict = verdict;
     this.list = list;
+    this.over = over;
     this.filter = filter;
     this.items = new Map();
     this.all = false;
@@ -16,8 +17,8 @@ export class Problems {
     this.more.firstChild.onclick = () => { this.all = !this.all; this.show(...this.last); };
   }
 
-  show(problems, now_s, calm, stale) {
-    this.last = [problems, now_s, calm, stale];
+  show(problems, now_s, calm, stale, over = []) {
+    this.last = [problems, now_s, calm, stale, over];
     const wrong = problems.filter(({ severity }) => severity !== "notice"), worst = problems[0]?.severity;
     this.verdict.parentElement.dataset.worst = wrong.length ? worst : "none";
     const words = wrong.length ? `${wrong.length} problem${wrong.length > 1 ? "s" : ""}` : "All is well";
@@ -29,6 +30,19 @@ export class Problems {
     const rows = shown.map((problem) => this.item(problem, now_s));
     this.more.firstChild.textContent = this.all ? "show fewer" : `show ${hidden} more`;
     arrange(this.list, hidden > 0 ? [...rows, this.more] : rows);
+    this.showOver(over);
+  }
+
+  // The latest first.
+  showOver(over) {
+    const text = JSON.stringify(over);
+    if (text === this.overText) return;
+    this.overText = text;
+    this.over.hidden = !over.length;
+    const rows = [...over].sort((one, other) => other.until_s - one.until_s).slice(0, SHOWN).map(({ what, why, since_s, until_s }) =>
+      element("li", { title: why }, element("time", {}, `${clock(since_s)} – ${clock(until_s)}`), element("b", {}, what), element("span", {}, `over after ${age(until_s - since_s)}`)));
+    const more = over.length - rows.length;
+    this.over.replaceChildren(element("li", { class: "title" }, `Over in the last 15 minutes${more > 0 ? `, and ${more} more` : ""}`), ...rows);
   }
 
   // Only what changed is written, since it is read out.
@@ -62,6 +76,7 @@ export class Problems {
 
 function action({ key, instances }) {
   if (key.endsWith("/failing")) return ["kind", "failed", "show failed requests"];
-  if (key.endsWith("/late")) return ["kind", "late", "show late requests"];
+  if (key.endsWith("/late") || key.endsWith("/overload")) return ["kind", "late", "show late requests"];
+  if (key.startsWith("limited/")) return ["tenant", key.slice("limited/".length), "show its requests"];
   return instances.length === 1 ? ["instance", instances[0], "show its requests"] : [];
 }

@@ -12,10 +12,10 @@ const WORDS = {
 };
 
 // The order is the feed's (REQUEST_FIELDS).
-const named = ([id, at_s, model, pool, at, prompt, cached, held_s, first_s, done_s, slo_s, outcome, reason, tries, replica, key, failure, notable]) =>
-  ({ id, at_s, model, pool, instance: at, prompt, cached, held_s, first_s, done_s, slo_s, outcome, tries, replica, failure, notable });
+const named = ([id, at_s, model, pool, at, prompt, cached, held_s, first_s, done_s, slo_s, outcome, reason, tries, replica, key, failure, tenant, limited, is_late, notable]) =>
+  ({ id, at_s, model, pool, instance: at, prompt, cached, held_s, first_s, done_s, slo_s, outcome, tries, replica, failure, tenant, limited, is_late, notable });
 
-const late = ({ first_s, slo_s, outcome, at_s }, now_s) => (first_s !== null ? first_s > slo_s : !outcome && now_s - at_s > slo_s);
+const late = ({ is_late, first_s, slo_s, outcome, at_s }, now_s) => is_late || (first_s === null && !outcome && now_s - at_s > slo_s);
 const failed = ({ outcome }) => Boolean(outcome) && !["completed", "ended"].includes(outcome) && outcome !== "client_gone";
 const KINDS = { all: () => true, late, failed, retried: ({ tries }) => tries > 1 };
 
@@ -25,6 +25,7 @@ export class Requests {
     this.body = panel.querySelector("tbody");
     this.chips = panel.querySelector("#kinds");
     this.select = panel.querySelector("#of");
+    this.tenants = panel.querySelector("#by");
     this.waiting = panel.querySelector("#waiting");
     this.picked = picked;
     this.byId = new Map();
@@ -46,6 +47,7 @@ export class Requests {
       this.chips.append(chip);
     }
     this.select.onchange = () => this.filter("instance", this.select.value);
+    this.tenants.onchange = () => this.filter("tenant", this.tenants.value);
   }
 
   get frozen() {
@@ -69,10 +71,13 @@ export class Requests {
     this.show(true);
   }
 
-  // `name` is "kind" or "instance".
+  // `name` is "kind", "instance" or "tenant".
   filter(name, value) {
     if (name === "kind") this.kind = value;
-    else {
+    else if (name === "tenant") {
+      if (value && ![...this.tenants.options].some((option) => option.value === value)) this.tenants.append(new Option(value, value));
+      this.tenants.value = value;
+    } else {
       if (value && ![...this.select.options].some((option) => option.value === value)) this.select.append(new Option(value, value));
       this.select.value = value;
       this.picked(value);
@@ -100,7 +105,9 @@ export class Requests {
 
   show(anew = false) {
     if (!this.kept) return;
-    const of = this.select.value, chosen = this.kept.filter((request) => !of || request.instance === of);
+    this.offerTenants();
+    const of = this.select.value, by = this.tenants.value;
+    const chosen = this.kept.filter((request) => (!of || request.instance === of) && (!by || request.tenant === by));
     for (const chip of this.chips.children) {
       const { kind } = chip.dataset, number = kind === "all" ? "" : ` ${chosen.filter((each) => KINDS[kind](each, this.now_s)).length}`;
       if (chip.textContent !== kind + number) chip.textContent = kind + number;
@@ -140,6 +147,17 @@ export class Requests {
     this.body.firstElementChild?.setAttribute("tabindex", 0);
   }
 
+  // The tenants to choose from: those of the requests that are kept.
+  offerTenants() {
+    const names = [...new Set([...this.kept.map(({ tenant }) => tenant), this.tenants.value])].filter(Boolean).sort(byName), text = names.join("\n");
+    if (text === this.offeredTenants || document.activeElement === this.tenants) return;
+    this.offeredTenants = text;
+    const chosen = this.tenants.value;
+    this.tenants.replaceChildren(new Option("every tenant", ""), ...names.map((name) => new Option(name, name)));
+    this.tenants.value = chosen;
+    this.tenants.hidden = !names.length;
+  }
+
   // The instances to choose from.
   offer(ids) {
     const wanted = [...ids].sort(byName), text = wanted.join("\n");
@@ -154,7 +172,8 @@ export class Requests {
 }
 
 function fill(row, request, now_s) {
-  const is_late = late(request, now_s), text = JSON.stringify([request, is_late, colour(request.instance)]);
+  const is_late = late(request, now_s), waits = is_late && request.first_s === null && !request.outcome;
+  const text = JSON.stringify([request, is_late, waits && Math.floor(now_s), colour(request.instance)]);
   if (row.dataset.text === text) return;
   row.dataset.text = text;
   const tint = colour(request.instance);
@@ -164,12 +183,12 @@ function fill(row, request, now_s) {
   row.classList.toggle("late", is_late);
   row.replaceChildren(
     element("td", {}, clock(request.at_s)),
-    element("td", { title: `${request.id}, placed by ${request.replica}` }, element("code", {}, request.id)),
+    element("td", { title: [request.id, request.tenant && `of tenant ${request.tenant}`, `placed by ${request.replica}`].filter(Boolean).join(", ") }, element("code", {}, request.id), request.tenant ? element("small", { class: "tenant" }, request.tenant) : ""),
     element("td", {}, element("span", { class: "share", style: `--w: ${(100 * hit).toFixed(1)}%; --c: ${tint}` }), `${count(request.prompt)}`, element("small", {}, hit >= 0.005 ? ` ${Math.round(100 * hit)}%` : "")),
     element("td", {}, request.instance ? instance(request.instance, tint) : "–"),
-    element("td", {}, wait(request, is_late), request.first_s !== null ? seconds(request.first_s) : is_late && !request.outcome ? "late" : ""),
+    element("td", {}, wait(request, is_late), request.first_s !== null ? seconds(request.first_s) : waits ? `late, ${seconds(now_s - request.at_s)}` : is_late && request.done_s !== null ? `none in ${seconds(request.done_s)}` : ""),
     element("td", { class: "n" }, seconds(request.done_s)),
-    element("td", {}, element("span", { class: `chip ${mark}` }, words), request.tries > 1 ? element("span", { class: "chip warn", title: request.failure ?? "" }, `try ${request.tries}`) : "",
+    element("td", { title: request.limited }, element("span", { class: `chip ${mark}` }, request.limited ? "at its limit" : words), request.tries > 1 ? element("span", { class: "chip warn", title: request.failure ?? "" }, `try ${request.tries}`) : "",
       failed(request) && request.failure ? element("small", { class: "failure", title: request.failure }, request.failure) : ""));
 }
 

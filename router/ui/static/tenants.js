@@ -2,7 +2,7 @@
 
 import { count, element, percent, short } from "./format.js";
 
-const EVERY_MS = 2000, WINDOW_S = 15, NEAR = 0.9, LIMITS = 3;
+const EVERY_MS = 2000, WINDOW_S = 15, NEAR = 0.9, FULL = 0.98, LIMITS = 3;
 
 export class Tenants {
   // `ask` fetches a path with the admin key.
@@ -50,6 +50,6 @@ export class Tenants {
     const nearest = [...limits].sort((a, b) => b[2] - a[2]).slice(0, LIMITS).map(([name, of, share]) =>
       element("span", { class: share > NEAR ? "chip bad" : "chip", title: of }, `${name.replaceAll("_", " ")} ${percent(share)}`));
     const figures = [rate(today.requests - before.requests), rate(tokens(today) - tokens(before)), count(held), count(running), count(today.refused), work ? `${percent(work.part)} / ${percent(work.share)}` : "–"];
-    return element("tr", {}, element("td", {}, tenant), ...figures.map((figure) => element("td", { class: "n" }, figure)), element("td", {}, ...nearest));
+    return element("tr", { class: limits.some(([, , share]) => share >= FULL) ? "full" : "" }, element("td", {}, tenant), ...figures.map((figure) => element("td", { class: "n" }, figure)), element("td", {}, ...nearest));
   }
 }

@@ -138,6 +138,15 @@ def test_a_problem_is_over_once_it_was_not_found_for_a_while_and_kept_for_the_la
     assert followed(known, [], round(90_000 + 1000 * LAST_MINUTES_S))[0] == []
 
 
+def test_what_a_fleet_that_starts_lacks_is_not_told_once_it_is_there() -> None:
+    missing = Problem("default/ready/False", Severity.CRITICAL, "No instance is ready", "3 starting", "advice")
+
+    known, told = followed((), [missing], 5_000, begins=True)
+    assert ([each.key for each in known], told) == (["default/ready/False"], [])
+    known, _ = followed(known, [missing], 10_000)
+    assert followed(known, [], 15_000) == ([], [])
+
+
 def test_a_process_that_began_again_counts_from_zero() -> None:
     def replica(process: str, refusals: str) -> ReplicaInfo:
         return ReplicaInfo(
