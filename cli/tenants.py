@@ -154,7 +154,7 @@ def _fields(changes: Sequence[str]) -> dict[str, Any]:
             fields[name] = [each for each in value.split(",") if each]
         elif name == "weight":
             fields[name] = _number(name, value)
-        elif name == "priority_class":
+        elif name in ("priority_class", "draws"):
             fields[name] = value
         elif name == "shares_cache":
             fields[name] = value == "true"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -109,6 +109,13 @@ class TenantFields(BaseModel):
         False, description="share the KV caches of those without a tenant, whatever router.tenant_cache_secret says"
     )
 
+    draws: Literal["expected", "asked"] = Field(
+        "expected",
+        description="what a request takes of limits on tokens until it is over: the tokens that its answers are"
+        " `expected` to have, or all that are `asked` for (`max_tokens` times the answers), so that no answer exceeds a"
+        " limit",
+    )
+
     def tenant_named(self, name: str, limits_of_keys: Mapping[str, LimitSettings]) -> Tenant:
         """The tenant as requests are judged by it."""
         limits = self.limits.limits()
@@ -124,6 +131,7 @@ class TenantFields(BaseModel):
             self.priority_class or "",
             self.weight,
             self.shares_cache,
+            self.draws == "asked",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,6 +53,10 @@ class TenantChanges(BaseModel):
     priority_class: str | None = Field(None, description="highest priority class of its requests; empty: none")
     weight: float | None = Field(None, description="share of the work, relative to other tenants' weights")
     shares_cache: bool | None = Field(None, description="share the KV caches of those without a tenant")
+    draws: Literal["expected", "asked"] | None = Field(
+        None,
+        description="what a request takes of limits on tokens until it is over: expected answers, or all it asks for",
+    )
     revision: int | None = Field(None, description="change it only if it is still of this revision")
 
 
@@ -73,6 +77,7 @@ class Tenant(BaseModel):
     weight: float
     priority_class: str | None
     shares_cache: bool
+    draws: str
     limits: dict[str, int]
     model_limits: dict[str, dict[str, int]]
     models: list[str]

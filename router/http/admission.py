@@ -33,6 +33,7 @@ from dualmap.router.http.paths import (
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.http.rest_of_answer import answers_of, prompts_of, why_not_continued
+from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
@@ -60,6 +61,8 @@ _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv
 """Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
 
 _ANSWERS: Final = frozenset({"n", "best_of"})
+_MOST_ANSWERS: Final = 1 << 20
+"""More are counted as so many; no engine computes them."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
@@ -206,6 +209,7 @@ def unread_request(request: ClientRequest, request_id: str, why: str, model: str
         stream=False,
         body_hash=xxh3_64_intdigest(request.body),
         unread=why,
+        asks=unread_tokens(request.path, len(request.body)),
     )
 
 
@@ -226,6 +230,7 @@ def read_form_request(request: ClientRequest, request_id: str) -> InferenceReque
         stream=False,
         form=True,
         body_hash=xxh3_64_intdigest(request.body),
+        asks=unread_tokens(request.path, len(request.body), form=True),
     )
 
 
@@ -257,11 +262,13 @@ def inference_request_of(
     if prompt is None:
         salt = body.get("cache_salt")
         read.sent_salt = salt if isinstance(salt, str) else None
+        read.asks = passed_on_tokens(path, body, len(request.body))
         return read
     if path in COMPLETIONS_PATHS:
         read.leaves_usage_open = stream and "stream_options" not in body
         read.refuses_usage = stream and not read.leaves_usage_open and _refuses_usage(body["stream_options"])
         read.may_split = may_split(path, body)
+        read.computed_answers = _computed_answers(path, body)
         read.leaves_ids_open = "return_token_ids" not in body
     elif path == RESPONSES_PATH:
         own = body.get("request_id")  # by which it would be stored
@@ -278,6 +285,14 @@ def inference_request_of(
         read.prompts, read.answers = prompts_of(path, body), answers_of(path, body)
         read.not_continued = why_not_continued(path, body, read.answers)
     return read
+
+
+def _computed_answers(path: str, body: Mapping[str, Any]) -> int:
+    """The number of answers that a request has computed: of ``best_of`` the client gets only some."""
+    each = 1
+    if not _ANSWERS.isdisjoint(body):
+        each = max(1, *[lax_int(body.get(name)) or 1 for name in _ANSWERS])
+    return min(each, _MOST_ANSWERS) * prompts_of(path, body)
 
 
 def _refuses_usage(options: object) -> bool:

@@ -102,6 +102,17 @@ def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> 
     return given
 
 
+@value
+class AskedTokens:
+    """The tokens that a request which is passed on asks for."""
+
+    prompt_bytes: int
+    """Bytes that its prompts are made of, at most; a token has at least one. 0: nothing is known of them."""
+    output_limit: int | None
+    """The most tokens of each of its answers; None: it sets no limit."""
+    answers: int = 1
+
+
 @dataclass(slots=True)
 class SentPrompt:
     """A scheduled request's statement about its prompt, for any pool."""
@@ -164,6 +175,8 @@ class InferenceRequest:
     """The number of prompts that its stream answers."""
     answers: int = 1
     """The number of answers in its stream, as many to each prompt."""
+    asks: AskedTokens | None = None
+    """The tokens that it asks for, where it is passed on; None: none."""
     stores: bool = False
     """Its instance may store the response."""
     pinned_to: str | None = None
@@ -178,6 +191,8 @@ class InferenceRequest:
     """The instances that a gateway allows for it; None: any."""
     hides_first_token: bool = False
     """Its answer does not pass here, and so its first token is not seen."""
+    computed_answers: int = 1
+    """The number of answers that its instance computes, to all its prompts."""
     caller: Caller | None = None
     """The tenant that sent it, and its key; None: no tenant."""
     asked_class: str | None = None

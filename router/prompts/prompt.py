@@ -15,6 +15,8 @@ from dualmap.api_bodies.pooled_prompt import pooled_prompt
 from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts, chat_prompt, completion_prompt
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.prompts.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
     MESSAGES_PATH,
     POOLED_PATHS,
     RESPONSES_PATH,
@@ -43,6 +45,8 @@ LONG_PROMPT_BYTES: Final = 1 << 20
 _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
 """Fields with which an engine sees less of a prompt, or more, than the body has."""
 
+COMPLETION_TOKENS: Final = 16
+"""The limit of a completion whose body has none."""
 _MAX_COUNT: Final = 2**31 - 1
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
@@ -146,7 +150,7 @@ def sent_prompt(
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, prompt)
             teaches = not prompt.other_media
-    limit = 1 if pooled else _output_limit(body)
+    limit = output_limit(path, body)
     return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled)
 
 
@@ -208,15 +212,20 @@ def _unsalted_seed(model: str, lora: str | None) -> int:
     return cache_seed(model, lora)
 
 
-def _output_limit(body: Mapping[str, Any]) -> int | None:
-    """The limit of the answer's tokens. Where a body has both names of it, the newer one counts."""
-    newer, older = _count(body, "max_completion_tokens"), _count(body, "max_tokens")
-    if newer is None and older is None:
-        return _count(body, "max_output_tokens")
-    return older if newer is None else newer
+def output_limit(path: str, body: Mapping[str, Any]) -> int | None:
+    """The most tokens of an answer, by the field of the path's API; None where the body sets no limit. An engine reads
+    no other API's field."""
+    if path in POOLED_PATHS:
+        return 1
+    if path == RESPONSES_PATH:
+        return count_in(body, "max_output_tokens")
+    if path == COMPLETIONS_PATH and "max_tokens" not in body:
+        return COMPLETION_TOKENS
+    newer = count_in(body, "max_completion_tokens") if path == CHAT_PATH else None
+    return count_in(body, "max_tokens") if newer is None else newer
 
 
-def _count(body: Mapping[str, Any], name: str) -> int | None:
+def count_in(body: Mapping[str, Any], name: str) -> int | None:
     """The count in a field of the body; None where it is absent, or no count."""
     if (sent := body.get(name)) is None:
         return None

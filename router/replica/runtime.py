@@ -128,7 +128,8 @@ class Runtime:
         )
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
-        self.intake = Intake(self.pools, self.context, self.tenants)
+        self.model_lengths = ModelLengths(self.context.clock, InstanceQueries(settings.upstream_api_key, self.trust))
+        self.intake = Intake(self.pools, self.context, self.tenants, self.model_lengths)
         self.advertised_url = (info or {}).get("ops_url", "")
         """Base URL at which others reach its own port; "" where it is not known."""
         self.context.metaserver.base_url = self.advertised_url
@@ -153,7 +154,6 @@ class Runtime:
         self.port_metrics = PortMetrics(
             self.context.replica_id, self.context.metrics, self.fleet, models, info or {}, self.peer_client
         )
-        self.model_lengths = ModelLengths(self.context.clock, InstanceQueries(settings.upstream_api_key, self.trust))
         self.peer_watch = PeerWatch(self.context.replica_id, self.addresses, self.context.clock, self.peer_client)
         self._supervisor = Supervisor(self.context.clock)
         self._end_listeners = [

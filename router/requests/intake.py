@@ -5,23 +5,38 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
+from math import ceil
 from typing import Final
 
-from dualmap.router.errors import NotFoundError, ReplicaFullError, UnknownModelError, from_exception
+from dualmap.router.errors import (
+    InvalidRequestError,
+    NotFoundError,
+    ReplicaFullError,
+    UnknownModelError,
+    from_exception,
+)
+from dualmap.router.pool.model_lengths import ModelLengths
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest
+from dualmap.router.prompts.asked_tokens import MOST_TOKENS, answer_bound, prompt_bound
+from dualmap.router.prompts.inference_request import (
+    COMPLETIONS_PATHS,
+    RESPONSES_PATH,
+    AskedTokens,
+    InferenceRequest,
+)
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.router.tenants.directory import TenantDirectory, check_model
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.tenants.budgets import Draws
+from dualmap.scheduling.tenants.budgets import Draws, Measure
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
@@ -34,9 +49,15 @@ class Intake:
     """Takes requests in and places them, on one replica."""
 
     def __init__(
-        self, pools: PoolDirectory[ServedPool], context: ReplicaContext, tenants: TenantDirectory | None = None
+        self,
+        pools: PoolDirectory[ServedPool],
+        context: ReplicaContext,
+        tenants: TenantDirectory | None = None,
+        lengths: ModelLengths | None = None,
     ) -> None:
+        """``lengths`` knows how long contexts are, which bound answers without a limit."""
         self.pools = pools
+        self._lengths = lengths
         self._context = context
         self._tenants = tenants
         self._budgets = TenantBudgets(pools, begins=context.settings.limits_without_store == "open")
@@ -58,7 +79,10 @@ class Intake:
         try:
             route = await self.find_route(request)
             if request.prompt is None:
-                live = self._taken_in(request, route, None, self._passed_on(request, route))
+                asks, most = request.asks, None
+                if asks is not None and request.caller is not None and request.caller.tenant.draws_asked:
+                    most = await self._asked(request, route, 0, asks.output_limit, asks.answers)
+                live = self._taken_in(request, route, None, self._passed_on(request, route, most))
             else:
                 # Read before anything is entered: a bad body touches no state.
                 pool = route.pool
@@ -72,8 +96,15 @@ class Intake:
                 )
                 if request.continues is not None:
                     prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
+                asked = None
+                if request.caller is not None and request.caller.tenant.draws_asked:
+                    counted = prompt.tokens if prompt.count is not None else 0
+                    output_tokens = await self._asked(
+                        request, route, counted, prompt.output_limit, request.computed_answers
+                    )
+                    asked = prompt_bound(request.prompt, prompt), output_tokens
                 request.prompt = None
-                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt))
+                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt, asked))
             await live.place()
             return live
         except Exception as error:
@@ -140,7 +171,35 @@ class Intake:
             live.watch_deadline()
         return live
 
-    def _scheduled(self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt) -> RequestSpec:
+    async def _asked(
+        self, request: InferenceRequest, route: Route[ServedPool], prompt_tokens: int, limit: int | None, answers: int
+    ) -> int:
+        """The most tokens that the answers may have of a request that draws what it asks for. One without a limit may
+        have the rest of the context; ``prompt_tokens`` are taken of it for certain.
+
+        Raises:
+            InvalidRequestError: it sets no limit, and the length of the context is not known.
+        """
+        assert request.caller is not None
+        if all(each.measure is Measure.REQUESTS for each in request.caller.tenant.limits):
+            return 0
+        length = None if limit or self._lengths is None else await self._lengths.of(route.pool)
+        bound = answer_bound(limit, answers, None if length is None else max(1, length - prompt_tokens))
+        if bound is None:
+            raise InvalidRequestError(
+                "your tenant's limits count what a request asks for, and no instance says how long the context of"
+                f" {route.pool.settings.model!r} is: limit the answer (max_tokens), or try again when one is ready",
+                param="max_tokens",
+            )
+        return bound
+
+    def _scheduled(
+        self,
+        request: InferenceRequest,
+        route: Route[ServedPool],
+        prompt: ReadPrompt,
+        asked: tuple[int, int] | None,
+    ) -> RequestSpec:
         chain, caller, scheduling = prompt.chain, request.caller, route.pool.scheduling
         rank, class_name, requested_s = 0, "", request.slo_s
         if scheduling.classes:
@@ -168,37 +227,52 @@ class Intake:
             request.only,
             request.hides_first_token,
             "" if caller is None else caller.tenant.name,
-            None if caller is None else self._draws(request, route, caller, prompt),
+            None if caller is None else self._draws(request, route, caller, prompt, asked),
             "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
             self._weight(caller),
             rank,
             not (request.not_continued or request.hides_first_token),
+            request.computed_answers,
         )
 
     def _draws(
-        self, request: InferenceRequest, route: Route[ServedPool], caller: Caller, prompt: ReadPrompt
+        self,
+        request: InferenceRequest,
+        route: Route[ServedPool],
+        caller: Caller,
+        prompt: ReadPrompt,
+        asked: tuple[int, int] | None,
     ) -> Draws | None:
+        """``asked`` are the most tokens of its prompt and its answers, of a tenant whose requests draw these."""
         tenant = caller.tenant
         if not tenant.limits:
             return None
         budgets = self._budgets.of(tenant, route.pool.settings.name).all
         group = budgets.whole if budgets.is_whole else budgets.of(_drawn_by(request, route, caller))
-        return None if group is None else group.draws(prompt.tokens, prompt.expected_output_tokens)
+        if group is None:
+            return None
+        if asked is not None:
+            return group.draws(*asked)
+        return group.draws(prompt.tokens, _drawn_output(request, prompt))
 
-    def _passed_on(self, request: InferenceRequest, route: Route[ServedPool]) -> RequestSpec:
+    def _passed_on(self, request: InferenceRequest, route: Route[ServedPool], asked: int | None) -> RequestSpec:
         """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
-        matter but for how long its first byte may take. Its tokens are not known either: it draws as a request."""
+        matter but for how long its first byte may take. Its tokens are estimated by the bytes of its body; ``asked``
+        are the most tokens of its answers, of a tenant whose requests draw these. What computes nothing draws as a
+        request alone."""
         slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
         draws, tenant, account = None, "", ""
         if caller is not None:
             tenant = caller.tenant.name
-            budgets = self._budgets.of(caller.tenant, route.pool.settings.name).requests
-            group = budgets.of(_drawn_by(request, route, caller))
-            draws = None if group is None else group.draws(0, 0)
+            budgets, asks = self._budgets.of(caller.tenant, route.pool.settings.name), request.asks
+            group = (budgets.requests if asks is None else budgets.all).of(_drawn_by(request, route, caller))
+            if group is not None:
+                draws = group.draws(*((0, 0) if asks is None else _tokens_of(asks, asked, route.pool)))
             account = str(Account(tenant, caller.key, "", route.model))
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
             only=request.only, tenant=tenant, draws=draws, account=account,
+            body_tokens=0 if request.asks is None else _body_tokens(request.asks, route.pool),
         )  # fmt: skip
 
     def _weight(self, caller: Caller | None) -> float | None:
@@ -224,6 +298,23 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     rank = class_rank(classes, *asked, caller.tenant.priority_class)
     # A class that a token or the gateway names is no higher than the tenant's.
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
+
+
+def _drawn_output(request: InferenceRequest, prompt: ReadPrompt) -> int:
+    """The tokens that it draws for all its answers."""
+    return prompt.expected_output_tokens * request.computed_answers
+
+
+def _tokens_of(asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:
+    """The tokens of prompt and answers that a request draws which is passed on."""
+    if asked is not None:
+        return min(MOST_TOKENS, asks.prompt_bytes), asked
+    expected = expected_answer_tokens(pool.view.learned.answer_tokens, asks.output_limit)
+    return _body_tokens(asks, pool), min(MOST_TOKENS, expected * asks.answers)
+
+
+def _body_tokens(asks: AskedTokens, pool: ServedPool) -> int:
+    return min(MOST_TOKENS, ceil(asks.prompt_bytes / pool.view.learned.bytes_per_token))
 
 
 def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from dualmap.router.tenants.rate_limits import limit_fields, refused_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.request.charge import Counted
+from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.eviction import AnswerUnderWay
 from dualmap.scheduling.request.machine import (
     TO_BE_SENT,
@@ -367,7 +367,10 @@ class LiveRequest:
 
     def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None:
         """Report that it is over, however it went: release everything. Never waits; only the first call counts.
-        ``counted``: what was seen of its answer; None: nothing of it passes here."""
+        ``counted``: what was seen of its answer; None: nothing of it passes here. A stored response that is read again
+        was counted for the request that had it computed."""
+        if self.prompt is None and self.inference_request.pinned_to is not None:
+            usage, counted = None, NOTHING_COUNTED
         self._report(Ended(outcome, usage, counted))
 
     # the driver --------------------------------------------------------------------------------------------------

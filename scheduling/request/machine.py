@@ -717,6 +717,8 @@ class RequestSpec:
     """It streams, and another instance could go on with its answer."""
     answers: int = 1
     """The number of answers that are computed for it."""
+    body_tokens: int = 0
+    """Tokens of its prompt by the bytes of its body, where it is passed on; 0: it has none, or nothing is known."""
 
 
 @dataclass(slots=True)
@@ -1689,10 +1691,11 @@ class RequestMachine:
             # An answer of what is passed on may be anything: bytes are no tokens there.
             answer_bytes = 0 if spec.chain is None else counted.answer_bytes
             counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
+        expected = self._expected()
         return charge(
             self.usage,
             counted,
-            self._expected(),
+            expected if spec.chain is not None else replace(expected, prompt_tokens=spec.body_tokens),
             self.rules.fleet.learned.bytes_per_token,
             computes_unseen=not answered and before is Phase.PRESUMED,
         )

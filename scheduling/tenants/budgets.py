@@ -133,6 +133,7 @@ class BudgetGroup:
         self.budgets: Final = tuple(chain.from_iterable(by_book.values()))
         self.names: Final = tuple([each.name for each in self.budgets])
         self.is_divided: Final = any(each.division is not None for each in self.budgets)
+        self.counts_tokens: Final = any(each.limit.measure is not Measure.REQUESTS for each in self.budgets)
         figures = [_FIGURES.index(each.limit.measure) for each in self.budgets]
         in_flight = [each.limit.period is _IN_FLIGHT for each in self.budgets]
         self._cost_of: Final = _picked(figures)

@@ -22,6 +22,8 @@ class Tenant:
     """Its share of the work beside other tenants, relative to theirs; above 0."""
     shares_cache: bool = False
     """Its requests may find what others left in KV caches, also where those of tenants are kept apart."""
+    draws_asked: bool = False
+    """Its requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
 
 
 @value

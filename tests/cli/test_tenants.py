@@ -21,13 +21,16 @@ def told(replica: Replica, *words: str) -> int:
 def test_limits_are_written_by_name_and_those_of_a_model_behind_it(replica: Replica) -> None:
     replica.answers = [(200, TENANT)]
     changes = ["requests_per_minute=6_000", "tokens_per_day=none", "org/large.v2.tokens_per_day=9"]
-    assert told(replica, "set", "a/b", *changes, "models=x,y", "pools=", "weight=2", "priority_class=batch") == 0
+    assert (
+        told(replica, "set", "a/b", *changes, "models=x,y", "pools=", "weight=2", "priority_class=batch", "draws=asked")
+        == 0
+    )
 
     assert replica.asked[0][:2] == ("PATCH", "/admin/tenants/a%2Fb")
     assert replica.asked[0][3] == {
         "limits": {"requests_per_minute": 6000, "tokens_per_day": None},
         "model_limits": {"org/large.v2": {"tokens_per_day": 9}},
-        "models": ["x", "y"], "pools": [], "weight": 2.0, "priority_class": "batch",
+        "models": ["x", "y"], "pools": [], "weight": 2.0, "priority_class": "batch", "draws": "asked",
     }  # fmt: skip
 
 

@@ -189,6 +189,7 @@ async def test_wrong_changes_are_refused_by_name(start_runtime: Any, client_of: 
         ({"limits": {"speed": 1}}, "speed"),
         ({"weight": 0}, "weight"),
         ({"priority_class": "a b"}, "priority_class"),
+        ({"draws": "all"}, "draws"),
         ({"pools": ["none"]}, "none"),
     ):
         answer = await client.patch("/admin/tenants/acme", json=changes)

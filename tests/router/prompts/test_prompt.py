@@ -13,6 +13,7 @@ from dualmap.router.prompts.prompt import (
     ReadPrompt,
     TokenCount,
     TokenizedPrompt,
+    output_limit,
     read_prompt,
     sent_prompt,
 )
@@ -100,11 +101,33 @@ async def test_a_prompt_that_the_engine_truncates_teaches_nothing_about_bytes_pe
 
 
 async def test_an_answer_is_expected_as_learned_of_its_limits_class_or_no_longer_than_its_limit() -> None:
-    assert (await read(prompt="x")).expected_output_tokens == 256
+    assert (await read(prompt="x", max_tokens=None)).expected_output_tokens == 256
+    assert (await read(prompt="x")).expected_output_tokens == 16, "as many as a completion has that does not say"
     assert (await read(prompt="x", max_tokens=32_768)).expected_output_tokens == 700
     assert (await read(prompt="x", max_tokens=200)).expected_output_tokens == 90
     assert (await read(prompt="x", max_tokens=9)).expected_output_tokens == 9
-    assert (await read(prompt="x", max_tokens=9, max_completion_tokens=7)).expected_output_tokens == 7
+    chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    assert (await read("/v1/chat/completions", **chat, max_completion_tokens=7)).expected_output_tokens == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/v1/completions", {"max_tokens": 3000, "max_completion_tokens": 1, "max_output_tokens": 1}, 3000),
+        ("/v1/completions", {"max_completion_tokens": 1}, 16),
+        ("/v1/completions", {"max_tokens": None, "max_output_tokens": 1}, None),
+        ("/v1/chat/completions", {"max_output_tokens": 1}, None),
+        ("/v1/chat/completions", {"max_tokens": "5"}, 5),
+        ("/v1/messages", {"max_tokens": 9, "max_completion_tokens": 1}, 9),
+        ("/v1/responses", {"max_tokens": 1, "max_output_tokens": 7}, 7),
+        ("/v1/responses", {"max_tokens": 1}, None),
+        ("/v1/embeddings", {"max_tokens": 100}, 1),
+    ],
+)
+def test_the_limit_of_an_answer_is_read_from_the_field_that_its_engine_reads(
+    path: str, body: dict[str, Any], limit: int | None
+) -> None:
+    assert output_limit(path, body) == limit
 
 
 async def test_chat_and_completions_are_read_by_their_own_rules() -> None:
