@@ -84,7 +84,7 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
 
 
 def changes_a_fleet(arguments: argparse.Namespace) -> bool:
-    return arguments.action != "list"
+    return str(arguments.action) != "list"
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
