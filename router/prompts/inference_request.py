@@ -129,7 +129,7 @@ class SentPrompt:
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     pooled: bool = False
-    """Its prompts are pooled: they count, and no cache is looked at."""
+    """Its prompts are pooled, or no one knows whose cache serves it: they count, and no cache is looked at."""
 
     @property
     def text_bytes(self) -> int | None:

@@ -86,8 +86,12 @@ class Intake:
             else:
                 # Read before anything is entered: a bad body touches no state.
                 pool = route.pool
+                sent = request.prompt
+                if request.path == RESPONSES_PATH and pool.view.view.has_ranks:
+                    # The server chooses the rank, and looks at no cache for that: nothing is known to be found there.
+                    sent = replace(sent, pooled=True)
                 prompt = await read_prompt(
-                    request.prompt,
+                    sent,
                     model=pool.settings.model,
                     lora=route.lora,
                     rule=pool.blocks,

@@ -36,6 +36,8 @@ class ClusterView:
     alone, and its counterpart is ready."""
     is_uniform: bool = True
     """All instances list the same model names, or none is known to list any: each serves every name."""
+    has_ranks: bool = False
+    """Some instance is a rank of a server that has several."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
     """Views that ``serving`` has returned: made once for each requested name, not for each request. Names that the same
     instances serve share one."""
@@ -67,6 +69,7 @@ class ClusterView:
             _block_tokens(instances.values()),
             _roles(ready, instances),
             is_uniform=_is_uniform(instances.values()),
+            has_ranks=any(spec.data_parallel_rank is not None for spec in instances.values()),
             _former_groups={} if previous is None else previous._groups,
         )
         if not (prefilling and decoding) or prefilling == decoding:

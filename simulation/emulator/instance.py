@@ -20,6 +20,8 @@ PORT_CLOSES_AFTER_S = 0.2
 """A vLLM server whose engine died lingers this long."""
 ORDER_ANSWERED_S = 0.02
 """The request for an abrupt death still gets its answer."""
+_UNRANKED = frozenset({"/v1/responses", "/generative_scoring"})
+"""Paths for which vLLM's server chooses the rank, whatever the header says."""
 CLOSE_TIMEOUT_S = 2.0
 """Time for clients to read the end of their answers when the server closes."""
 
@@ -133,11 +135,10 @@ class EmulatedInstance:
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
         """Handle a request by the engine that it names, else by the one with the fewest requests."""
         named, count = request.headers.get("x-data-parallel-rank"), len(self.generators)
-        if named is None:
+        rank = None if named is None or request.path in _UNRANKED else _number(named)
+        if rank is None:
             rank = min(range(count), key=lambda each: self.generators[each].active)
-        elif named.isdecimal() and int(named) < count:
-            rank = int(named)
-        else:
+        elif not 0 <= rank < count:
             wrong = bad_request(f"data_parallel_rank {named} is out of range [0, {count}).")
             return responder.send(wrong.status, wrong.body())
         return self._endpoints[rank].handle(request, responder)
@@ -164,3 +165,11 @@ class EmulatedInstance:
     async def _reopen(self) -> None:
         await self._close_events()
         await self.open()
+
+
+def _number(text: str) -> int | None:
+    """The number that a field names; what is none is ignored, as vLLM does."""
+    try:
+        return int(text)
+    except ValueError:
+        return None

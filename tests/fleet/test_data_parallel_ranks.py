@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -87,3 +88,35 @@ def test_each_rank_has_its_own_requests_events_and_capacity(server: str, tmp_pat
     assert set(sent) == {"r0", "r1"}
     assert {rank: after[rank] - before[rank] for rank in after} == sent
     assert len(wrong) <= 2, wrong  # an event may come later than the next request
+
+
+def respond(fleet: Fleet, text: str) -> tuple[int, int, str]:
+    """Expected and reported cached tokens of a response, and the instance that it counts at."""
+    body = json.dumps({"model": fleet.model, "input": text, "max_output_tokens": 2}).encode()
+    request = urllib.request.Request(f"{fleet.endpoint}/v1/responses", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        details = json.loads(answer.read())["usage"]["input_tokens_details"]
+        return (
+            int(answer.headers["x-dualmap-cached-tokens"]),
+            details["cached_tokens"],
+            answer.headers["x-dualmap-instance"],
+        )
+
+
+def test_responses_whose_rank_the_server_chooses_say_nothing_of_the_cache_of_one(server: str, tmp_path: Path) -> None:
+    """vLLM ignores the header on this API, so what a response leaves is at a rank that nobody named."""
+    with ranks_of(server, tmp_path) as fleet:
+        until(lambda: views(fleet) == {"exact"}, "both ranks are followed", 20.0)
+        found = [respond(fleet, f"session {session} " * 200) for _ in range(3) for session in range(4)]
+        wrong = []
+        for session in range(6):
+            for _ in range(2):
+                ids = [2000 + session] * (3 * BLOCK_TOKENS)
+                expected, cached, instance_id = complete(fleet, ids)
+                if expected != cached:
+                    wrong.append((session, instance_id, expected, cached))
+        fleet.until_idle(10.0)
+
+    assert {expected for expected, _, _ in found} == {0}
+    assert any(cached for _, cached, _ in found), "the server found some of them at the rank that it chose"
+    assert len(wrong) <= 1, wrong  # an event may come later than the next request

@@ -484,6 +484,23 @@ async def test_ranks_are_engines_of_their_own_behind_one_port(start_emulator: An
     assert page.count("# HELP vllm:prompt_tokens_total") == 1
 
 
+async def test_a_response_goes_to_the_rank_that_the_server_chooses(start_emulator: Any) -> None:
+    server = await start_emulator(data_parallel_size=2)
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        for named in ("1", "7"):
+            body = {"model": MODEL, "input": "x" * 4096, "max_output_tokens": 1}
+            answer = await client.post("/v1/responses", json=body, headers={"x-data-parallel-rank": named})
+            assert answer.status_code == 200
+        page = (await client.get("/metrics")).text
+        ignored = await client.post(
+            "/v1/completions", json={"model": MODEL, "prompt": "x"}, headers={"x-data-parallel-rank": "abc"}
+        )
+
+    samples = [line for line in page.splitlines() if line.startswith("vllm:prompt_tokens_total")]
+    assert [float(line.rpartition(" ")[2]) > 0 for line in samples] == [True, False]
+    assert ignored.status_code == 200
+
+
 async def test_metrics_show_the_progress_of_an_answer_that_does_not_stream(http: httpx.AsyncClient) -> None:
     async def generated() -> float:
         page = (await http.get("/metrics")).text
