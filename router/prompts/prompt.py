@@ -16,7 +16,6 @@ from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts, chat_prompt, complet
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.prompts.inference_request import (
     CHAT_PATH,
-    COMPLETIONS_PATH,
     MESSAGES_PATH,
     POOLED_PATHS,
     RESPONSES_PATH,
@@ -45,8 +44,6 @@ LONG_PROMPT_BYTES: Final = 1 << 20
 _UNKNOWN_TEXT: Final = frozenset({"truncate_prompt_tokens", "previous_response_id", "prompt_embeds"})
 """Fields with which an engine sees less of a prompt, or more, than the body has."""
 
-COMPLETION_TOKENS: Final = 16
-"""The limit of a completion whose body has none."""
 _MAX_COUNT: Final = 2**31 - 1
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 
@@ -219,8 +216,6 @@ def output_limit(path: str, body: Mapping[str, Any]) -> int | None:
         return 1
     if path == RESPONSES_PATH:
         return count_in(body, "max_output_tokens")
-    if path == COMPLETIONS_PATH and "max_tokens" not in body:
-        return COMPLETION_TOKENS
     newer = count_in(body, "max_completion_tokens") if path == CHAT_PATH else None
     return count_in(body, "max_tokens") if newer is None else newer
 

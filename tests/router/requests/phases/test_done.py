@@ -42,7 +42,7 @@ async def test_the_leader_is_told_how_many_tokens_an_instance_counted(start_runt
     request.finish(Outcome.COMPLETED, Usage(prompt_tokens=2500, cached_tokens=100, output_tokens=70))
     await tools.settle()
 
-    assert await contents(store) == [EndSample(5000, 2500, 70, output_limit=16)]
+    assert await contents(store) == [EndSample(5000, 2500, 70)]
     assert {
         kind: runtime.context.metrics.registry.get_sample_value(
             "dualmap_prompt_tokens_total", {"pool": "default", "by": kind}
