@@ -54,12 +54,15 @@ CHECKS_PER_S = 200.0
 MODELS_INTERVAL_S = 5.0
 """Time between two readings of the model names that an instance lists: adapters are loaded while it runs. In a large
 fleet as many checks lie between them as in a small one."""
+SLEEP_INTERVAL_S = 60.0
+"""Time after which a server is queried again that does not say whether its engine is paused or asleep."""
 CONCURRENCY = 64
 """Checks under way at once."""
 
 UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
 _SHOWN_MODELS = 4
+_ASLEEP = "its engine is paused or asleep (/is_sleeping): resume it, or wake it up"
 _NO_PROGRESS = "no progress although requests run"
 _CUT_OFF = "as of most instances at once"
 _STAYS = "it stays in service until a router has lost it too"
@@ -196,7 +199,7 @@ class HealthChecker:
         """One instance: check, evaluate, remember, and change its state if that is due."""
         now_s = self._clock.monotonic_s()
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
-        health = await self._prober.health(spec.url)
+        health, former = await self._awake(await self._prober.health(spec.url), spec, former, now_s)
         waiting = update_waiting(former.waiting, load, now_s)
         suspect = health.complaint is None and is_suspect(waiting, load, self._thresholds)
         record, restarted, suspicion = former, False, former.suspicion if suspect else None
@@ -225,6 +228,18 @@ class HealthChecker:
             self._records[spec.instance_id] = record
             return
         await self._conclude(spec, record, result, health)
+
+    async def _awake(
+        self, health: Health, spec: InstanceSpec, former: HealthRecord, now_s: float
+    ) -> tuple[Health, HealthRecord]:
+        """The health, with the complaint that the engine is paused or asleep where it is: its ``/health`` is fine then.
+        A server that does not say is queried rarely."""
+        if health.complaint is not None or now_s < former.sleep_due_s:
+            return health, former
+        asleep = await self._prober.asleep(spec.url)
+        if asleep:
+            health = replace(health, complaint=_ASLEEP, asleep=True)
+        return health, former if asleep is not None else replace(former, sleep_due_s=now_s + SLEEP_INTERVAL_S)
 
     async def _read_models(self, spec: InstanceSpec, record: HealthRecord, pause_s: float) -> HealthRecord:
         """The model names that the instance lists by now, for the store; and the record after that."""
@@ -300,10 +315,16 @@ class HealthChecker:
         await self._change(replace(spec, state=InstanceState.STARTING), InstanceEvent.HEALTHY, "checks succeed")
 
     async def _conclude(self, spec: InstanceSpec, record: HealthRecord, result: CheckResult, health: Health) -> None:
-        event = conclude(spec.state, record, result, self._thresholds)
+        event = InstanceEvent.UNHEALTHY if health.asleep else conclude(spec.state, record, result, self._thresholds)
         if event is None or next_state(spec.state, event) is spec.state:
             return
         if event is InstanceEvent.UNHEALTHY:
+            if health.asleep:
+                # Paused behind the fleet's back: most ways to do that empty the cache.
+                await self._pool.members.forget_cache(spec.instance_id)
+                await self._change(spec, event, _ASLEEP, keeps_cache=True)
+                self._records[spec.instance_id] = replace(record, forgotten=True)
+                return
             if result is CheckResult.FAILED and await self._stays(spec):
                 return
             kept = record.keeps_cache(result, refused=health.refused)

@@ -58,6 +58,8 @@ class Health:
     """None if ``/health`` answered with success, else what is wrong."""
     connected: bool
     """Whether a connection was opened for it. If not, the server's process is the one of the last exchange."""
+    asleep: bool = False
+    """Whether the server says that its engine is paused or asleep: it is fine, and computes nothing."""
     refused: bool = False
     """Whether the connection was refused. A busy server lets a check wait; of one that is refused the process ended."""
 
@@ -119,7 +121,19 @@ class Prober:
     async def health(self, url: str) -> Health:
         """Whether ``/health`` answers with success. Raises NotSentError."""
         answer = await self._request("GET", f"{url}/health", self._timeout_s)
-        return Health(_complaint(answer), answer.connected, answer.refused)
+        return Health(_complaint(answer), answer.connected, refused=answer.refused)
+
+    async def asleep(self, url: str) -> bool | None:
+        """Whether the engine is paused or asleep, as ``/is_sleeping`` says of both; None where the server does not say,
+        as one that is not in development mode. Raises NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/is_sleeping", self._timeout_s))
+        if not answer.ok:
+            return None
+        try:
+            found = orjson.loads(answer.body)
+        except orjson.JSONDecodeError:
+            return None
+        return found.get("is_sleeping") is True if isinstance(found, dict) else None
 
     async def run(self, url: str, rank: int | None = None) -> ServerRun | None:
         """The run of the server's process, by the tokens of one rank if that is given; None if its metrics cannot be

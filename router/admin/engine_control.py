@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -14,13 +15,16 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from dualmap.router.admin.auth import caller_of
+from dualmap.router.admin.engine_effects import Effect, effect_of
 from dualmap.router.admin.explanations import meant_by
+from dualmap.router.admin.instances import STATE_RACES
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
 from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
-from dualmap.scheduling.state.instance_lifecycle import SERVING
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.scheduling.tenants.tenant import Caller
 
 log = logging.getLogger(__name__)
@@ -29,9 +33,14 @@ routes = APIRouter(tags=["engine control"])
 
 MAX_ABORTED: Final = 1000
 """Requests that one call may end."""
+CONNECT_TIMEOUT_S: Final = 5.0
+ASLEEP_TIMEOUT_S: Final = 2.0
+"""Timeout for an instance that is out of service to say whether its engine is paused or asleep."""
 TIMEOUT_S: Final = 300.0
 """Timeout for the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
 _RESET: Final = "/reset_prefix_cache"
+_MAY_REST: Final = frozenset({InstanceState.DOWN, InstanceState.STANDBY})
+_SLEEPS: Final = re.compile(rb'"is_sleeping"\s*:\s*true')
 _LOAD: Final = "/v1/load_lora_adapter"
 _UNLOAD: Final = "/v1/unload_lora_adapter"
 _KEEPS: Final = "keep_prefix_cache"
@@ -72,39 +81,43 @@ class _ServerAnswer:
 
 
 async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) -> Response:
-    """Passed to every instance that is in service, of the named pool or of all. Where all say the same, that is the
-    answer; where some fail, 502 names them. A reset of prefix caches also empties what the fleet believes to be cached.
+    """Passed to every instance of the named pool, or of all, that is in service, paused or asleep. Where all say the
+    same, that is the answer; where some fail, 502 names them. What a call does to an engine is known to the fleet when
+    it is answered: an emptied cache, adapters, and that it is paused or asleep and gets no requests.
 
     An adapter that is unloaded, or replaced in place (`load_inplace`), leaves KV by which vLLM would answer for other
     weights under the same name and path: the prefix caches are emptied then, unless `keep_prefix_cache=true`. The
     answer says where that failed.
     """
-    path = request.url.path
+    path: str = request.scope["path"]
     if path in _OF_ONE_POOL and len(pools) > 1:
         raise InvalidRequestError(f"name a pool: {', '.join(runtime.pools.pools)}", param="pool")
-    called = [(pool, urls) for pool in pools if (urls := _servers(pool))]
-    if not called:
-        raise nobody_ready(pools[0].settings.name)
     body, fields = await request.body(), _fields(request, runtime)
     if path == ABORT_PATH and runtime.tenants.tenants:
         body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
+    effect = effect_of(path, request.query_params)
     query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in ("pool", _KEEPS)])
     renews = _leaves_old_kv(path, body) and not _keeps_cache(request)
     tls = runtime.trust.context
-    async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=TIMEOUT_S) as client:
+    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=timeout) as client:
+        found = await asyncio.gather(*(_servers(pool, client) for pool in pools))
+        called = [(pool, urls) for pool, urls in zip(pools, found, strict=True) if urls]
+        if not called:
+            raise nobody_ready(pools[0].settings.name)
 
         async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _ServerAnswer:
             try:
                 answer = await client.request(request.method, url + path, params=query, content=body)
+                kind = answer.headers.get("content-type")
+                own = _ServerAnswer(instance_ids, answer.status_code, answer.content, kind)
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-                return _ServerAnswer(instance_ids, 0, (str(error) or type(error).__name__).encode())
-            own = _ServerAnswer(instance_ids, answer.status_code, answer.content, answer.headers.get("content-type"))
+                own = _ServerAnswer(instance_ids, 0, (str(error) or type(error).__name__).encode())
             renewed = renews and not own.failed and await _empty_cache(client, url)
             if renews and not own.failed and not renewed:
                 own = replace(own, body=own.body + _KEPT)
-            if renewed or (path == _RESET and not own.failed):
-                for instance_id in instance_ids:
-                    await pool.store.members.forget_cache(instance_id)
+            for instance_id in instance_ids:
+                await _follow(pool, instance_id, Effect(empties_cache=True) if renewed else effect, own)
             return own
 
         answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
@@ -136,6 +149,29 @@ async def _empty_cache(client: httpx.AsyncClient, url: str) -> bool:
     except (httpx.HTTPError, httpx.InvalidURL, OSError):
         return False
     return not _ServerAnswer((), answer.status_code, answer.content).failed
+
+
+async def _follow(pool: ServedPool, instance_id: str, effect: Effect, answer: _ServerAnswer) -> None:
+    """Enter in the shared state what a call has done to an instance. One without an answer, or that failed within the
+    server, may have emptied its cache too."""
+    if effect.empties_cache and (not answer.failed or answer.status == 0 or answer.status >= 500):
+        await pool.store.members.forget_cache(instance_id)
+    if effect.stops and not answer.failed:
+        await _take_out(pool, instance_id)
+
+
+async def _take_out(pool: ServedPool, instance_id: str) -> None:
+    """Give an engine that computes nothing no requests: it is down until it completes a token for the health checks,
+    which the leader tries. What it has cached stays, unless it was forgotten."""
+    for _ in range(STATE_RACES):
+        spec = (await pool.store.membership()).instances.get(instance_id)
+        if spec is None or spec.state not in SERVING:
+            return
+        state = next_state(spec.state, InstanceEvent.UNHEALTHY)
+        if await pool.store.members.set_instance_state(instance_id, state, expected=spec.state, keeps_cache=True):
+            log.warning("instance %s: %s → %s: its engine was paused or put to sleep", instance_id, spec.state, state)
+            await pool.view.refresh()
+            return
 
 
 async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -> bytes:
@@ -181,13 +217,25 @@ for _path, _method in ENGINE_CONTROL_PATHS.items():
     )  # fmt: skip
 
 
-def _servers(pool: ServedPool) -> dict[str, tuple[str, ...]]:
-    """The instances in service, by URL."""
+async def _servers(pool: ServedPool, client: httpx.AsyncClient) -> dict[str, tuple[str, ...]]:
+    """The instances in service, and those that are not because their engines are paused or asleep, by URL."""
+    members = pool.view.view.instances.values()
+    resting = {spec.url for spec in members if spec.state in _MAY_REST}
+    answers = await asyncio.gather(*(_is_asleep(url, client) for url in resting))
+    asleep = {url for url, is_asleep in zip(resting, answers, strict=True) if is_asleep}
     servers: dict[str, tuple[str, ...]] = {}
-    for instance_id, spec in pool.view.view.instances.items():
-        if spec.state in SERVING:
-            servers[spec.url] = (*servers.get(spec.url, ()), instance_id)
+    for spec in members:
+        if spec.state in SERVING or spec.url in asleep:
+            servers[spec.url] = (*servers.get(spec.url, ()), spec.instance_id)
     return servers
+
+
+async def _is_asleep(url: str, client: httpx.AsyncClient) -> bool:
+    try:
+        answer = await client.get(f"{url}/is_sleeping", timeout=ASLEEP_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+        return False
+    return answer.is_success and _SLEEPS.search(answer.content) is not None
 
 
 def _ids(servers: Mapping[str, Sequence[str]]) -> list[str]:

@@ -22,7 +22,9 @@ _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()
 _WORDS_PER_COMMAND = 1000
 """A script may give a command some thousand at most."""
-READ_SO_FAR = ("sequence", "published_s", "booked_since_ms", "booked_stamp")
+BOOKED = ("booked_since_ms", "booked_stamp")
+"""Fields of an instance's record about what was booked: nothing is, where its cache is believed to be empty."""
+READ_SO_FAR = ("sequence", "published_s", *BOOKED)
 """Fields of an instance's record that another claim does not begin with where its cache is believed to be empty."""
 
 

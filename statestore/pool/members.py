@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
-from dualmap.statestore.pool.kv_events import READ_SO_FAR
+from dualmap.statestore.pool.kv_events import BOOKED, READ_SO_FAR
 from dualmap.statestore.pool.readable import reads
 from dualmap.statestore.records import described
 
@@ -75,8 +75,12 @@ class Members(Changes):
 
     @reads
     async def forget_cache(self, instance_id: str) -> bool:
-        """Forget the KV metadata of an instance that emptied its cache; False if it is unknown."""
-        return await self._describe(instance_id, lambda known: known, forgets_cache=True)
+        """Forget the KV metadata of an instance that emptied its cache and runs on; False if it is unknown.
+
+        Its KV events are followed from where they were read to: what it published before is in its cache no more, and
+        it says that its cache is empty (``AllBlocksCleared``) with its next computing step only.
+        """
+        return await self._describe(instance_id, lambda known: known, forgets_cache=True, runs_on=True)
 
     @reads
     async def describe_instance(
@@ -98,9 +102,11 @@ class Members(Changes):
         *,
         fence: int | None = None,
         forgets_cache: bool = False,
+        runs_on: bool = False,
     ) -> bool:
         """Describe an instance as follows from how it is described; False where that is None. Its counts stay. One
-        whose description or counts are gone or unreadable, by eviction or by hand, is added with an empty cache."""
+        whose description or counts are gone or unreadable, by eviction or by hand, is added with an empty cache. With
+        ``runs_on`` the cache that is forgotten was emptied by the engine that has it still."""
         name, instances, records = instance_id.encode(), self._keys.instances, self._keys.instance_records
         events = self._keys.kv_events(instance_id)
 
@@ -115,7 +121,7 @@ class Members(Changes):
             if spec != known:
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
-                commands += self._forgotten(instance_id, claim is not None)
+                commands += self._forgotten(instance_id, claim is not None, BOOKED if runs_on else READ_SO_FAR)
             stamped = ("work_since_ms", "running_since_ms") if known and known.state is not spec.state else ()
             # The claim is a condition too: forgetting the cache must also end a claim that comes meanwhile.
             read = [(instances, instance_id, text), (events, "fence", claim)]
@@ -137,11 +143,12 @@ class Members(Changes):
             commands.append(("ZREM", keys.least_loaded(known.role), name))
         return commands
 
-    def _forgotten(self, instance_id: str, claimed: bool) -> list[Command]:
-        """The commands that empty the known cache of an instance and end the claim to its KV events."""
+    def _forgotten(self, instance_id: str, claimed: bool, fields: Sequence[str]) -> list[Command]:
+        """The commands that empty the known cache of an instance and end the claim to its KV events, of which the next
+        one does not begin with these fields."""
         keys, events = self._keys, self._keys.kv_events(instance_id)
         why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance emptied its cache")
-        ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *READ_SO_FAR), ("HSET", events, *why)]
+        ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *fields), ("HSET", events, *why)]
         return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
 
     @reads

@@ -941,3 +941,69 @@ async def test_one_of_many_goes_down_whatever_routers_say(
     await check(4)
 
     assert [await state_of(name) for name in "abc"] == [InstanceState.READY, InstanceState.DOWN, InstanceState.READY]
+
+
+class TestAnEngineThatIsPausedOrAsleep:
+    ASLEEP, AWAKE = (200, '{"is_sleeping": true}'), (200, '{"is_sleeping": false}')
+
+    async def test_is_out_of_service_at_once_until_it_completes_a_token(
+        self,
+        check: Check,
+        servers: Callable[[], Awaitable[ScriptedServer]],
+        add_instance: AddInstance,
+        state_of: StateOf,
+        asked_for: AskedFor,
+        pool: PoolStore,
+    ) -> None:
+        server = await servers()
+        server.answers |= {"/is_sleeping": self.AWAKE, "/metrics": (200, IDLE), "/v1/completions": None}
+        await add_instance("a", InstanceState.STARTING, url=server.url)
+        await check(2)
+        assert await state_of("a") is InstanceState.READY
+
+        server.answers["/is_sleeping"] = self.ASLEEP
+        await check()
+        assert await state_of("a") is InstanceState.DOWN, "although all instances of the fleet are"
+        assert "/is_sleeping" in (await pool.members.notes())["a"].text
+
+        await check(5)
+        assert asked_for(server, "/v1/completions") == 0, "no engine that sleeps is given a request"
+
+        server.answers |= {"/is_sleeping": self.AWAKE, "/v1/completions": (200, "{}")}
+        await check(3)
+        assert await state_of("a") is InstanceState.READY
+        assert "a" not in await pool.members.notes()
+
+    async def test_has_an_empty_cache_for_the_fleet(
+        self,
+        check: Check,
+        servers: Callable[[], Awaitable[ScriptedServer]],
+        add_instance: AddInstance,
+        reserve: Reserve,
+        pool: PoolStore,
+    ) -> None:
+        server = await servers()
+        server.answers["/is_sleeping"] = self.AWAKE
+        await add_instance("a", InstanceState.READY, url=server.url)
+        await reserve("r", "a")
+        assert set((await pool.publications.recent_blocks(("a",), 10))["a"])
+
+        server.answers["/is_sleeping"] = self.ASLEEP
+        await check()
+
+        assert not (await pool.publications.recent_blocks(("a",), 10)).get("a")
+
+    async def test_a_server_that_does_not_say_is_queried_once_a_minute(
+        self,
+        check: Check,
+        servers: Callable[[], Awaitable[ScriptedServer]],
+        add_instance: AddInstance,
+        asked_for: AskedFor,
+    ) -> None:
+        server = await servers()
+        await add_instance("a", InstanceState.READY, url=server.url)
+
+        await check(50)
+        assert asked_for(server, "/is_sleeping") == 1
+        await check(20)
+        assert asked_for(server, "/is_sleeping") == 2

@@ -310,3 +310,78 @@ async def test_an_engine_whose_prefix_cache_cannot_be_emptied_is_told_apart(
 
     assert answer.status_code == 200
     assert answer.text.startswith("done. Its prefix cache was not emptied")
+
+
+@pytest.mark.parametrize(
+    ("call", "hit_blocks", "state"),
+    [
+        ("/pause", 0, "down"),
+        ("/pause?mode=wait", 0, "down"),
+        ("/pause?mode=keep&clear_cache=false", 1, "down"),
+        ("/pause?clear_cache=0", 1, "down"),
+        ("/sleep", 0, "down"),
+        ("/sleep?level=1", 0, "down"),
+        ("/sleep?level=2", 0, "down"),
+        ("/sleep?level=0", 1, "down"),
+        ("/reset_prefix_cache", 0, "ready"),
+        ("/release_kv_cache_memory", 0, "ready"),
+        ("/resume", 1, "ready"),
+        ("/wake_up", 1, "ready"),
+        ("/reset_mm_cache", 1, "ready"),
+    ],
+)
+async def test_an_engine_that_is_paused_or_put_to_sleep_gets_no_requests_and_what_it_forgets_the_fleet_forgets(
+    start_runtime: Any, client_of: Any, store: Any, engine: StartEngine, call: str, hit_blocks: int, state: str
+) -> None:
+    made = await engine(200, b"{}")
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
+    pool, placement = store.pool("default"), tools.placement("r", tokens=48)
+    await pool.place(placement)
+
+    assert (await client.post(call)).status_code == 200
+
+    assert (await pool.observe(("a",), placement.chain)).loads["a"].hit_blocks == hit_blocks
+    assert (await pool.membership()).instances["a"].state == state
+
+
+@pytest.mark.parametrize(("status", "hit_blocks"), [(404, 1), (400, 1), (500, 0)])
+async def test_a_pause_that_failed_takes_nothing_out_and_one_that_may_have_taken_place_leaves_no_cache(
+    start_runtime: Any, client_of: Any, store: Any, engine: StartEngine, status: int, hit_blocks: int
+) -> None:
+    made = await engine(status, b"{}")
+    client = client_of(await start_runtime(instances=(tools.spec("a", url=made.url),)))
+    pool, placement = store.pool("default"), tools.placement("r", tokens=48)
+    await pool.place(placement)
+
+    await client.post("/pause")
+
+    assert (await pool.observe(("a",), placement.chain)).loads["a"].hit_blocks == hit_blocks
+    assert (await pool.membership()).instances["a"].state is InstanceState.READY
+
+
+async def test_engines_that_are_paused_or_asleep_are_called_and_those_that_are_ill_are_not(
+    start_runtime: Any, client_of: Any, engine: StartEngine
+) -> None:
+    states = (InstanceState.READY, InstanceState.DOWN, InstanceState.STANDBY, InstanceState.DOWN)
+    engines = [await engine(200, b'{"is_sleeping": true}') for _ in states]
+    engines[3].answer = 200, b'{"is_sleeping": false}'
+    specs = [tools.spec(f"{state}-{at}", url=engines[at].url, state=state) for at, state in enumerate(states)]
+    gone = tools.spec("gone", url="http://127.0.0.1:1", state=InstanceState.DOWN)
+    client = client_of(await start_runtime(instances=(*specs, gone)))
+
+    assert (await client.post("/resume")).status_code == 200
+
+    called = [any(each.startswith(b"POST /resume ") for each in made.asked) for made in engines]
+    assert called == [True, True, True, False]
+
+
+async def test_one_that_drains_is_parked_so_that_waking_it_up_does_not_return_it(
+    start_runtime: Any, client_of: Any, store: Any, engine: StartEngine
+) -> None:
+    made = await engine(200, b"{}")
+    spec = tools.spec("a", url=made.url, state=InstanceState.DRAINING)
+    client = client_of(await start_runtime(instances=(spec,)))
+
+    await client.post("/sleep")
+
+    assert (await store.pool("default").membership()).instances["a"].state is InstanceState.STANDBY

@@ -367,6 +367,24 @@ async def test_an_instance_that_went_down_is_read_again(pool: PoolStore, publish
         await until(lambda: is_exactly(pool, engine))
 
 
+async def test_a_cache_that_was_emptied_is_known_to_be_empty_before_the_engine_says_so(
+    pool: PoolStore, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribing, "WAIT_S", 0.05)
+    monkeypatch.setattr(subscribing, "TICK_S", 0.05)
+    engine = EngineCache(publish())
+    engine.store(PROMPT)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        engine.names.clear()  # as by /reset_prefix_cache, /pause or /sleep: it says so with its next step
+        await pool.members.forget_cache("a")
+        await until(lambda: is_exactly(pool, engine))
+
+        engine.clear()
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+
 async def test_an_idle_instance_that_went_down_is_known_to_be_empty(
     pool: PoolStore, publish: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
