@@ -319,7 +319,7 @@ def _wrong(
             Text(f"  {ADVICE}" if pressure.is_overload else "  dualmap explain lists late requests and why", "dim"),
         ]
     present = [each for each in minutes.record.problems if each.until_ms is None] if fresh else []
-    others = [each for each in present if not each.key.endswith(("/overload", "/late"))]
+    others = [each for each in present if not each.key.endswith("/late")]
     for each in others[:_SHOWN_PROBLEMS]:
         style = {"critical": "bold red", "warning": "yellow"}.get(each.severity, "")
         parts += [

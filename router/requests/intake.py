@@ -76,13 +76,14 @@ class Intake:
             RouterError: the request is refused.
         """
         live: LiveRequest | None = None
+        began_s = self._context.clock.monotonic_s()  # its client waits from now on, also while its prompt is read
         try:
             route = await self.find_route(request)
             if request.prompt is None:
                 asks, most = request.asks, None
                 if asks is not None and request.caller is not None and request.caller.tenant.draws_asked:
                     most = await self._asked(request, route, 0, asks.output_limit, asks.answers)
-                live = self._taken_in(request, route, None, self._passed_on(request, route, most))
+                live = self._taken_in(request, route, None, self._passed_on(request, route, most), began_s)
             else:
                 # Read before anything is entered: a bad body touches no state.
                 pool = route.pool
@@ -108,7 +109,7 @@ class Intake:
                     )
                     asked = prompt_bound(request.prompt, prompt), output_tokens
                 request.prompt = None
-                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt, asked))
+                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt, asked), began_s)
             await live.place()
             return live
         except Exception as error:
@@ -157,11 +158,16 @@ class Intake:
         raise NotFoundError(f"instance {request.pinned_to!r}, which stored this response, is not in the fleet any more")
 
     def _taken_in(
-        self, request: InferenceRequest, route: Route[ServedPool], prompt: ReadPrompt | None, spec: RequestSpec
+        self,
+        request: InferenceRequest,
+        route: Route[ServedPool],
+        prompt: ReadPrompt | None,
+        spec: RequestSpec,
+        began_s: float,
     ) -> LiveRequest:
         """Enter it among the live requests. Raises ReplicaFullError."""
         context, pool = self._context, route.pool
-        machine = RequestMachine(self._free_id(request.request_id), spec, pool.rules, context.clock.monotonic_s())
+        machine = RequestMachine(self._free_id(request.request_id), spec, pool.rules, began_s)
         live = LiveRequest(machine, request, pool, prompt, context)
         pool.metrics.arrived.value += 1
         try:

@@ -49,9 +49,8 @@ class Chronicler:
         self._failures = 0
 
     async def run(self) -> None:
-        """Runs until cancelled."""
+        """Make the first step at once, so that what is counted from now on is on record. Runs until cancelled."""
         while True:
-            await self._runtime.context.clock.sleep(STEP_S)
             try:
                 for name in self._runtime.pools.pools:
                     await self.step(name)
@@ -60,6 +59,7 @@ class Chronicler:
                 self._failures += 1
                 if worth_logging(self._failures):
                     log.warning("the last minutes are not recorded failures=%d: %s", self._failures, error)
+            await self._runtime.context.clock.sleep(STEP_S)
 
     async def step(self, name: str, *, least_s: float = STEP_S) -> bool:
         """Make a step of a pool, if the last one is ``least_s`` old; whether this replica made one.
@@ -230,20 +230,22 @@ def followed(
         before = known.pop(problem.key, None)
         lasts = before is not None and before.until_ms is None
         since_ms = before.since_ms if before is not None and lasts else problem.since_ms or now_ms
-        kept.append(
-            KnownProblem(
-                problem.key,
-                problem.severity.value,
-                problem.what,
-                problem.why[:LONGEST_TEXT],
-                problem.advice,
-                since_ms,
-                now_ms,
-                from_begin=begins or (before is not None and lasts and before.from_begin),
-            )
+        made = KnownProblem(
+            problem.key,
+            problem.severity.value,
+            problem.what,
+            problem.why[:LONGEST_TEXT],
+            problem.advice,
+            since_ms,
+            now_ms,
+            weight=problem.weight,
+            from_begin=begins or (before is not None and lasts and before.from_begin),
         )
+        if before is not None and lasts and before.weight > problem.weight:
+            made = replace(before, seen_ms=now_ms)
+        kept.append(made)
         if not lasts and not begins and _is_told(problem.key):
-            turns.append(("trouble", f"{problem.what}: {problem.why}".removesuffix(": ")))
+            turns.append(("trouble", problem.what))
     for each in known.values():
         if each.from_begin:
             continue

@@ -58,6 +58,8 @@ class Problem:
     since_ms: int | None = None
     """Beginning by the store's clock; None: the store does not know."""
     instances: tuple[str, ...] = ()
+    weight: float = 0.0
+    """How bad it is, beside itself at another time."""
     kind: str = ""
     """Instances with the same kind of problem may share a line; "": none does."""
 
@@ -118,7 +120,7 @@ def problems(fleet: FleetState) -> list[Problem]:
         if len(fleet.pools) > 1:
             of_pool = [replace(each, what=f"Pool {pool.name}: {each.what}") for each in of_pool]
         found += of_pool
-        pressed += [each for each in of_pool if each.key == f"{pool.name}/overload"]
+        pressed += [each for each in of_pool if each.key == f"{pool.name}/late"]
     found = [*pressed, *(each for each in found if each not in pressed)]
     return sorted(found, key=lambda each: _ORDER[each.severity])  # in the order above, where equally bad
 
@@ -321,7 +323,8 @@ def _of_pressure(pool: PoolState) -> Iterator[Problem]:
         return
     severity = Severity.CRITICAL if pressure.is_worst else Severity.WARNING
     if pressure.is_overload:
-        yield Problem("overload", severity, pressure.headline, pressure.figures, ADVICE_ON_OVERLOAD)
+        weight = 1.0 + pressure.late_share
+        yield Problem("late", severity, pressure.headline, pressure.figures, ADVICE_ON_OVERLOAD, weight=weight)
         return
     advice = "Filter the requests below by late: a click tells where the time went."
     loads = pool.overview.loads.values() if pool.overview is not None else ()
@@ -335,7 +338,7 @@ def _of_pressure(pool: PoolState) -> Iterator[Problem]:
         names = ", ".join(over[:NAMED])
         why += f"; {names} {'has' if len(over) == 1 else 'have'} more work ahead than fits the SLO"
         advice = "Look at what these instances have ahead of the others: a stall, or one hot prefix."
-    yield Problem("late", severity, pressure.headline, why, advice)
+    yield Problem("late", severity, pressure.headline, why, advice, weight=pressure.late_share)
 
 
 def _of_scaling(pool: PoolState) -> Iterator[Problem]:

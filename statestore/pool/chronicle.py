@@ -68,6 +68,8 @@ class KnownProblem:
     """When it was there last."""
     until_ms: int | None = None
     """When it was over; None: it is not."""
+    weight: float = 0.0
+    """How bad it was when it was worst, which its words are of."""
     from_begin: bool = False
     """It was there at the first step: a fleet that starts has problems that need no record once they are over."""
 

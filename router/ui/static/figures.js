@@ -17,7 +17,7 @@ export function showFigures(place, history, now, pool) {
   const tpot = (counts, part) => quantile(counts.tpot_buckets, pool.tpot_bounds_s, part);
   const p50 = ttft(firsts, 0.5), p99 = ttft(firsts, 0.99);
   const figures = [
-    ["answered / s", (recent.answered / Math.max(recent.span_s, 1)).toFixed(1), `${(recent.arrived / Math.max(recent.span_s, 1)).toFixed(1)} arrive / s; ${count(total.ended)} in all`, series(history, (grown, s) => grown.answered / s), recent.arrived > 1.2 * recent.answered && recent.late ? "warn" : ""],
+    ["answered / s", (recent.answered / Math.max(recent.span_s, 1)).toFixed(1), `${count(total.ended)} in all`, series(history, (grown, s) => grown.answered / s), recent.arrived > 1.2 * recent.answered && recent.late ? "warn" : ""],
     ["TTFT P50", bound(p50), note(firsts, "median"), series(history, (grown) => ttft(grown, 0.5)?.value ?? null), against(p50, pool.slo_s)],
     ["TTFT P99", bound(p99), note(firsts, `SLO ${pool.slo_s} s`), series(history, (grown) => ttft(grown, 0.99)?.value ?? null), against(p99, pool.slo_s)],
     ["on time", percent(on_time), note(timed, `within ${pool.slo_s} s`), series(history, (grown) => share(grown.on_time, grown.on_time + grown.late)), grade(on_time, 0.9, 0.7)],

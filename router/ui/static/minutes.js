@@ -72,7 +72,7 @@ function picture({ name, unit, lines }, slots, now_s) {
   series.forEach(({ words, values }) => svg.append(
     drawn("path", { class: `area ${words}`, d: path(values, highest, true) }), drawn("path", { class: `line ${words}`, d: path(values, highest, false) })));
   const legend = series.map(({ words, values }) => element("span", {}, element("i", { class: words }), `${words} `, element("b", {}, shown(last(values)))));
-  return element("figure", {}, element("figcaption", {}, element("strong", {}, name), element("small", {}, unit), ...legend),
+  return element("figure", {}, element("figcaption", {}, element("strong", {}, name), element("small", {}, unit), element("div", { class: "lines" }, ...legend)),
     element("div", { class: "frame" }, svg, element("em", {}, is_share ? "100%" : shown(highest))),
     element("div", { class: "times" }, ...[SPAN_S, 600, 300, 0].map((ago_s) => element("span", {}, ago_s ? clock(now_s - ago_s).slice(0, 5) : "now"))));
 }

@@ -76,7 +76,7 @@ export class Problems {
 
 function action({ key, instances }) {
   if (key.endsWith("/failing")) return ["kind", "failed", "show failed requests"];
-  if (key.endsWith("/late") || key.endsWith("/overload")) return ["kind", "late", "show late requests"];
+  if (key.endsWith("/late")) return ["kind", "late", "show late requests"];
   if (key.startsWith("limited/")) return ["tenant", key.slice("limited/".length), "show its requests"];
   return instances.length === 1 ? ["instance", instances[0], "show its requests"] : [];
 }

@@ -186,7 +186,7 @@ function fill(row, request, now_s) {
     element("td", { title: [request.id, request.tenant && `of tenant ${request.tenant}`, `placed by ${request.replica}`].filter(Boolean).join(", ") }, element("code", {}, request.id), request.tenant ? element("small", { class: "tenant" }, request.tenant) : ""),
     element("td", {}, element("span", { class: "share", style: `--w: ${(100 * hit).toFixed(1)}%; --c: ${tint}` }), `${count(request.prompt)}`, element("small", {}, hit >= 0.005 ? ` ${Math.round(100 * hit)}%` : "")),
     element("td", {}, request.instance ? instance(request.instance, tint) : "–"),
-    element("td", {}, wait(request, is_late), request.first_s !== null ? seconds(request.first_s) : waits ? `late, ${seconds(now_s - request.at_s)}` : is_late && request.done_s !== null ? `none in ${seconds(request.done_s)}` : ""),
+    element("td", {}, wait(request, is_late), request.first_s !== null ? seconds(request.first_s) : waits ? `late, ${Math.round(now_s - request.at_s)} s` : is_late && request.done_s !== null ? "none" : ""),
     element("td", { class: "n" }, seconds(request.done_s)),
     element("td", { title: request.limited }, element("span", { class: `chip ${mark}` }, request.limited ? "at its limit" : words), request.tries > 1 ? element("span", { class: "chip warn", title: request.failure ?? "" }, `try ${request.tries}`) : "",
       failed(request) && request.failure ? element("small", { class: "failure", title: request.failure }, request.failure) : ""));

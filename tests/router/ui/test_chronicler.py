@@ -46,8 +46,8 @@ async def test_of_several_replicas_one_makes_each_step_and_nothing_is_told_twice
     lines = [each.text for each in await chronicle.happened(100)]
     assert lines.count("b joined as ready") == 1
     samples = await chronicle.samples(100)
-    assert len({each.at_ms for each in samples}) == len(samples) == 12
-    assert sum(each.over_s for each in samples) == pytest.approx(11 * STEP_S)
+    assert len({each.at_ms for each in samples}) == len(samples) == 13
+    assert sum(each.over_s for each in samples) == pytest.approx(12 * STEP_S)
 
 
 async def test_counts_are_on_record_whichever_replica_takes_the_step_and_after_one_died(
@@ -82,7 +82,7 @@ async def test_an_overload_that_is_over_is_there_for_who_opens_any_replicas_page
     waiting = [asyncio.create_task(one.intake.place(tools.request("x" * 40_000))) for _ in range(12)]
     await clock.advance(20.0)
     known = (await store.pool("default").chronicle.last_record()).problems
-    [overload] = [each for each in known if each.key == "default/overload"]
+    [overload] = [each for each in known if each.key == "default/late"]
     assert overload.what.startswith("Overload: ")
     assert "overdue" in overload.why
     for each in waiting:
@@ -93,7 +93,7 @@ async def test_an_overload_that_is_over_is_there_for_who_opens_any_replicas_page
     viewer = Viewer(feed_of(two))
     _, hello = await viewer.read()
     await viewer.close()
-    [over] = [each for each in hello["over"] if each["key"] == "default/overload"]
+    [over] = [each for each in hello["over"] if each["key"] == "default/late"]
     assert over["until_s"] - over["since_s"] >= 10.0
     told = [line[3] for line in hello["happened"]]
     assert any(text.startswith("Overload: ") for text in told)
@@ -123,7 +123,7 @@ async def test_since_when_a_problem_lasts_is_known_to_a_page_that_was_just_opene
 def test_a_problem_is_over_once_it_was_not_found_for_a_while_and_kept_for_the_last_minutes() -> None:
     problem = Problem("default/late", Severity.WARNING, "30 % late", "why", "advice")
     known, told = followed((), [problem], 10_000)
-    assert told == [("trouble", "30 % late: why")]
+    assert told == [("trouble", "30 % late")]
     known, told = followed(known, [], 20_000)
     assert (told, known[0].until_ms) == ([], None), "it may come back at once"
     known, told = followed(known, [problem], 24_000)
@@ -132,10 +132,22 @@ def test_a_problem_is_over_once_it_was_not_found_for_a_while_and_kept_for_the_la
     assert told == [("good", "over, after 14 s: 30 % late")]
     assert [each.until_ms for each in ended(known, 50_000)] == [24_000]
     known, told = followed(known, [problem], 60_000)
-    assert told == [("trouble", "30 % late: why")]
+    assert told == [("trouble", "30 % late")]
     assert known[0].since_ms == 60_000
     known, _ = followed(known, [], 90_000)
     assert followed(known, [], round(90_000 + 1000 * LAST_MINUTES_S))[0] == []
+
+
+def test_a_problem_is_remembered_as_it_was_when_it_was_worst() -> None:
+    bad, worse = (
+        Problem("default/late", Severity.WARNING, what, "why", "advice", weight=weight)
+        for what, weight in (("30 % late", 0.3), ("Overload: 60 % late", 1.6))
+    )
+    known, _ = followed((), [bad], 1000)
+    for now_ms, problem in ((2000, worse), (3000, bad)):
+        known, _ = followed(known, [problem], now_ms)
+
+    assert (known[0].what, known[0].since_ms, known[0].seen_ms) == ("Overload: 60 % late", 1000, 3000)
 
 
 def test_what_a_fleet_that_starts_lacks_is_not_told_once_it_is_there() -> None:
