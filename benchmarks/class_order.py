@@ -1,11 +1,11 @@
 """Shows what priority classes get of an overloaded fleet whose late requests are served, in virtual time.
 
-    python benchmarks/class_order.py [--seconds 60] [--seeds 1 2 3] [--loads 0.8 1.2 2] [--requests]
+    python benchmarks/class_order.py [--seconds 60] [--seeds 1 2 3] [--loads 0.8 1.2 1.6 2] [--parts 0.2 0.5 0.8]
 
 Prints a Markdown table: for each mix, the part of the load that is of the higher class, and the load of all as a
 multiple of what the fleet sustains, the means over the seeds of both classes' share on time, and the longest TTFT of
-any seed. 8 × 7B, policy ``dualmap-least-cost``. *Goes first* counts requests of the lower class that came after one of
-the higher class, and had their first token before it, for each late request of the higher class.
+any seed. 8 × 7B, policy ``dualmap-least-cost``. *Overtaken by* counts requests of the lower class that came after a
+late one of the higher class and were dispatched on its instance before it, in the mean over these late ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = (0.2, 0.5, 0.8)
 """Parts of the load that are of the higher class."""
 CLASSES = (PriorityClassSettings(name="high"), PriorityClassSettings(name="low"))
 COLUMNS = (
-    *("trace", "high", "load", "high on time", "high P99 s", "high longest s", "goes first"),
+    *("trace", "high", "load", "high on time", "high P99 s", "high longest s", "overtaken by"),
     *("low on time", "low P99 s", "low longest s", "all on time", "work s"),
 )
 
@@ -83,16 +83,18 @@ def on_time(requests: Sequence[RequestOutcome]) -> float:
 
 
 def overtaken(requests: Sequence[RequestOutcome]) -> float:
-    """The requests of the lower class that came after a late one of the higher class and went before it, in the mean
-    over these."""
-    low = [each for each in requests if each.tenant == "low"]
-    arrivals_s = [each.arrival_s for each in low]
-    late = [each for each in requests if each.tenant == "high" and not each.on_time]
+    """The requests of the lower class that came after a late one of the higher class and were dispatched on its
+    instance before it, in the mean over these."""
+    by_instance: dict[str, list[RequestOutcome]] = {}
+    for each in requests:
+        if each.tenant == "low" and each.dispatched_s is not None:
+            by_instance.setdefault(each.instance_id, []).append(each)
     gone = []
-    for each in late:
-        later = low[bisect_right(arrivals_s, each.arrival_s) :]
-        first_s = each.arrival_s + each.ttft_s
-        gone.append(sum(one.arrival_s + one.ttft_s < first_s for one in later))
+    for each in requests:
+        if each.tenant == "high" and not each.on_time:
+            dispatched_s, low = each.arrival_s + each.held_s, by_instance.get(each.instance_id, [])
+            later = low[bisect_right([one.arrival_s for one in low], each.arrival_s) :]
+            gone.append(sum(one.arrival_s + one.held_s < dispatched_s for one in later))
     return fmean(gone) if gone else 0.0
 
 

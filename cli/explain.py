@@ -99,6 +99,10 @@ def rendered(found: dict[str, Any]) -> RenderableType:
         parts.append(f"{level}: {found['share']}")
     for number, each in enumerate(found["rounds"], 1):
         parts += ["", *_round(number, each)]
+    for wait in found.get("waits", ()):  # a replica of another version may not know them
+        parts += ["", f"Held on {wait['instance_id']}:", *(f"  {reason}" for reason in wait["why"])]
+    if found.get("waits_unknown"):
+        parts.append(found["waits_unknown"])
     decode = found.get("decode")
     if decode is not None:
         for number, each in enumerate(decode["rounds"], 1):

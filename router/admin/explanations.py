@@ -22,6 +22,7 @@ from dualmap.router.prompts.inference_request import request_of_response
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.explain import KEPT_EXPLANATIONS, Explanation
 from dualmap.router.requests.explain_costs import costs_of
+from dualmap.router.requests.explain_waits import waits_of
 from dualmap.scheduling.state.request import StoredRequest
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
@@ -76,7 +77,8 @@ async def explain(
     request_id: Annotated[str, Path(description="the x-request-id of the answer, or the id in its body")],
     local: LocalOnly = False,
 ) -> dict[str, Any]:
-    """One request: its hash key, the figures and the reason of each decision, and the instances that it went to.
+    """One request: its hash key, the figures and the reason of each decision, why it was held (`waits`: when it was
+    deferred, and what went past it, by class and tenant), and the instances that it went to.
 
     Asked of any replica: what it did not place itself it asks of its peers, by the operation address they
     advertise (`router.ops_port`).
@@ -84,7 +86,8 @@ async def explain(
     ids = meant_by(request_id)
     for each in ids:
         if (explanation := _explanation(runtime, each)) is not None:
-            return _as_json(runtime, explanation)
+            waits = await waits_of(explanation, runtime.pools.pools[explanation.pool])
+            return _as_json(runtime, explanation) | waits
     gaps: list[str] = []
     if not local:
         answers, gaps = await query_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")

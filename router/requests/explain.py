@@ -56,6 +56,10 @@ class PlacementRound:
     status: PlaceStatus
     named_in_all: int = 0
     """0: no more than are here."""
+    placed_ms: int = 0
+    """The time of the store's reply."""
+    enqueued_ms: int = 0
+    """The first reservation of the request."""
 
     @classmethod
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
@@ -63,13 +67,13 @@ class PlacementRound:
         decision, reply, named = placed.decision, placed.reply, placed.candidates
         loads = reply.loads
         if len(loads) <= KEPT_CANDIDATES:
-            return cls(named, loads, decision, attempt, reply.status)
+            return cls(named, loads, decision, attempt, reply.status, 0, reply.now_ms, reply.enqueued_ms)
         names = _candidates(named, loads)
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
         others = (name for name in names if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
         seen = {name: loads[name] for name in kept if name in loads}
-        return cls(kept, seen, decision, attempt, reply.status, len(names))
+        return cls(kept, seen, decision, attempt, reply.status, len(names), reply.now_ms, reply.enqueued_ms)
 
     @property
     def considered(self) -> int:
@@ -394,7 +398,9 @@ def _unpacked(packed: bytes) -> Explanation:
     return Explanation(**told | texts | {"leg": Leg(told["leg"]), "standing": standing})
 
 
-def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int) -> PlacementRound:
+def _round(
+    named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int, *times_ms: int
+) -> PlacementRound:
     if isinstance(loads, dict):
         seen: Mapping[str, InstanceLoad] = {
             name: InstanceLoad(name, InstanceState(state), *figures) for name, (_, state, *figures) in loads.items()
@@ -403,7 +409,7 @@ def _round(named: list[str], loads: Any, decision: list[Any], attempt: int, stat
         seen = ReportedLoads(*loads)
     made = dict(zip(_DECISION_FIELDS, decision, strict=True))
     made["reason"] = Reason(made["reason"])
-    return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all)
+    return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all, *times_ms)
 
 
 _FIELDS = [each.name for each in fields(Explanation)]

@@ -164,7 +164,9 @@ class Members(Changes):
                 return False, Change()
             hashes = keys.instances, keys.instance_records, keys.instance_notes
             commands: list[Command] = [("HDEL", key, instance_id) for key in hashes]
-            commands += [("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names, keys.queue_log)]
+            commands += [
+                ("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names, keys.queue_log)
+            ]
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
             # Every placement writes the record, so one that comes in between makes this change fail, and is seen next.

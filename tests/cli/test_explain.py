@@ -79,3 +79,11 @@ def test_a_request_of_a_tenant_tells_its_class_and_share() -> None:
     assert "  Class batch, band 60\n" in text
     assert f"  Level 12 among tenants: {share}\n" in text
     assert "Level" not in told() and "Class" not in told()
+
+
+def test_a_wait_is_told_in_sentences() -> None:
+    wait = {"instance_id": "a", "why": ["Deferred.", "2 requests went before it."]}
+
+    text = told(waits=[wait], waits_unknown="the logs of queues cannot be read")
+
+    assert "Held on a:\n  Deferred.\n  2 requests went before it.\nthe logs of queues cannot be read" in text

@@ -51,6 +51,7 @@ export class Story {
       const several = story.rounds.length > 1 ? ` · decision ${index + 1}, attempt ${round.attempt}` : "";
       parts.push(element("h3", {}, `The candidates${several}`), this.candidates(story, round));
     });
+    parts.push(...this.waits(story));
     for (const failure of story.failures) parts.push(element("p", { class: "failure" }, `failed: ${failure}`));
     for (const [instance, tokens, age] of story.continued) parts.push(element("p", {}, `went on elsewhere: ${instance} had answered ${count(tokens)} tokens after ${seconds(age)}`));
     parts.push(element("h3", {}, "The time line"), timeline(story, colour(story.instance_id), this.width()));
@@ -66,6 +67,21 @@ export class Story {
       said.append(" While it was held it moved to ", element("b", { style: `color: ${colour(story.instance_id)}` }, story.instance_id), ".");
     }
     return said;
+  }
+
+  // Why it was held: in sentences, and what went past it by class and tenant.
+  waits(story) {
+    const parts = (story.waits ?? []).flatMap((wait) => {
+      const figures = wait.ahead.map((each) => element("tr", {},
+        element("td", {}, each.priority_class || "–"), element("td", {}, each.tenant || "–"),
+        ...[each.requests, each.came_later].map((value) => element("td", { class: "n" }, count(value)))));
+      const table = element("table", { class: "candidates" }, element("thead", {}, element("tr", {},
+        ...["class", "tenant"].map((words) => element("th", {}, words)),
+        ...["went before it", "came later"].map((words) => element("th", { class: "n" }, words)))), element("tbody", {}, ...figures));
+      return [element("h3", {}, `Held on ${wait.instance_id}`), ...wait.why.map((reason) => element("p", {}, reason)),
+        figures.length ? element("div", { class: "scroll" }, table) : ""];
+    });
+    return story.waits_unknown ? [...parts, element("p", { class: "failure" }, story.waits_unknown)] : parts;
   }
 
   // Blocks as cells: those that the chosen instance has are filled; a bracket spans the hash key.
