@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
-from dualmap.cli.errors import CommandError
+from dualmap.cli.errors import CommandError, UsageError
 from dualmap.cli.fetch import HttpReply, fetch
 from dualmap.cli.settings import Settings
+from dualmap.runtime.spelling import did_you_mean
 
 _TIMEOUT_S = 10.0
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
@@ -44,11 +45,35 @@ def base_url(settings: Settings, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+class NotKnownError(UsageError):
+    """The fleet knows nothing of the name that was given."""
+
+
+def suggestion(name: str, known: Callable[[], Iterable[str]]) -> str:
+    """The end of the error about a name that the fleet does not know; ``known`` lists those that it does."""
+    try:
+        return did_you_mean(name, known())
+    except CommandError:
+        return ""
+
+
+def checked_url(url: str) -> str:
+    """The URL that an option names.
+
+    Raises:
+        UsageError: it does not say by which protocol.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"--url needs http:// or https:// in front: http://{url.partition('://')[2] or url}")
+    return url
+
+
 class AdminApi:
     """One replica's ``/admin``; what it changes, it changes for the whole fleet."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Settings) -> None:
-        self._base_url = (arguments.url or operation(settings)).rstrip("/").removesuffix("/v1")
+        url = checked_url(arguments.url) if arguments.url else operation(settings)
+        self._base_url = url.rstrip("/").removesuffix("/v1")
         self._pool = arguments.pool
         self._key = settings.router.own_admin_key
 
@@ -101,5 +126,10 @@ def refuse_errors(answer: HttpReply) -> None:
     said = error.get("message") if isinstance(error, dict) else answer.body.decode(errors="replace")[:300]
     if answer.status == HTTPStatus.NOT_FOUND and error is None:  # a router's own answers have OpenAI's shape
         raise CommandError("the server that answers is no router (a worker, or an instance?); name a router with --url")
-    hint = "; set router.admin_key" if answer.status == HTTPStatus.UNAUTHORIZED else ""
-    raise CommandError(f"{said}{hint}")
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise NotKnownError(said)
+    if answer.status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
+        raise UsageError(said)
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        said = f"{said}; give it in the variable DUALMAP_ROUTER__ADMIN_KEY, or as router.admin_key in --config FILE"
+    raise CommandError(said)

@@ -6,6 +6,7 @@ error, never ignored: a misspelt setting without effect is the most expensive ki
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 import types
@@ -19,6 +20,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from dualmap.cli.settings import Settings
+from dualmap.runtime.amounts import whole_amount
+from dualmap.runtime.complaints import in_words
 from dualmap.statestore.url import without_password
 
 ENVIRONMENT_PREFIX = "DUALMAP_"
@@ -73,9 +76,21 @@ def validated(assignments: Iterable[Assignment]) -> Settings:
         _assign(tree, assignment)
         origins[assignment.path] = assignment.origin
     try:
-        return Settings.model_validate(tree)
+        return Settings.model_validate({name: counted(name, value) for name, value in tree.items()})
     except ValidationError as error:
         raise ConfigurationError("\n".join(_complaints(error, origins))) from error
+
+
+def counted(name: str, value: object) -> Any:
+    """The value of a setting with its counts of tokens as numbers where they are written as ``100k`` or ``2M``."""
+    if isinstance(value, dict):
+        return {inner: counted(str(inner), each) for inner, each in value.items()}
+    if isinstance(value, list):
+        return [counted(name, each) for each in value]
+    if isinstance(value, str) and "tokens" in name:
+        with contextlib.suppress(ValueError):  # it is wrong, and complained of with its place
+            return whole_amount(value)
+    return value
 
 
 def _assign(tree: dict[str, Any], assignment: Assignment) -> None:
@@ -211,13 +226,27 @@ def _leaves(mapping: Mapping[object, object], prefix: tuple[str, ...]) -> Iterat
 
 
 def annotation_at(path: Sequence[str]) -> object:
-    """The declared type of a setting; None when there is none of that name."""
-    model: object = Settings
+    """The declared type of a setting, or of what a list holds, which a number names; None when there is none of that
+    name."""
+    annotation: object = Settings
     for name in path:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)) or name not in model.model_fields:
+        model = _section_of(annotation)
+        if model is not None and name in model.model_fields:
+            annotation = model.model_fields[name].annotation
+        elif name.isdecimal() and get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        else:
             return None
-        model = model.model_fields[name].annotation
-    return model
+    return annotation
+
+
+def _section_of(annotation: object) -> type[BaseModel] | None:
+    """The section that a type is, or may be."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for part in get_args(annotation) if (found := _section_of(part)) is not None), None)
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
 def _parse(annotation: object, text: str, origin: str) -> object:
@@ -263,8 +292,7 @@ def _problem(name: str, detail: ErrorDetails) -> str:
     """The complaint, in terms of the configuration file."""
     if detail["type"] in ("too_short", "string_too_short") and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
-    message = "input should be a list" if detail["type"] == "tuple_type" else detail["msg"]
-    message = message.removeprefix("Value error, ")
+    message = "input should be a list" if detail["type"] == "tuple_type" else in_words(detail)
     return message[:1].lower() + message[1:] + _shown(name, detail["input"])
 
 
@@ -284,8 +312,8 @@ def _origin(path: tuple[str, ...], origins: Mapping[tuple[str, ...], str]) -> st
 
 
 def _suggestion(path: tuple[str, ...]) -> str:
-    parent = Settings if len(path) == 1 else annotation_at(path[:-1])
-    if not (isinstance(parent, type) and issubclass(parent, BaseModel)):
+    parent = _section_of(annotation_at(path[:-1]))
+    if parent is None:
         return ""
     close = difflib.get_close_matches(path[-1], parent.model_fields, n=1)
     return f"; did you mean {'.'.join([*path[:-1], close[0]])}?" if close else ""

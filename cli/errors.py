@@ -23,7 +23,7 @@ class UnfitSettingsError(UsageError):
 
 def of_store(error: StoreError) -> CommandError:
     """The error of a command that cannot use the store: a ``store.url`` that its server refuses is a wrong setting."""
-    return (UnfitSettingsError if isinstance(error, StoreConfigurationError) else CommandError)(str(error))
+    return (UnfitSettingsError if isinstance(error, StoreConfigurationError) else CommandError)(str(error).rstrip("."))
 
 
 def not_listening(error: OSError, flags: str) -> CommandError:

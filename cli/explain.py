@@ -12,7 +12,8 @@ from urllib.parse import quote
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.admin_api import AdminApi, NotKnownError, add_connection_arguments
+from dualmap.cli.errors import CommandError
 from dualmap.cli.settings import Settings
 from dualmap.simulation.terminal import terminal
 
@@ -42,7 +43,10 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         found = api.call("GET", "/explain", query={"limit": arguments.limit})
         shown: RenderableType = listed(found)
     else:
-        found = api.call("GET", f"/explain/{quote(arguments.request, safe='')}")
+        try:
+            found = api.call("GET", f"/explain/{quote(arguments.request, safe='')}")
+        except NotKnownError as error:  # it may be right, and forgotten
+            raise CommandError(str(error)) from error
         shown = rendered(found)
     if arguments.json:
         print(json.dumps(found, indent=2))

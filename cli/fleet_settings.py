@@ -11,6 +11,7 @@ import yaml
 from rich.table import Table
 
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.configuration import counted
 from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
 from dualmap.simulation.terminal import terminal
@@ -62,7 +63,7 @@ def _parsed(text: str) -> tuple[str, Any]:
     try:
         return _bare(name), json.loads(value)
     except ValueError:
-        return _bare(name), value
+        return _bare(name), counted(_bare(name), value)
 
 
 def _bare(name: str) -> str:

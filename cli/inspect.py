@@ -12,8 +12,9 @@ from rich.console import RenderableType
 
 from dualmap.cli import inspect_tables as tables
 from dualmap.cli.as_json import as_json
-from dualmap.cli.errors import CommandError, of_store
+from dualmap.cli.errors import CommandError, UsageError, of_store
 from dualmap.cli.settings import Settings
+from dualmap.runtime.spelling import did_you_mean
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.ring import DualRing
 from dualmap.scheduling.state.view import is_scheduled
@@ -78,10 +79,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: str) -> Shown:
     try:
         store = await open_store(settings.store, scheduling=settings.scheduling)
-    except StoreConfigurationError as error:
-        raise of_store(error) from error
     except StoreError as error:
-        raise CommandError(f"{error}. Is store.url right?") from error
+        raise of_store(error) from error
     try:
         return await _VIEWS[arguments.view](store, pool, arguments, settings)
     except StoreError as error:
@@ -93,7 +92,7 @@ async def _from_store(arguments: argparse.Namespace, settings: Settings, pool: s
 async def _snapshot(store: Store, pool: str) -> PoolSnapshot:
     snapshot = await store.pool(pool).snapshot()
     if not snapshot.instances and not snapshot.replicas:
-        raise CommandError(f"the store knows no pool {pool!r} (--pool, store.url and store.prefix say where to look)")
+        raise UsageError(f"the store knows no pool {pool!r}; --pool, store.url and store.prefix say where to look")
     return snapshot
 
 
@@ -168,12 +167,13 @@ class RawPool:
         """How many blocks are listed, and the newest of them in hex with their stamps; docs/reference/redis-keys.md.
 
         Raises:
-            CommandError: the pool has no such instance.
+            UsageError: the pool has no such instance.
         """
         members = sorted(each.decode() for each in await self._calls.command("HKEYS", self._keys.instances))
         if instance_id not in members:
             known = [*members[:_NAMED], "…"] if len(members) > _NAMED else members or ["none"]
-            raise CommandError(f"the pool has no instance {instance_id!r}, but {', '.join(known)}")
+            meant = did_you_mean(instance_id, known) or f", but {', '.join(known)}"
+            raise UsageError(f"the pool has no instance {instance_id!r}{meant}")
         key = self._keys.kv(instance_id)
         total = int(await self._calls.command("ZCARD", key))
         newest = pairs_from(await self._calls.command("ZREVRANGE", key, 0, limit - 1, "WITHSCORES"))
@@ -183,7 +183,7 @@ class RawPool:
 async def _from_keys(arguments: argparse.Namespace, settings: Settings, pool: str) -> Shown:
     url = settings.store.url
     if url.partition("://")[0] in _NO_SERVER:
-        raise CommandError(f"this view reads Redis itself and needs a redis:// URL, not {without_password(url)!r}")
+        raise UsageError(f"this view reads Redis itself and needs a redis:// URL, not {without_password(url)!r}")
     try:
         calls = RedisStore(settings.store, scheduling=settings.scheduling).calls(pool)
         try:

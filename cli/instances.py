@@ -13,9 +13,11 @@ from urllib.parse import quote
 from rich.table import Table
 from rich.text import Text
 
-from dualmap.cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
+from dualmap.cli.admin_api import AdminApi, NotKnownError, add_connection_arguments, refuse_errors, suggestion
 from dualmap.cli.as_json import as_json
+from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
+from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.durations import duration_s
 from dualmap.simulation.terminal import terminal
 
@@ -68,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             action_parser.add_argument("instance_url", metavar="INSTANCE_URL", help="base URL of the vLLM server")
             action_parser.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
             for figure in _FIGURES:
-                kind = float if figure == "prefill_tokens_per_s" else int
+                kind = float if figure == "prefill_tokens_per_s" else whole_amount
                 action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
 
 
@@ -84,11 +86,19 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
 
 
 def changes_a_fleet(arguments: argparse.Namespace) -> bool:
-    return str(arguments.action) != "list"
+    return bool(arguments.action != "list")
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
+    try:
+        return _run(api, arguments)
+    except NotKnownError as error:
+        meant = suggestion(arguments.id, lambda: [each["id"] for each in api.call("GET", "/instances")["instances"]])
+        raise UsageError(f"{error}{meant}") from error
+
+
+def _run(api: AdminApi, arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         listed = api.call("GET", "/instances")["instances"]
         if arguments.json:

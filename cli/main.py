@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from dualmap.cli.errors import CommandError
-from dualmap.cli.parser import CommandParser, did_you_mean
+from dualmap.cli.parser import CommandParser
+from dualmap.runtime.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from dualmap.cli.settings import Settings

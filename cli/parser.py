@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
+
+from dualmap.runtime.spelling import did_you_mean
 
 _CHOICE = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.+)\)$")
 _UNKNOWN = "unrecognized arguments: "
+_INVALID = re.compile(r"invalid (\w+) value: (.+)$", re.DOTALL)
+_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "whole_amount": "a whole number such as 600, 100k or 2M",
+    "fromisoformat": "a date such as 2026-01-31",
+}
+"""What an option takes, by the name of the function that reads it."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -32,7 +41,8 @@ class CommandParser(argparse.ArgumentParser):
         self._other_options = tuple(options)
 
     def error(self, message: str) -> NoReturn:
-        super().error(f"{message}{self._suggestion(message)}")
+        said = _INVALID.sub(lambda found: f"takes {_IN_WORDS.get(found[1], 'another value')}: not {found[2]}", message)
+        super().error(f"{said}{self._suggestion(message)}")
 
     def _suggestion(self, message: str) -> str:
         if message.startswith(_UNKNOWN):
@@ -50,9 +60,3 @@ class CommandParser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 for inner in action.choices.values():
                     yield from inner._option_string_actions
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a message that names a wrong word: the known word that is most like it, if any is."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

@@ -83,7 +83,11 @@ class Readiness:
                     self._say(f"starting without {await self._said_of(lack)}\nEach serves as soon as it is ready.")
                     return True
             if now_s >= min(whole_s + self._pace.own_within_s, started_s + limit_s):
-                raise CommandError(f"not ready after {now_s - started_s:.0f} s: {await self._said_of(lack)}")
+                missing = await self._said_of(lack, whole=True)
+                raise CommandError(
+                    f"not ready after {now_s - started_s:.0f} s, still waiting for {missing}\n"
+                    "Give it more time with --ready-within-s S, or look into the logs."
+                )
             if now_s >= said_s + self._pace.report_every_s:
                 news, said_s = await self._said_of(lack), now_s
                 if news != said:
@@ -110,15 +114,18 @@ class Readiness:
                 return Lack(f"the router at {url}", tuple(servers), some_ready)
         return Lack("", tuple(servers), some_ready)
 
-    async def _said_of(self, lack: Lack) -> str:
-        """The missing parts, and the answer of every server."""
-        if lack.parts:
+    async def _said_of(self, lack: Lack, *, whole: bool = False) -> str:
+        """The missing part of the fleet; or the instances that are missing, with the answer of each one's server; or,
+        of the ``whole``, both."""
+        if lack.parts and not (whole and lack.servers):
             return lack.parts
         trust = instance_trust(self._plan.settings)
         said = await asyncio.gather(*(asyncio.to_thread(_answer_of, server, trust) for server in lack.servers))
         return "\n  ".join(
             (
-                "instances that are not ready:",
+                f"{lack.parts}, and for instances that are not ready:"
+                if lack.parts
+                else "instances that are not ready:",
                 *(f"{server.id} at {server.url}: {answer}" for server, answer in zip(lack.servers, said, strict=True)),
             )
         )

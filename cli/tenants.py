@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,10 +13,13 @@ from urllib.parse import quote
 import yaml
 from rich.table import Table
 
-from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.admin_api import AdminApi, NotKnownError, add_connection_arguments, suggestion
 from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
+from dualmap.runtime.amounts import whole_amount
+from dualmap.runtime.spelling import did_you_mean
+from dualmap.runtime.tenant_settings import NAME_IN_WORDS, NAME_PATTERN, LimitSettings
 from dualmap.simulation.terminal import terminal
 
 _ACTIONS = {
@@ -32,8 +36,9 @@ _ACTIONS = {
 _OF_A_KEY = frozenset({"add-key", "rotate", "revoke"})
 _CHANGES = frozenset({"create", "set"})
 _LISTS = ("models", "pools")
+_FIELDS = (*_LISTS, "weight", "priority_class", "shares_cache")
 _LISTED_AT_ONCE = 1000
-_EXAMPLE = "for example requests_per_minute=600, weight=2, models=small,large, or large.tokens_per_minute=1000"
+_EXAMPLE = "for example requests_per_minute=600, weight=2, models=small,large, or large.tokens_per_minute=100k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +83,14 @@ def changes_a_fleet(arguments: argparse.Namespace) -> bool:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
+    try:
+        return _run(api, arguments)
+    except NotKnownError as error:
+        meant = suggestion(arguments.name or "", lambda: [each["name"] for each in _all(api)])
+        raise UsageError(f"{error}{meant}") from error
+
+
+def _run(api: AdminApi, arguments: argparse.Namespace) -> int:
     match arguments.action:
         case "list":
             listed = _all(api)
@@ -96,7 +109,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             tenant = api.call("GET", _path(arguments.name))
             print(as_json(tenant) if arguments.json else yaml.safe_dump(tenant, sort_keys=False).rstrip("\n"))
         case "create":
-            keys = [{"name": key} for key in arguments.key]
+            keys = [{"name": _name(key, "key")} for key in arguments.key]
+            _name(arguments.name, "tenant")
             made = api.call("POST", "/tenants", {"name": arguments.name, "keys": keys} | _fields(arguments.changes))
             print(f"tenant {arguments.name} made; it is in force everywhere within a second")
             for key in made["keys"]:
@@ -105,7 +119,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
             changed = api.call("PATCH", _path(arguments.name), _fields(arguments.changes))
             print(yaml.safe_dump(changed, sort_keys=False), end="")
         case "add-key":
-            about = {"name": arguments.key, "limits": dict(map(_limit, arguments.limits))} | _given(arguments)
+            limits = dict(map(_limit, arguments.limits))
+            about = {"name": _name(arguments.key, "key"), "limits": limits} | _given(arguments)
             _show_key(api.call("POST", f"{_path(arguments.name)}/keys", about))
         case "rotate":
             wanted = {"keep_old_s": arguments.keep_old_s} | _given(arguments)
@@ -144,6 +159,13 @@ def _show_key(made: dict[str, Any]) -> None:
         print(f"key {made['name']} of {made['tenant']}, shown this once: {made['key']}")
 
 
+def _name(name: str, of: str) -> str:
+    """The name of something that is to be made."""
+    if not re.match(NAME_PATTERN, name):
+        raise UsageError(f"the name of a {of} has {NAME_IN_WORDS}: not {name!r}")
+    return name
+
+
 # NAME=VALUE -------------------------------------------------------------------------------------------------------
 def _fields(changes: Sequence[str]) -> dict[str, Any]:
     """The fields of a tenant: limits by their names, those for a model behind ``MODEL.``, and what else it has."""
@@ -157,6 +179,8 @@ def _fields(changes: Sequence[str]) -> dict[str, Any]:
         elif name in ("priority_class", "draws"):
             fields[name] = value
         elif name == "shares_cache":
+            if value not in ("true", "false"):
+                raise UsageError(f"{name} takes true or false: not {value!r}")
             fields[name] = value == "true"
         elif "." in name:
             model, _, limit = name.rpartition(".")
@@ -180,12 +204,16 @@ def _parted(text: str) -> tuple[str, str]:
 
 def _amount(name: str, value: str) -> int | None:
     """An amount; none for ``none``, which takes the limit away."""
+    if name not in LimitSettings.model_fields:
+        known = (*LimitSettings.model_fields, *_FIELDS)
+        meant = did_you_mean(name, known) or f"; there are: {', '.join(known)}"
+        raise UsageError(f"a tenant has no limit or field {name!r}{meant}")
     if value in ("", "none"):
         return None
     try:
-        return int(value.replace("_", ""))
+        return whole_amount(value)
     except ValueError:
-        raise UsageError(f"{name} takes a whole number, or none: not {value!r}") from None
+        raise UsageError(f"{name} takes a whole number such as 600, 100k or 2M, or none: not {value!r}") from None
 
 
 def _number(name: str, value: str) -> float:

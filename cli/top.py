@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dualmap.cli.as_json import as_json
-from dualmap.cli.errors import CommandError, of_store
+from dualmap.cli.errors import UsageError, of_store
 from dualmap.cli.live_status import STATE_STYLES
 from dualmap.cli.settings import Settings
 from dualmap.router.telemetry.pressure import ADVICE, Pressure, overdue_in
@@ -34,7 +34,7 @@ from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.simulation.terminal import terminal
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store
-from dualmap.statestore.errors import StoreConfigurationError, StoreError
+from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.chronicle import ChronicleRecord
 from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
@@ -150,10 +150,8 @@ def looks_at_a_fleet(_: argparse.Namespace) -> bool:
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     try:
         asyncio.run(_show(arguments, settings))
-    except StoreConfigurationError as error:
-        raise of_store(error) from error
     except StoreError as error:
-        raise CommandError(f"{error}. Is store.url right?") from error
+        raise of_store(error) from error
     return 0
 
 
@@ -243,7 +241,7 @@ def tenant_table(tenants: Sequence[TenantNow], shown: Shown, now_s: float) -> Re
 async def _overviews(store: Store, pools: Iterable[str]) -> dict[str, PoolOverview]:
     overviews = {name: await store.pool(name).overview() for name in pools}
     if not any(overview.loads or overview.replicas for overview in overviews.values()):
-        raise CommandError("the store knows no such pool (--pools, store.url and store.prefix say where to look)")
+        raise UsageError("the store knows no such pool; --pools, store.url and store.prefix say where to look")
     return overviews
 
 

@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-within-s",
         type=_seconds,
         metavar="S",
-        help="how long the instances may take until one is ready, by default 60 if they are emulated, else without"
-        " limit",
+        help="how long it may take until a worker leads, every router is ready, and the instances are: all of them, or,"
+        " where --instance-url names them, one; by default 60, and without limit for instances that are named",
     )
     parser.add_argument(
         "--status-interval-s",
@@ -100,10 +100,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"takes a whole number of at least 1: not {text!r}")
+    return int(text)
 
 
 def _bounds(text: str) -> AutoscaleSettings:
@@ -114,9 +113,12 @@ def _bounds(text: str) -> AutoscaleSettings:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError("must be above 0")
+        raise argparse.ArgumentTypeError(f"takes a number of seconds above 0: not {text!r}")
     return seconds
 
 

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments
 from dualmap.cli.as_json import as_json
-from dualmap.cli.errors import CommandError
+from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
+from dualmap.runtime.spelling import did_you_mean
 from dualmap.simulation.terminal import terminal
 
 _GROUPS: Final = ("day", "pool", "tenant", "key", "class", "model")
@@ -53,7 +54,11 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         print_records(api, arguments)
         return 0
     if arguments.days < 1:
-        raise CommandError("--days takes a number of days, at least 1")
+        raise UsageError("--days takes a number of days, at least 1")
+    for name in arguments.by.split(","):
+        if name not in _GROUPS:
+            meant = did_you_mean(name, _GROUPS) or f"; there are: {', '.join(_GROUPS)}"
+            raise UsageError(f"--by takes names with commas between them, and none is {name!r}{meant}")
     query: dict[str, object] = {"by": arguments.by} | ({"tenant": arguments.tenant} if arguments.tenant else {})
     last = arguments.last or date.fromisoformat(api.call("GET", "/usage", query={"by": "pool"})["last"])
     days = {"first": last - timedelta(arguments.days - 1), "last": last}

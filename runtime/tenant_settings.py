@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
 from dualmap.scheduling.tenants.tenant import Tenant
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-Name = Annotated[str, Field(pattern=_NAME)]
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+NAME_IN_WORDS = (
+    "letters, digits, '_', '-' and '.', begins with a letter or a digit, and is no longer than 64 characters"
+)
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ModelName = Annotated[str, Field(max_length=4096)]
 Amount = Annotated[int, Field(ge=1, lt=2**53)]
 SHORTEST_KEY = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal, Self, get_args
 
@@ -256,6 +257,25 @@ FIXED_AT_START = frozenset(
 the whole fleet alone."""
 
 
+def no_such_setting(name: str) -> str:
+    """The complaint about a dotted name that is no setting."""
+    close = difflib.get_close_matches(name, _dotted_names(SchedulingSettings().model_dump()), n=1)
+    return f"there is no setting scheduling.{name}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def is_setting(name: str) -> bool:
+    """Whether this is the dotted name of a setting, without ``scheduling.``."""
+    return name in _dotted_names(SchedulingSettings().model_dump())
+
+
+def _dotted_names(fields: Mapping[str, Any], before: str = "") -> list[str]:
+    return [
+        name
+        for field, value in fields.items()
+        for name in (_dotted_names(value, f"{before}{field}.") if isinstance(value, dict) else [f"{before}{field}"])
+    ]
+
+
 def with_overrides(settings: SchedulingSettings, overrides: Mapping[str, Any]) -> SchedulingSettings:
     """The settings with some of them changed in the running fleet, by dotted name (``least_cost.recompute_weight``).
 
@@ -271,7 +291,7 @@ def with_overrides(settings: SchedulingSettings, overrides: Mapping[str, Any]) -
         for part in sections:
             section = section.get(part) if isinstance(section, dict) else None
         if not isinstance(section, dict) or last not in section or isinstance(section[last], dict):
-            raise ValueError(f"there is no setting scheduling.{name}")
+            raise ValueError(no_such_setting(name))
         if name in FIXED_AT_START:
             raise ValueError(f"scheduling.{name} cannot change while the fleet runs: restart it with another value")
         section[last] = given

@@ -35,6 +35,9 @@ from dualmap.workers.status import WorkerStatus
 
 log = logging.getLogger(__name__)
 
+OUTAGE_REPEATED_AT = 32
+"""Failures after which an outage, about two minutes long then, is logged once more."""
+
 T = TypeVar("T")
 
 
@@ -138,7 +141,7 @@ async def _ops(
 
 
 async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: Clock, pools: Sequence[str]) -> Store:
-    failures = 0
+    failures, said = 0, ""
     while True:
         try:
             store = await open_store(settings, scheduling=scheduling, shared=True)
@@ -150,9 +153,10 @@ async def _open(settings: StoreSettings, scheduling: SchedulingSettings, clock: 
             return store
         except StoreUnavailableError as error:
             failures += 1
-            if worth_logging(failures):
+            if str(error) != said or (failures >= OUTAGE_REPEATED_AT and worth_logging(failures)):
                 url = without_password(settings.url)
-                log.warning("waiting for the store url=%s failures=%d error=%s", url, failures, error)
+                log.warning("waiting for the store url=%s failures=%d: %s", url, failures, error)
+                said = str(error)
         await clock.sleep(backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=BACKOFF_MAX_S))
 
 

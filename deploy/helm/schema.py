@@ -91,6 +91,7 @@ ENGINE: dict[str, Any] = {
 }
 """The fields of an entry of `engines`, with a value of each one's type."""
 
+AMOUNT = r"^[0-9][0-9_]*(\.[0-9]+)?[kKMG]?$"
 TEMPLATE = r"\{\{.*\}\}"
 _TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number"}
 
@@ -130,12 +131,21 @@ def for_chart(schema: Any) -> Any:
     found = {}
     for key, value in schema.items():
         if key in ("properties", "$defs"):
-            found[key] = {name: for_chart(each) for name, each in value.items()}
+            found[key] = {name: with_amounts(name, for_chart(each)) for name, each in value.items()}
         elif key == "pattern":
             found[key] = f"({value})|{TEMPLATE}"
         elif key not in ("title", "default"):
             found[key] = for_chart(value)
     return found
+
+
+def with_amounts(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a setting, which may be written as 100k or 2M where it is a count of tokens."""
+    kinds = {schema.get("type"), *(each.get("type") for each in schema.get("anyOf", ()))}
+    if "tokens" not in name or "integer" not in kinds:
+        return schema
+    described = {"description": schema.pop("description")} if "description" in schema else {}
+    return {"anyOf": [schema, {"type": "string", "pattern": AMOUNT}], **described}
 
 
 def engine_schema() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.settings import not_finite
 from dualmap.router.tenants.administration import TenantAdministration, checked, found, hash_of, new_key
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
+from dualmap.runtime.complaints import in_words
 from dualmap.runtime.tenant_settings import LimitSettings, Name, TenantFields, TenantSettings
 from dualmap.statestore.tenants.tenant_book import LOGGED_CHANGES
 
@@ -147,7 +148,11 @@ async def create_tenant(runtime: RuntimeParam, wanted: NewTenant, by: ChangedBy)
 
     def create(known: TenantRecord | None) -> TenantRecord:
         if known is not None:
-            raise ConflictError(f"there is a tenant {wanted.name!r} already; change it by PATCH", param="name")
+            raise ConflictError(
+                f"there is a tenant {wanted.name!r} already; change it by PATCH, or with: dualmap tenants set"
+                f" {wanted.name} NAME=VALUE",
+                param="name",
+            )
         for key in keys:
             administration.refuse_taken(key.sha256)
         return checked(TenantRecord(**fields, keys=keys, created_ms=now_ms))
@@ -315,13 +320,16 @@ def _merged(limits: LimitSettings, changes: dict[str, Any]) -> LimitSettings:
     return LimitSettings.model_validate({**limits.model_dump(), **changes})
 
 
+_NAMES = (*TenantFields.model_fields, *LimitSettings.model_fields)
+
+
 def _wrong_value(error: ValueError) -> InvalidRequestError:
     """The first of pydantic's complaints."""
     errors: Sequence[Any] = error.errors() if hasattr(error, "errors") else ()
     if not errors:
         return InvalidRequestError(str(error))
     where = ".".join(map(str, errors[0]["loc"]))
-    return InvalidRequestError(f"{where}: {errors[0]['msg']}", param=where)
+    return InvalidRequestError(f"{where}: {in_words(errors[0], _NAMES)}", param=where)
 
 
 def _check(runtime: Runtime, fields: TenantFields) -> None:

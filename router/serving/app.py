@@ -39,6 +39,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH as METRIC_COUNTS
 from dualmap.router.tenants.directory import TenantDirectory, usable_model, usable_models
 from dualmap.router.ui.routes import add_ui
+from dualmap.runtime.complaints import in_words
 from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreError
 
@@ -216,7 +217,8 @@ def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
     if first["loc"] == ("body",):  # bytes, a list, nothing at all
         return InvalidRequestError("the body must be a JSON object, sent with content-type: application/json")
     where = ".".join(str(part) for part in first["loc"] if part != "body")
-    return InvalidRequestError(f"{where}: {first['msg']}" if where else first["msg"], param=where or None)
+    said = in_words(first)
+    return InvalidRequestError(f"{where}: {said}" if where else said, param=where or None)
 
 
 def _methods_at(path: str, request: Request) -> set[str]:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 4.0
+OUTAGE_REPEATED_AT = 32
+"""Failures after which an outage, about two minutes long then, is logged once more."""
 
 HANDSHAKE_S = 10.0
 """Time for a client to complete a TLS handshake."""
@@ -50,7 +52,7 @@ async def until_store_is_there(
     stays closed, as others may share its port. ``url`` is named in the log, ``tls`` is that of the listener.
     """
     async with contextlib.AsyncExitStack() as probes:
-        failures = 0
+        failures, said = 0, ""
         while not stopping.is_set():
             try:
                 return await step()
@@ -58,8 +60,9 @@ async def until_store_is_there(
                 failures += 1
                 if failures == 1:
                     await probes.enter_async_context(_probes_answered(listener, tls))
-                if worth_logging(failures):
-                    log.warning("the store %s is out of reach, trying again failures=%d: %s", url, failures, error)
+                if str(error) != said or (failures >= OUTAGE_REPEATED_AT and worth_logging(failures)):
+                    log.warning("waiting for the store url=%s failures=%d: %s", url, failures, error)
+                    said = str(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)):
                     await stopping.wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.simulation.calibrate.fit import Fitted, fit_costs
 from dualmap.simulation.calibrate.measure import CalibrationError, Engine, plan_for
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rounds over all prompt lengths; batches are measured in every second one",
     )
     parser.add_argument(
-        "--batched-tokens", type=int, default=None, metavar="TOKENS",
+        "--batched-tokens", type=whole_amount, default=None, metavar="TOKENS",
         help="the server's --max-num-batched-tokens, if it does not report it",
     )  # fmt: skip
     parser.add_argument(

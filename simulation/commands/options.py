@@ -11,6 +11,7 @@ from math import inf
 from pathlib import Path
 from typing import Literal
 
+from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
@@ -46,8 +47,10 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"Mooncake JSONL, Azure CSV, own recording, or a generator ({names}), also as zipf:skew=1.2,requests=500",
     )
     trace.add_argument("--requests", "--limit", type=int, metavar="N", help="only the first N (a generator makes N)")
-    trace.add_argument("--max-input-tokens", type=int, metavar="TOKENS", help="cut longer prompts to this")
-    trace.add_argument("--block-tokens", type=int, metavar="TOKENS", help="block size of a JSONL that does not name it")
+    trace.add_argument("--max-input-tokens", type=whole_amount, metavar="TOKENS", help="cut longer prompts to this")
+    trace.add_argument(
+        "--block-tokens", type=whole_amount, metavar="TOKENS", help="block size of a JSONL that does not name it"
+    )
     trace.add_argument("--seed", type=int, default=DEFAULT_SEED, help="seed of generated traces")
 
 
@@ -120,7 +123,9 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         help="hold requests in the fleet, or send them at once (none: hold them where they may be reordered or moved)",
     )
     fleet.add_argument(
-        "--dispatch-window-tokens", type=int, help="dispatched, unprefilled tokens (none: the pool's instances')"
+        "--dispatch-window-tokens",
+        type=whole_amount,
+        help="dispatched, unprefilled tokens (none: the pool's instances')",
     )
     fleet.add_argument(
         "--autoscale", metavar="MIN:MAX", help="the fleet changes its size itself, from --instances on (none: from MIN)"

@@ -9,7 +9,7 @@ import orjson
 
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.queues.queue_order import QueueOrder
-from dualmap.scheduling.settings import SchedulingSettings, with_overrides
+from dualmap.scheduling.settings import SchedulingSettings, is_setting, no_such_setting, with_overrides
 from dualmap.statestore.answers import SettingsChange
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Calls, Command
@@ -41,7 +41,11 @@ class RunningSettings(Changes):
         return with_overrides(self._configured, overrides)
 
     def in_force_after(self, overrides: Mapping[str, Any], changes: Mapping[str, Any]) -> SchedulingSettings:
-        """The settings in force once more is changed; None for a name reverts its change. Raises as ``in_force``."""
+        """The settings in force once more is changed; None for a name reverts its change. Raises as ``in_force``, also
+        where what is to be reverted is no setting, unless a former version changed it."""
+        for name, given in changes.items():
+            if given is None and name not in overrides and not is_setting(name):
+                raise ValueError(no_such_setting(name))
         return self.in_force({name: given for name, given in {**overrides, **changes}.items() if given is not None})
 
     def override_from(self, name: str, text: bytes) -> Any:

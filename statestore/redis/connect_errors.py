@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from redis import exceptions
 
@@ -27,7 +28,7 @@ def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float,
         return StoreConfigurationError(f"{server} refuses the database of store.url: {error}")
     if "max number of clients reached" in str(error):
         return StoreUnavailableError(f"the store takes no more connections, raise its maxclients: {error}")
-    why, hint = str(error), ""
+    why, hint = _why(error, causes), "; start it, or correct store.url"
     if isinstance(error, (TimeoutError, exceptions.TimeoutError)):
         why = f"no answer within {timeout_s:g} s"
     if tls:
@@ -38,6 +39,18 @@ def connect_error(error: Exception, server: str, *, tls: bool, timeout_s: float,
     elif all(isinstance(cause, ConnectionResetError) for cause in causes if isinstance(cause, OSError)):  # it hung up
         hint = "; if it speaks TLS, use rediss://"
     return StoreUnavailableError(f"cannot connect to the store at {server}: {why}{hint}")
+
+
+def _why(error: Exception, causes: Sequence[BaseException]) -> str:
+    """Why there is no connection, without the address, which redis-py repeats in its texts."""
+    for cause in causes:
+        if isinstance(cause, ConnectionRefusedError):
+            return "nothing listens there"
+        if isinstance(cause, FileNotFoundError):
+            return "there is no such socket"
+        if isinstance(cause, socket.gaierror):
+            return "there is no host of this name"
+    return str(error).rstrip(".")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,6 +15,7 @@ from redis.asyncio import ConnectionPool
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.replies import (
+    ForbiddenError,
     MovedElsewhereError,
     NoFunctionsError,
     ScriptMissingError,
@@ -232,8 +233,10 @@ class WireCalls(Calls):
             clock = self._act_by(give_up_s)
             try:
                 return await self.command(verb, body, 1, base, clock, *arguments)
-            except (NoFunctionsError, StoreConfigurationError):
+            except (NoFunctionsError, StoreConfigurationError) as error:
                 if verb != "FCALL":
+                    if isinstance(error, ForbiddenError):
+                        raise error.about(base) from error
                     raise
                 # Or this user may not call any: then it may run scripts, or is told why not.
                 self._has_functions = False

@@ -45,15 +45,61 @@ def test_an_instance_may_be_added_with_a_queue_of_its_own_and_what_is_hardly_mea
 
 
 def test_a_refusal_is_shown_in_the_replicas_words(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
-    replica.answers = [(404, error("pool 'default' has no instance 'x'"))]
+    replica.answers = [(409, error("instance 'x' is still busy"))]
     assert main(["instances", "drain", "x", "--url", replica.url]) == 1
+    assert capsys.readouterr().err == "dualmap instances: instance 'x' is still busy\n"
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_word_that_the_replica_refuses_is_a_wrong_word(
+    status: int, replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [(status, error("url: must be http://HOST:PORT"))]
+    assert main(["instances", "add", "x", "y", "--url", replica.url]) == 2
+    assert capsys.readouterr().err == "dualmap instances: url: must be http://HOST:PORT\n"
+
+
+def test_an_unknown_instance_is_a_wrong_word_and_the_one_that_may_be_meant_is_named(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = {"instances": [{"id": "instance-1"}, {"id": "other"}]}
+    replica.answers = [(404, error("pool 'default' has no instance 'instnce-1'")), (200, known)]
+    assert main(["instances", "drain", "instnce-1", "--url", replica.url]) == 2
+    said = capsys.readouterr().err
+    assert said == "dualmap instances: pool 'default' has no instance 'instnce-1'; did you mean instance-1?\n"
+
+
+def test_a_suggestion_that_cannot_be_made_does_not_hide_the_error(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [(404, error("pool 'default' has no instance 'x'")), (500, error("no"))]
+    assert main(["instances", "drain", "x", "--url", replica.url]) == 2
     assert capsys.readouterr().err == "dualmap instances: pool 'default' has no instance 'x'\n"
+
+
+def test_a_request_that_no_replica_remembers_is_no_wrong_word(
+    replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica.answers = [(404, error("no replica remembers request 'x'"))]
+    assert main(["explain", "x", "--url", replica.url]) == 1
+    assert capsys.readouterr().err == "dualmap explain: no replica remembers request 'x'\n"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "foo", "localhost:8000/v1", "ftp://127.0.0.1:8000"])
+@pytest.mark.parametrize("words", [["explain"], ["tenants", "list"], ["usage"], ["settings", "fleet"]])
+def test_a_url_without_its_protocol_is_a_wrong_word(
+    words: list[str], url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--url", url]) == 2
+    assert f"--url needs http:// or https:// in front: http://{url.removeprefix('ftp://')}\n" in capsys.readouterr().err
 
 
 def test_a_missing_key_says_which_setting_helps(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
     replica.answers = [(401, error("send the admin key"))]
     assert main(["instances", "list", "--url", replica.url]) == 1
-    assert "router.admin_key" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "DUALMAP_ROUTER__ADMIN_KEY" in said
+    assert "router.admin_key in --config FILE" in said
 
 
 def test_removing_asks_again_while_the_instance_is_busy(replica: Replica) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dualmap.cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
 from dualmap.cli.main import main
@@ -254,3 +256,53 @@ def test_the_command_stops_with_exit_code_2_and_names_the_value(
     assert code == 2
     assert "router.port" in (error := capsys.readouterr().err)
     assert "DUALMAP_ROUTER__PORT" in error
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"pools": [{"modle": "m"}]}, "pools.0.modle: there is no such setting; did you mean pools.0.model?"),
+        ({"pools": [{"instances": [{"id": "a", "urll": "http://a"}]}]}, "did you mean pools.0.instances.0.url?"),
+        ({"pools": [{"autoscale": {"max_instancs": 3}}]}, "did you mean pools.0.autoscale.max_instances?"),
+        (
+            {"tenants": [{"name": "a", "limits": {"tokens_per_minut": 5}}]},
+            "did you mean tenants.0.limits.tokens_per_minute?",
+        ),
+        (
+            {"tenants": [{"name": "a", "model_limits": {"m": {"tokens_per_minut": 5}}}]},
+            "did you mean tenants.0.model_limits.m.tokens_per_minute?",
+        ),
+        ({"tenants": [{"name": "A B"}]}, "a name has letters, digits"),
+    ],
+)
+def test_a_misspelt_name_within_a_list_is_answered_with_the_one_that_may_be_meant(
+    document: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(yaml.safe_dump(document), "utf-8")
+
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        load_settings((), {}, path)
+
+
+def test_a_count_of_tokens_may_be_written_in_thousands_and_millions(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(
+        "tenants: [{name: a, limits: {tokens_per_minute: 100k}, model_limits: {m: {tokens_per_day: 2M}}}]\n"
+        "pools: [{instances: [{id: a, url: http://a, kv_capacity_tokens: 1.5M}]}]",
+        "utf-8",
+    )
+    flags, _ = split_flags(["--emulator.max_num_batched_tokens", "8k"], {})
+
+    settings = load_settings(flags, {"DUALMAP_EMULATOR__KV_CAPACITY_TOKENS": "1M"}, path)
+
+    (tenant,) = settings.tenants
+    assert (tenant.limits.tokens_per_minute, tenant.model_limits["m"].tokens_per_day) == (100_000, 2_000_000)
+    assert settings.pools[0].instances[0].kv_capacity_tokens == 1_500_000
+    assert (settings.emulator.max_num_batched_tokens, settings.emulator.kv_capacity_tokens) == (8000, 1_000_000)
+
+
+@pytest.mark.parametrize("amount", ["lots", "100m", "-1k", "1.5"])
+def test_a_wrong_count_of_tokens_is_named_as_it_was_written(amount: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"emulator.kv_capacity_tokens: .*not '{amount}'"):
+        load_settings((), {"DUALMAP_EMULATOR__KV_CAPACITY_TOKENS": amount})

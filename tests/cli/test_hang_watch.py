@@ -77,7 +77,8 @@ async def test_a_child_that_hangs_is_killed_and_started_again(start: Callable[..
     await until(lambda: requests(child) > answers, "it answers")
     assert said == [
         "server has not answered for 0.9 s and is killed",
-        "server ended with exit code -9; starting it again in 0.25 s",
+        "server was killed by SIGKILL; starting it again in 0.25 s",
+        f"server runs again, as process {child.pid}",
     ]
 
 

@@ -145,7 +145,7 @@ def test_shares_of_a_ring_add_up_to_the_whole() -> None:
 def test_a_pool_that_the_store_does_not_know_is_an_error_that_says_where_it_looked(
     store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", "overview", "--pool", "other", "--store.url", store_url]) == 1
+    assert main(["inspect", "overview", "--pool", "other", "--store.url", store_url]) == 2
     assert "knows no pool 'other'" in capsys.readouterr().err
 
 
@@ -157,7 +157,7 @@ def test_a_store_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str
 def test_an_instance_that_the_pool_does_not_have_is_an_error_that_names_those_it_has(
     store_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["inspect", "kv", "nope", "--store.url", store_url]) == 1
+    assert main(["inspect", "kv", "nope", "--store.url", store_url]) == 2
     assert "the pool has no instance 'nope', but a, b" in capsys.readouterr().err
 
 
@@ -192,7 +192,7 @@ def test_keys_are_read_from_the_server_that_a_sentinel_names(
 
 
 def test_a_store_without_a_server_has_no_keys_to_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "hot", "--store.url", "memory://"]) == 1
+    assert main(["inspect", "hot", "--store.url", "memory://"]) == 2
     assert "needs a redis:// URL, not 'memory://'" in capsys.readouterr().err
 
 

@@ -58,3 +58,31 @@ def test_a_word_that_is_like_no_other_gets_no_suggestion(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         CommandParser(prog="dualmap x").parse_args(["--zzzzzz"])
     assert "did you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["up", "--replicas", "x"], "takes a whole number of at least 1: not 'x'"),
+        (["up", "--replicas", "0"], "takes a whole number of at least 1: not '0'"),
+        (["up", "--ready-within-s", "soon"], "takes a number of seconds above 0: not 'soon'"),
+        (["explain", "--limit", "x"], "takes a whole number: not 'x'"),
+        (["top", "--interval-s", "x"], "takes a number: not 'x'"),
+        (["usage", "--last", "x"], "takes a date such as 2026-01-31: not 'x'"),
+        (["instances", "add", "a", "http://a", "--kv-capacity-tokens", "x"], "takes a whole number such as 600, 100k"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_answered_with_what_the_option_takes(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_sum_of_usage_by_what_there_is_not_is_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["usage", "--by", "tenat", "--url", "http://127.0.0.1:1"]) == 2
+    assert "did you mean tenant?" in capsys.readouterr().err
+    assert main(["usage", "--days", "0", "--url", "http://127.0.0.1:1"]) == 2

@@ -129,7 +129,7 @@ async def test_when_none_is_ready_in_the_time_it_may_take_the_servers_answers_ar
     await fleet.lead()
     fleet.servers = {A: REFUSED, B: HttpReply(500, b"")}
 
-    with pytest.raises(CommandError, match=r"not ready after 0 s: ") as caught:
+    with pytest.raises(CommandError, match=r"not ready after 0 s, still waiting for ") as caught:
         await fleet.waiting(A, B, within_s=0.05)
 
     assert f"instance-1 at {A}: [Errno 111] Connection refused" in str(caught.value)

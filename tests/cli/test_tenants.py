@@ -88,14 +88,57 @@ def test_the_log_says_who_changed_what(replica: Replica, capsys: pytest.CaptureF
     assert "2023-11-14 22:13:20" in shown and "ada" in shown
 
 
+LISTED = {"tenants": [{"name": "acme"}, {"name": "other"}], "next": None}
+
+
 def test_removing_and_revoking_say_what_ends(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
-    replica.answers = [(204, None), (204, None), (404, error("there is no tenant 'x'"))]
+    replica.answers = [(204, None), (204, None), (404, error("there is no tenant 'acm'")), (200, LISTED)]
     assert told(replica, "revoke", "acme", "ci") == 0
     assert told(replica, "remove", "acme") == 0
-    assert told(replica, "remove", "x") == 1
+    assert told(replica, "remove", "acm") == 2
 
     assert [asked[:2] for asked in replica.asked[:2]] == [
         ("DELETE", "/admin/tenants/acme/keys/ci"),
         ("DELETE", "/admin/tenants/acme"),
     ]
-    assert "there is no tenant 'x'" in capsys.readouterr().err
+    assert "there is no tenant 'acm'; did you mean acme?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["create", "x", "tokens_per_minut=5"],
+            "a tenant has no limit or field 'tokens_per_minut'; did you mean tokens_per_minute?",
+        ),
+        (["create", "x", "large.tokens_per_minut=5"], "did you mean tokens_per_minute?"),
+        (["set", "x", "wieght=2"], "did you mean weight?"),
+        (["set", "x", "nonsense=2"], "there are: requests_per_minute, tokens_per_minute"),
+        (["set", "x", "weight=abc"], "weight takes a number: not 'abc'"),
+        (["set", "x", "shares_cache=yes"], "shares_cache takes true or false: not 'yes'"),
+        (["set", "x", "tokens_per_minute=lots"], "takes a whole number such as 600, 100k or 2M, or none: not 'lots'"),
+        (["set", "x", "tokens_per_minute=0.0001k"], "takes a whole number"),
+        (["add-key", "x", "ci", "tokens_per_minut=5"], "did you mean tokens_per_minute?"),
+        (["create", "A B"], "the name of a tenant has letters, digits, '_', '-' and '.', begins with a letter"),
+        (["create", ""], "the name of a tenant has letters"),
+        (["create", "x", "--key", "a b"], "the name of a key has letters"),
+        (["add-key", "x", "a b"], "the name of a key has letters"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_one_and_nothing_is_sent(
+    words: list[str], said: str, replica: Replica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(replica, *words) == 2
+    assert said in capsys.readouterr().err
+    assert replica.asked == []
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("600", 600), ("50_000", 50_000), ("100k", 100_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)]
+)
+def test_a_limit_may_be_written_in_thousands_and_millions(text: str, amount: int, replica: Replica) -> None:
+    replica.answers = [(200, {})]
+
+    assert told(replica, "set", "acme", f"tokens_per_minute={text}") == 0
+
+    assert replica.asked[0][3] == {"limits": {"tokens_per_minute": amount}}

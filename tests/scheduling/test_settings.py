@@ -84,7 +84,15 @@ def test_every_setting_that_is_fixed_exists() -> None:
     "name", ["no_such_setting", "least_cost", "least_cost.no_such_setting", "no_such.section", "slo_ttft_s.less", ""]
 )
 def test_a_change_of_what_is_no_setting_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f"there is no setting scheduling.{name}$"):
+    with pytest.raises(ValueError, match=f"there is no setting scheduling.{name}(;|$)"):
+        with_overrides(SchedulingSettings(), {name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("slo_ttft", "slo_ttft_s"), ("least_cost.recompute_wieght", "least_cost.recompute_weight")]
+)
+def test_a_misspelt_setting_is_answered_with_the_one_that_may_be_meant(name: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"no setting scheduling.{name}; did you mean {meant}\\?$"):
         with_overrides(SchedulingSettings(), {name: 1})
 
 

@@ -267,7 +267,8 @@ async def test_while_nobody_listens_attempts_fail_at_once_and_then_there_is_anot
 
     pool = connection_pool(count, {}, 1.0)
     for _ in range(50):
-        with pytest.raises(StoreUnavailableError, match=r"cannot connect to the store at 127\.0\.0\.1:1: .*failed"):
+        said = r"cannot connect to the store at 127\.0\.0\.1:1: nothing listens there; start it, or correct store\.url$"
+        with pytest.raises(StoreUnavailableError, match=said):
             await pool.make_connection().connect()
     assert attempts == 1
 
@@ -276,3 +277,11 @@ async def test_while_nobody_listens_attempts_fail_at_once_and_then_there_is_anot
             with contextlib.suppress(StoreUnavailableError):
                 await pool.make_connection().connect()
             await asyncio.sleep(0.01)
+
+
+async def test_a_store_that_is_away_is_said_in_one_sentence_without_the_librarys_own(tmp_path: Path) -> None:
+    missing = await complaint_about(f"unix://{tmp_path}/store.sock")
+    nameless = await complaint_about("redis://no-such-host.invalid:6379")
+
+    assert str(missing).startswith(f"cannot connect to the store at {tmp_path}/store.sock: there is no such socket; ")
+    assert "there is no host of this name; start it, or correct store.url" in str(nameless)

@@ -60,3 +60,12 @@ def test_of_changes_that_cannot_be_read_the_rest_is_in_force() -> None:
     }
     assert settings.order_from({b"queue_order": b'"deadline"', b"policy": b"\xff"}).by_deadline
     assert not settings.order_from({}).by_deadline
+
+
+def test_what_is_to_be_reverted_must_be_a_setting_unless_a_former_version_changed_it() -> None:
+    settings = MemoryStore(SchedulingSettings()).pool("default").settings
+
+    with pytest.raises(ValueError, match=r"there is no setting scheduling\.slo_ttft; did you mean slo_ttft_s\?"):
+        settings.in_force_after({}, {"slo_ttft": None})
+    assert settings.in_force_after({"once_a_setting": 1}, {"once_a_setting": None}) == SchedulingSettings()
+    assert settings.in_force_after({}, {"slo_ttft_s": None}) == SchedulingSettings()
