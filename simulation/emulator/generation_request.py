@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import xxhash
 
@@ -12,7 +13,7 @@ from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer, next_seed
-from dualmap.simulation.emulator.served_names import ServedNames
+from dualmap.simulation.emulator.served_names import Adapter, ServedNames
 from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
 MAX_ANSWERS = 16_384
@@ -40,13 +41,37 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheScope:
+    """What separates the KV of requests whose prompts are equal."""
+
+    adapter: Adapter | None = None
+    salt: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the names of blocks are made with: of an adapter its path, too, which no event has."""
+        adapter = self.adapter
+        return self.salt if adapter is None else f"{adapter.name}\n{adapter.path}\n{self.salt}"
+
+    def extra_keys(self, place: int) -> list[str] | None:
+        """The extra keys of a block in events: the salt has an effect on the first one alone."""
+        keys = [] if self.adapter is None else [self.adapter.name]
+        if self.salt and not place:
+            keys.append(self.salt)
+        return keys or None
+
+
+NO_SCOPE: Final = CacheScope()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     tokens: int
     block_hashes: tuple[int, ...]
     kills_engine: bool
     """The engine dies when it starts on this prompt."""
     text: bytes = b""
-    salt: str = ""
+    scope: CacheScope = NO_SCOPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +168,7 @@ def read_max_tokens(payload: Body, names: Sequence[str], limits: Limits, *, mini
     return None
 
 
-def read_prompt(text: bytes, limits: Limits, salt: str = "", spare_tokens: int = 0) -> Prompt:
+def read_prompt(text: bytes, limits: Limits, scope: CacheScope = NO_SCOPE, spare_tokens: int = 0) -> Prompt:
     """A prompt as the engine sees it. Raises ApiError: with ``spare_tokens``, it exceeds the model's context."""
     tokens = count_tokens(text)
     if tokens + spare_tokens > limits.max_model_len:
@@ -157,18 +182,20 @@ def read_prompt(text: bytes, limits: Limits, salt: str = "", spare_tokens: int =
         )
     return Prompt(
         tokens=tokens,
-        block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, salt),
+        block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, scope.text),
         kills_engine=limits.crash_on is not None and limits.crash_on in text,
         text=text,
-        salt=salt,
+        scope=scope,
     )
 
 
-def generation(prompts: Sequence[bytes], sampling: Sampling, limits: Limits, salt: str = "") -> GenerationRequest:
+def generation(
+    prompts: Sequence[bytes], sampling: Sampling, limits: Limits, scope: CacheScope = NO_SCOPE
+) -> GenerationRequest:
     """Answers to some prompts, all to the first one first. Raises ApiError."""
     choices: list[Choice] = []
     for text in prompts:
-        prompt = read_prompt(text, limits, salt)
+        prompt = read_prompt(text, limits, scope)
         seed_of = limits.seed & 0xFFFFFFFFFFFFFFFF
         (seed, said), following = begun_answer(text, seed_of), xxhash.xxh3_64_intdigest(text, seed_of)
         for index in range(sampling.answers):

@@ -122,5 +122,6 @@ class Inference:
     def _stamp(self, request: HttpRequest, payload: dict[str, Any], *, own_id: bool = False) -> Stamp:
         given = None if own_id else request.headers.get("x-request-id")
         request_id = given or payload.get("request_id") or f"{self._started:x}{next(self._minted):08x}"
-        answering = self._limits.names.adapter_of(payload) or self._limits.model
+        adapter = self._limits.names.adapter_of(payload)
+        answering = self._limits.model if adapter is None else adapter.name
         return Stamp(str(request_id), answering, int(time.time()), self._fingerprint)

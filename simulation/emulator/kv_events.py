@@ -46,8 +46,9 @@ class KvEventLog:
                 self._known[block] = (prompt, place, count - 1)
 
     def publish(self, published_s: float) -> None:
-        """Publish all that happened since as one batch, if anything did."""
-        if not self.journal:
+        """Publish all that happened since as one batch, if anything did. That the cache was emptied goes out with the
+        next step that computes, as of vLLM."""
+        if all(change is CacheChange.CLEARED for change, _ in self.journal):
             return
         events: list[dict[str, Any]] = []
         for change, block in self.journal:
@@ -66,7 +67,8 @@ class KvEventLog:
         parent = prompt.block_hashes[place - 1] if place else None
         size = self._block_tokens * TOKEN_BYTES
         ids = array("I", prompt.text[place * size : (place + 1) * size]).tolist()
-        extra_keys = [prompt.salt] if prompt.salt and not place else None
+        scope = prompt.scope
+        extra_keys, adapter = scope.extra_keys(place), scope.adapter
         last = events[-1] if events else {}
         if last.get("type") == "BlockStored" and last["block_hashes"][-1] == parent:
             last["block_hashes"].append(block)
@@ -75,7 +77,8 @@ class KvEventLog:
             return
         event = {
             "type": "BlockStored", "block_hashes": [block], "parent_block_hash": parent, "token_ids": ids,
-            "block_size": self._block_tokens, "lora_id": None, "medium": MEDIUM, "lora_name": None,
+            "block_size": self._block_tokens, "lora_id": None if adapter is None else adapter.number,
+            "medium": MEDIUM, "lora_name": None if adapter is None else adapter.name,
             "extra_keys": [extra_keys], "group_idx": 0,
         }  # fmt: skip
         events.append(event)

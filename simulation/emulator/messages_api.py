@@ -20,7 +20,7 @@ from dualmap.simulation.emulator.generation_request import (
     read_max_tokens,
     read_stop,
 )
-from dualmap.simulation.emulator.openai_api import cache_salt, check_model
+from dualmap.simulation.emulator.openai_api import cache_scope, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
 from dualmap.simulation.tokenizer import render_chat
@@ -42,8 +42,8 @@ def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generatio
         stop=read_stop(payload, "stop_sequences"),
         given=call.tool.arguments if call is not None else _read_format(payload),
     )
-    gen_request = generation([prompt], sampling, limits, cache_salt(payload, limits))
-    return gen_request, MessageReply(gen_request, stamp, call)
+    gen_request = generation([prompt], sampling, limits, cache_scope(payload, limits))
+    return gen_request, MessageReply(gen_request, stamp, call, limits.block_tokens)
 
 
 def read_count(payload: Body, limits: Limits) -> bytes:
@@ -73,7 +73,8 @@ def message_prompt(payload: Body) -> bytes:
 class MessageReply:
     """One message: a text, or the use of a tool."""
 
-    def __init__(self, gen_request: GenerationRequest, stamp: Stamp, call: ToolCall | None) -> None:
+    def __init__(self, gen_request: GenerationRequest, stamp: Stamp, call: ToolCall | None, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
         self.answer_id = f"chatcmpl-{stamp.request_id}"
         self._prompt_tokens = gen_request.prompt_tokens
         self._script = gen_request.choices[0].script
@@ -112,7 +113,7 @@ class MessageReply:
     def closing(self, ends: Sequence[Ended], usage: Usage) -> bytes:
         reason, sequence = self._stop(ends[0])
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        return named_event({"type": "message_delta", "delta": delta, "usage": _usage(usage)}) + named_event(
+        return named_event({"type": "message_delta", "delta": delta, "usage": self._usage(usage)}) + named_event(
             {"type": "message_stop"}
         )
 
@@ -127,7 +128,9 @@ class MessageReply:
         elif ends[0].finish_reason == "stop":  # a call that was cut short does not count
             content.append(self._use(self._call, orjson.loads(said)))
         reason, sequence = self._stop(ends[0])
-        answer = {**self._message(content), "stop_reason": reason, "usage": _usage(usage)}
+        answer = {**self._message(content), "usage": self._usage(usage)}
+        if reason is not None:  # one that was aborted has none
+            answer["stop_reason"] = reason
         if sequence is not None:
             answer["stop_sequence"] = sequence
         return orjson.dumps(answer)
@@ -144,6 +147,17 @@ class MessageReply:
             return "stop_sequence", self._script.stop_reason
         return "end_turn", None
 
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        """The prompt's tokens in three parts: read from the cache, put there in whole blocks, and the rest."""
+        whole_tokens = usage.prompt_tokens // self._block_tokens * self._block_tokens
+        created = max(0, whole_tokens - usage.cached_tokens)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
+            "output_tokens": usage.completion_tokens,
+            "cache_creation_input_tokens": created,
+            "cache_read_input_tokens": usage.cached_tokens,
+        }
+
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         model = self._stamp.model
         return {"id": self.answer_id, "type": "message", "role": "assistant", "content": content, "model": model}
@@ -151,15 +165,6 @@ class MessageReply:
     def _use(self, call: ToolCall, arguments: object) -> dict[str, Any]:
         use_id = f"chatcmpl-tool-{xxhash.xxh3_64_hexdigest(self.answer_id.encode())}"
         return {"type": "tool_use", "id": use_id, "name": call.tool.name, "input": arguments}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-    }
 
 
 def _require_model(payload: Body) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, not_emulated
 from dualmap.simulation.emulator.fields import Body, flag, mapping, required, text
 from dualmap.simulation.emulator.generation_request import (
+    CacheScope,
     GenerationRequest,
     Limits,
     generation,
@@ -41,7 +42,7 @@ def read_chat(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRe
     sampling = read_sampling(payload, read_max_tokens(payload, ("max_completion_tokens", "max_tokens"), limits))
     given = call.tool.arguments if call is not None else read_output_format(payload)
     options, logprobs = _read_stream_options(payload), read_chat_logprobs(payload)
-    gen_request = generation([prompt], replace(sampling, given=given), limits, cache_salt(payload, limits))
+    gen_request = generation([prompt], replace(sampling, given=given), limits, cache_scope(payload, limits))
     gen_request = replace(gen_request, kv=read_kv_transfer_params(payload, stamp.request_id))
     return gen_request, ChatReply(gen_request, stamp, options, logprobs, call)
 
@@ -61,7 +62,7 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Genera
     options, logprobs = _read_stream_options(payload), read_completion_logprobs(payload)
     sampling = replace(sampling, given=read_output_format(payload))
     gen_request = replace(
-        generation(prompts, sampling, limits, cache_salt(payload, limits)),
+        generation(prompts, sampling, limits, cache_scope(payload, limits)),
         kv=read_kv_transfer_params(payload, stamp.request_id),
     )
     echoes = [token_texts(prompt) if echo else [] for prompt in prompts for _ in range(sampling.answers)]
@@ -144,10 +145,9 @@ def _refuse(payload: Body, names: Sequence[str]) -> None:
             raise not_emulated(name)
 
 
-def cache_salt(payload: Body, limits: Limits) -> str:
+def cache_scope(payload: Body, limits: Limits) -> CacheScope:
     """Requests that differ in it share no KV: those of different adapters, and those of different salts."""
-    salt, adapter = text(payload, "cache_salt") or "", limits.names.adapter_of(payload)
-    return salt if adapter is None else f"{adapter}\n{salt}"
+    return CacheScope(limits.names.adapter_of(payload), text(payload, "cache_salt") or "")
 
 
 def token_texts(prompt: bytes) -> list[str]:

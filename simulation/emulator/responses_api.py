@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.generation_request import (
     generation,
     read_max_tokens,
 )
-from dualmap.simulation.emulator.openai_api import AFTER_MESSAGE, cache_salt, check_model
+from dualmap.simulation.emulator.openai_api import AFTER_MESSAGE, cache_scope, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
 from dualmap.simulation.tokenizer import render_chat
@@ -119,7 +119,7 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generati
     )
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
     sampling = Sampling(max_tokens, given=given)
-    gen_request = generation([_prompt(payload)], sampling, limits, cache_salt(payload, limits))
+    gen_request = generation([_prompt(payload)], sampling, limits, cache_scope(payload, limits))
     return gen_request, ResponseReply(gen_request, stamp, wanted, text(payload, "request_id"))
 
 

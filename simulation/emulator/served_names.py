@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
@@ -13,6 +15,16 @@ from dualmap.simulation.emulator.routes import Route, Routes
 _PLAIN = "text/plain; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that is loaded."""
+
+    name: str
+    path: str
+    number: int
+    """The engine's own number of it: another one each time that it is loaded, unless it is replaced in place."""
+
+
 class ServedNames:
     """Model names, shared by all engines of a server."""
 
@@ -20,12 +32,16 @@ class ServedNames:
         self.model = model
         self._names = (model, *aliases)
         self._from_the_start = tuple(adapters)
-        self._adapters: dict[str, str] = {}
+        self._adapters: dict[str, Adapter] = {}
+        self._numbers = count(1)
         self.restart()
 
     def restart(self) -> None:
         """A new process has only the adapters that it is started with."""
-        self._adapters = {name: f"/adapters/{name}" for name in self._from_the_start}
+        self._numbers = count(1)
+        self._adapters = {
+            name: Adapter(name, f"/adapters/{name}", next(self._numbers)) for name in self._from_the_start
+        }
 
     def check(self, payload: Body) -> None:
         """A request may leave the model out. Raises ApiError: it names one that is not served."""
@@ -33,10 +49,10 @@ class ServedNames:
         if model is not None and model not in self._names and model not in self._adapters:
             raise unknown_model(model, self.model)
 
-    def adapter_of(self, payload: Body) -> str | None:
+    def adapter_of(self, payload: Body) -> Adapter | None:
         """The adapter that a request names; None for the model itself."""
         model = payload.get("model")
-        return model if isinstance(model, str) and model in self._adapters else None
+        return self._adapters.get(model) if isinstance(model, str) else None
 
     def cards(self, created_s: int, max_model_len: int) -> list[dict[str, Any]]:
         """The entries of ``/v1/models``."""
@@ -46,8 +62,8 @@ class ServedNames:
             for name in self._names
         ]
         adapters = [
-            {"id": name, **common, "root": path, "parent": self.model, "max_model_len": None}
-            for name, path in self._adapters.items()
+            {"id": each.name, **common, "root": each.path, "parent": self.model, "max_model_len": None}
+            for each in self._adapters.values()
         ]
         return served + adapters
 
@@ -63,9 +79,10 @@ class ServedNames:
         name, path = str(required(payload, "lora_name")), str(required(payload, "lora_path"))
         if not name or not path:
             raise bad_request("Both 'lora_name' and 'lora_path' must be provided.")
-        if name in self._adapters and not payload.get("load_inplace"):
+        former = self._adapters.get(name)
+        if former is not None and not payload.get("load_inplace"):
             raise bad_request(f"The lora adapter '{name}' has already been loaded.")
-        self._adapters[name] = path
+        self._adapters[name] = Adapter(name, path, next(self._numbers) if former is None else former.number)
         responder.send(200, f"Success: LoRA adapter '{name}' added successfully.".encode(), _PLAIN)
 
     def _unload(self, request: HttpRequest, responder: Responder) -> None:

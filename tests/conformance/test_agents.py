@@ -31,15 +31,18 @@ async def test_a_streamed_message_has_its_events_in_order(server: Server) -> Non
 
 
 async def test_cached_tokens_of_a_message_are_counted_apart(server: Server) -> None:
-    messages = [{"role": "user", "content": "the same words again and again, " * 40}]
-    whole = 0
+    messages = [{"role": "user", "content": f"{uuid.uuid4()} the same words again and again, " * 20}]
+    whole, created = 0, []
     for _ in range(2):
         usage = (await server.post(MESSAGES, messages=messages, max_tokens=1))["usage"]
         cached = usage.get("cache_read_input_tokens", 0)
         total = usage["input_tokens"] + cached + usage.get("cache_creation_input_tokens", 0)
         assert whole in (0, total)
         whole = total
+        created.append(usage["cache_creation_input_tokens"])
     assert cached > 0 and cached % 32 == 0
+    assert created[0] == whole // 32 * 32, "what is cached afterwards"
+    assert created[1] < 32 or whole % 32 == 0
 
 
 async def test_tokens_of_a_message_are_counted_without_an_answer(server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 import uuid
 from collections.abc import AsyncIterator
@@ -138,6 +139,43 @@ async def test_events_and_prompts_come_to_the_same_blocks(
     assert all(event.device and event.translatable for event in read) and view.orphans == 0
 
 
+async def test_an_adapters_blocks_are_its_own_and_those_of_its_path(
+    server: Server, events: Events, prompt: list[int]
+) -> None:
+    """Another path under the same name is another adapter to the engine, and the same one in events."""
+    paths = os.environ.get("DUALMAP_VLLM_LORA_PATHS", "").split(":") if server.real else ["/adapters/1", "/adapters/2"]
+    if len(paths) < 2:
+        pytest.skip("DUALMAP_VLLM_LORA_PATHS names no two adapters that the server can load")
+    name, cached = f"a-{uuid.uuid4().hex[:8]}", []
+    view = EngineView()
+    for path in paths[:2]:
+        loaded = await server.http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path})
+        assert loaded.status_code == 200, loaded.text
+        for _ in range(2):
+            answer = await server.post(COMPLETIONS, prompt=prompt, max_tokens=1, model=name, cache_salt="a secret")
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        assert (await server.http.post("/v1/unload_lora_adapter", json={"lora_name": name})).status_code == 200
+    assert cached == [0, 3 * BLOCK_TOKENS] * 2
+
+    stored: list[dict[str, Any]] = []
+    async with asyncio.timeout(20):
+        while sum(len(each["block_hashes"]) for each in stored) < 6:
+            every = (await events.replay(0))[:-1]
+            found = [event for frames in every for event in msgpack.unpackb(frames[-1])[1]]
+            stored = [each for each in found if each.get("lora_name") == name]
+    for frames in every:
+        view.apply(read_batch(int.from_bytes(frames[-2], "big"), frames[-1]))
+    change, _ = view.take_change(0, 0.0)
+
+    extra_keys = [keys for each in stored for keys in each["extra_keys"]]
+    assert extra_keys == [[name, "a secret"], [name], [name]] * 2
+    numbers = [each["lora_id"] for each in stored]
+    assert numbers[0] < numbers[-1]
+    assert len({block for each in stored for block in each["block_hashes"]}) == 6
+    expected = engine_chain(prompt, BLOCK_TOKENS, BlockExtras.of(name, "a secret")).hashes
+    assert [change.stored.count(block) for block in expected] == [1, 1, 1]
+
+
 async def test_a_replay_has_every_batch_from_a_sequence_on(server: Server, events: Events, prompt: list[int]) -> None:
     for end in (40, 70, 99):
         await server.post(COMPLETIONS, prompt=prompt[:end], max_tokens=1)
@@ -155,10 +193,13 @@ async def test_a_replay_has_every_batch_from_a_sequence_on(server: Server, event
 async def test_a_cleared_cache_is_published(server: Server, events: Events, prompt: list[int]) -> None:
     await server.post(COMPLETIONS, prompt=prompt[:70], max_tokens=1)
     await events.stored(prompt[:64])
+    before = len(await events.replay(0))
     cleared = await server.http.post("/reset_prefix_cache")
     if server.real and cleared.status_code == 404:
         pytest.skip("the server has no /reset_prefix_cache: VLLM_SERVER_DEV_MODE=1")
     assert cleared.status_code == 200
+    await server.http.get("/metrics")
+    assert len(await events.replay(0)) == before, "nothing is published before the engine computes again"
     await server.post(COMPLETIONS, prompt=prompt, max_tokens=1)  # events leave with the engine's next step
     await events.stored(prompt)
 
