@@ -281,8 +281,9 @@ def inference_request_of(
             raise _no_response(previous)
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
+    read.prompts = prompts_of(path, body)
     if stream:
-        read.prompts, read.answers = prompts_of(path, body), answers_of(path, body)
+        read.answers = answers_of(path, body)
         read.not_continued = why_not_continued(path, body, read.answers)
     return read
 

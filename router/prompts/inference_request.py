@@ -172,7 +172,7 @@ class InferenceRequest:
     not_continued: str = "it does not stream"
     """Why its answer is not continued by another instance should its own fail; empty where it may be."""
     prompts: int = 1
-    """The number of prompts that its stream answers."""
+    """The number of prompts that it has."""
     answers: int = 1
     """The number of answers in its stream, as many to each prompt."""
     asks: AskedTokens | None = None

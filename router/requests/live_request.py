@@ -591,7 +591,7 @@ class LiveRequest:
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             pool.stored_responses.answered(self, usage)
-        count_usage(machine, pool, self.prompt, expected_cached)
+        count_usage(machine, pool, self.prompt, expected_cached, prompts=self.inference_request.prompts)
         told = self._explanation(expected_cached)
         context.decisions.add(told)
         if context.ended is not None:

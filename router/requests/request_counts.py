@@ -49,8 +49,11 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
 
 
-def count_usage(machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int) -> None:
-    """Count what was expected of the prompt beside what the instance counted, where it reported that."""
+def count_usage(
+    machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int, *, prompts: int = 1
+) -> None:
+    """Count what was expected of the prompt beside what the instance counted, where it reported that. Of several
+    ``prompts`` vLLM reports the cached tokens of one."""
     usage, metrics, chain = machine.usage, pool.metrics, machine.spec.chain
     if chain is None:
         return
@@ -62,10 +65,11 @@ def count_usage(machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | 
     if usage is not None and usage.prompt_tokens is not None and prompt is not None:
         if prompt.count is not None and pool.tokenizer is not None:
             pool.tokenizer.reported(prompt.count, chain.prompt_tokens, usage.prompt_tokens, machine.instance_id)
-        metrics.compare_cached(expected_cached, usage.cached_tokens)
-        if usage.cached_tokens is not None:
+        cached_tokens = usage.cached_tokens if prompts == 1 else None
+        metrics.compare_cached(expected_cached, cached_tokens)
+        if cached_tokens is not None:
             metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
-            metrics.hit_tokens_reported.inc(usage.cached_tokens)
+            metrics.hit_tokens_reported.inc(cached_tokens)
             return
     if is_answered:
         metrics.prompt_tokens_unreported.inc(expected_tokens)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.request.machine import Failed
-from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.request import RequestState
@@ -205,3 +205,21 @@ async def test_a_request_that_would_be_late_has_an_answer_of_a_lower_class_leave
     assert (batch.instance_id, batch.machine.evictions) == ("a", 1)
     batch.finish(Outcome.COMPLETED)
     assert runtime.pools.pools["default"].evictable.is_empty
+
+
+@pytest.mark.parametrize(("prompts", "reported", "unreported"), [(1, 128, 0), (2, 0, 1)])
+async def test_the_cached_tokens_of_a_list_of_prompts_are_compared_with_nothing(
+    start_runtime: Any, prompts: int, reported: int, unreported: int
+) -> None:
+    """vLLM reports those of one prompt alone, with the tokens of all."""
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    sent = tools.request(LONG)
+    sent.prompts = prompts
+    live = await runtime.intake.place(sent)
+
+    live.finish(Outcome.COMPLETED, Usage(prompt_tokens=2000, cached_tokens=128, output_tokens=3))
+
+    metrics = runtime.pools.pools["default"].metrics
+    assert metrics.hit_tokens_reported.value == reported
+    assert metrics.prompt_tokens_reported.value == (2000 if reported else 0)
+    assert bool(metrics.prompt_tokens_unreported.value) is bool(unreported)
