@@ -232,6 +232,12 @@ class RouterSettings(BaseModel):
         description="paths that are not passed on to instances, nor what is below them; * stands for anything",
     )
 
+    trust_transfers: bool = Field(
+        False,
+        description="clients may say where KV is loaded from and sent to: kv_transfer_params and ec_transfer_params of"
+        " bodies, and the headers of sidecars (x-prefiller-host-port and its like); otherwise these are dropped",
+    )
+
     # browsers ------------------------------------------------------------------------------------------------
     ui: bool = Field(True, description="the live page at /ui; its data need the admin key where one is set")
     cors_origins: tuple[Origin, ...] = Field(

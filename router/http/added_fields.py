@@ -13,14 +13,22 @@ BLANK: Final = b" \t\r\n"
 
 
 def added_fields(request: InferenceRequest) -> list[bytes]:
-    """The fields of a request whose values are the fleet's, as JSON: the salt of its tenant, the priority of its
-    class."""
-    fields = []
+    """The fields of a request whose values are the fleet's, as JSON: those that its client must not say, the salt of
+    its tenant, the priority of its class."""
+    fields = [*request.overrides]
     if request.cache_salt is not None:
         fields.append(salt_field(request.cache_salt))
     if request.engine_priority is not None:
         fields.append(priority_field(request.engine_priority))
     return fields
+
+
+def form_edits(request: InferenceRequest) -> list[Edit]:
+    """The edits of a form that drop what its client must not say, and set the priority of its class."""
+    edits = [*request.form_edits]
+    if request.engine_priority is not None and request.priority_span is not None:
+        edits.append((request.priority_span, b"%d" % request.engine_priority))
+    return edits
 
 
 def field_edit(body: bytes, *fields: bytes) -> Edit:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any, Final
@@ -22,7 +23,8 @@ from dualmap.router.errors import (
     TokenKeysComingError,
     UnsupportedEncodingError,
 )
-from dualmap.router.http.model_field import form_model
+from dualmap.router.http.doubled_fields import RULED_FIELDS, doubled_fields
+from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
 from dualmap.router.http.paths import (
     INFERENCE_PATHS,
     forbidden_path_finder,
@@ -33,6 +35,7 @@ from dualmap.router.http.paths import (
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.http.rest_of_answer import answers_of, prompts_of, why_not_continued
+from dualmap.router.http.steering import EXTRA_ARGS, REPORT_KEY, SAMPLING, TRANSFER_KEYS, may_steer, overriding_fields
 from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATHS,
@@ -44,6 +47,7 @@ from dualmap.router.prompts.inference_request import (
     storing_instance,
 )
 from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.steps import at_once
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
 from dualmap.scheduling.settings import MAX_SLO_S
@@ -57,8 +61,9 @@ UNKNOWN_CALLER_BYTES: Final = 4 << 20
 """Longest body that waits until its sender is known."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
-_NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search", "kv_transfer_params"})
-"""Fields with which an answer needs the computed prompt itself, or with which the client transfers KV on its own."""
+_NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search"})
+"""Fields with which an answer needs the computed prompt itself."""
+_STEERING: Final = frozenset({*TRANSFER_KEYS, REPORT_KEY, *EXTRA_ARGS, SAMPLING})
 
 _ANSWERS: Final = frozenset({"n", "best_of"})
 _MOST_ANSWERS: Final = 1 << 20
@@ -85,7 +90,7 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
         if tenants.is_closed and (inference or needs_api_key(path)):
             find_caller(request, tenants)
         if inference:
-            if not known and is_forbidden(path):
+            if is_forbidden(path):
                 raise ForbiddenPathError(
                     f"{path} is not passed on, as router.forbidden_paths says; send it to the instance itself"
                 )
@@ -139,6 +144,8 @@ def refusing_inference(check_head: HeadCheck, why: str) -> HeadCheck:
 def content_encoding(request: ClientRequest) -> str | None:
     """How the body is compressed; None where it is not."""
     encoding = request.get(b"content-encoding")
+    if encoding is not None and request.count(b"content-encoding") > 1:
+        encoding = b", ".join([value for name, value in request.fields if name == b"content-encoding"])
     if encoding is None or encoding.strip().lower() in (b"", b"identity"):
         return None
     return encoding.decode("latin-1")
@@ -170,15 +177,30 @@ def _no_response(response: str | None) -> NotFoundError:
     return NotFoundError(f"response {response!r} not found: only ids that this fleet gave you lead to one")
 
 
-def read_inference_request(request: ClientRequest, request_id: str, *, max_parts: int = MAX_PARTS) -> InferenceRequest:
+def read_inference_request(
+    request: ClientRequest, request_id: str, *, max_parts: int = MAX_PARTS, trusts_transfers: bool = False
+) -> InferenceRequest:
     """The request of a client, read from its complete HTTP request; for bodies that are not long."""
-    if (encoding := content_encoding(request)) is not None:
-        return unread_request(request, request_id, f"the body is compressed ({encoding})")
     try:
+        check_encoding(request)
         body = json_object(request.body)
+        doubled = frozenset() if request.caller is None else doubled_fields(request.body, body, request.caller)
     except UnreadableJsonError as error:
-        return unread_request(request, request_id, error.reason)
-    return inference_request_of(request, request_id, body, _NO_LONG_TEXTS, max_parts=max_parts)
+        read = unread_request(request, request_id, error.reason)
+        read.may_steer = at_once(may_steer(request.body, trusts_transfers=trusts_transfers))
+        return read
+    read = inference_request_of(
+        request, request_id, body, _NO_LONG_TEXTS, max_parts=max_parts, trusts_transfers=trusts_transfers
+    )
+    if doubled:
+        read.doubled = doubled
+    return read
+
+
+def check_encoding(request: ClientRequest) -> None:
+    """Raises UnreadableJsonError where the body is compressed."""
+    if (encoding := content_encoding(request)) is not None:
+        raise UnreadableJsonError(f"the body is compressed ({encoding})")
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -218,24 +240,63 @@ def is_form(request: ClientRequest) -> bool:
     return media_type is not None and media_type.lower().startswith(b"multipart/form-data")
 
 
-def read_form_request(request: ClientRequest, request_id: str) -> InferenceRequest:
-    """The request of a client that sent a form, of which only the name of the model is read."""
-    model = form_model(request.body)
-    return InferenceRequest(
+def read_form_request(request: ClientRequest, request_id: str, *, trusts_transfers: bool = False) -> InferenceRequest:
+    """The request of a client that sent a form, of which the fields are read that a rule is about."""
+    body = request.body
+    read = InferenceRequest(
         request_id,
-        model,
+        "",
         request.path,
         None,
         _slo_s(request),
         stream=False,
         form=True,
-        body_hash=xxh3_64_intdigest(request.body),
-        asks=unread_tokens(request.path, len(request.body), form=True),
+        body_hash=xxh3_64_intdigest(body),
+        asks=unread_tokens(request.path, len(body), form=True),
     )
+    try:
+        if (encoding := content_encoding(request)) is not None:
+            raise UnreadableFormError(f"the body is compressed ({encoding})")
+        fields = form_fields(body, request.get(b"content-type") or b"")
+        for each in fields:
+            _read_form_field(body, read, each, trusts_transfers=trusts_transfers)
+    except (UnreadableFormError, UnicodeDecodeError) as error:
+        read.unread, read.model, read.form_edits = str(error), "", ()
+        charset = re.search(rb"charset(?!=\"?utf-8)", request.get(b"content-type") or b"", re.IGNORECASE)
+        read.may_steer = charset is not None or at_once(may_steer(body, trusts_transfers=trusts_transfers))
+        return read
+    read.doubled = frozenset(
+        name for name, count in Counter(each.name for each in fields).items() if count > 1 and name in RULED_FIELDS
+    )
+    return read
+
+
+def _read_form_field(body: bytes, read: InferenceRequest, field: FormField, *, trusts_transfers: bool) -> None:
+    """Read a field of a form that a rule is about; of those of a name the last one counts."""
+    if field.name == "model":
+        if field.is_file:
+            raise UnreadableFormError("the model of the form is a file")
+        read.model, read.model_span = body[slice(*field.span)].decode(), field.span
+    elif field.name == "priority":
+        read.names_priority, read.priority_span = True, field.span
+    elif field.name in _STEERING:
+        text = body[slice(*field.span)]
+        try:
+            said = {field.name: read_json(text)}
+        except UnreadableJsonError:
+            said = {field.name: text.decode("utf-8", "replace")}
+        if overriding_fields(said, _NO_LONG_TEXTS, trusts_transfers=trusts_transfers):
+            read.form_edits = (*read.form_edits, (field.part, b""))
 
 
 def inference_request_of(
-    request: ClientRequest, request_id: str, body: dict[str, Any], long_texts: LongTexts, *, max_parts: int
+    request: ClientRequest,
+    request_id: str,
+    body: dict[str, Any],
+    long_texts: LongTexts,
+    *,
+    max_parts: int,
+    trusts_transfers: bool = False,
 ) -> InferenceRequest:
     """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
     judged here: one that cannot be read counts as absent."""
@@ -259,6 +320,9 @@ def inference_request_of(
         read.asked_class = None if asked is None else asked.decode("latin-1").strip()
         read.service_tier = tier if isinstance(tier, str) else None
         read.sent_priority = priority if type(priority) is int else None
+        read.names_priority = "priority" in body
+    if not _STEERING.isdisjoint(body):
+        read.overrides = overriding_fields(body, long_texts, trusts_transfers=trusts_transfers)
     if prompt is None:
         salt = body.get("cache_salt")
         read.sent_salt = salt if isinstance(salt, str) else None
@@ -267,9 +331,9 @@ def inference_request_of(
     if path in COMPLETIONS_PATHS:
         read.leaves_usage_open = stream and "stream_options" not in body
         read.refuses_usage = stream and not read.leaves_usage_open and _refuses_usage(body["stream_options"])
-        read.may_split = may_split(path, body)
+        read.may_split = may_split(path, body) and not (trusts_transfers and body.get("kv_transfer_params"))
         read.computed_answers = _computed_answers(path, body)
-        read.leaves_ids_open = "return_token_ids" not in body
+        read.leaves_ids_open = body.get("return_token_ids") is None
     elif path == RESPONSES_PATH:
         own = body.get("request_id")  # by which it would be stored
         if isinstance(own, str) and is_marked_for_another(own, request.caller):

@@ -12,10 +12,10 @@ import orjson
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.errors import RouterError, UpstreamError, from_exception
-from dualmap.router.http.added_fields import BLANK, added_fields, field_edit
+from dualmap.router.http.added_fields import added_fields, field_edit, form_edits
 from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.cache_salt import separate
+from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, comment_on, ending_events
 from dualmap.router.http.continued_chat import measure_rest
 from dualmap.router.http.continued_response import ContinuedResponse
@@ -27,7 +27,7 @@ from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.http.kept_stream import KeptStream
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.model_field import BodyPart, Edit, edited, form_model_span, json_model_span
+from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.rest_of_answer import (
@@ -45,7 +45,7 @@ from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abando
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.sse import Ending, event_object
-from dualmap.router.http.stream_usage import USAGE_OPTION, id_edit, ids_edit, usage_edit
+from dualmap.router.http.stream_usage import IDS_FIELD, USAGE_FIELD, id_field
 from dualmap.router.http.usage_requests import AS_SENT
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
@@ -79,13 +79,13 @@ async def serve_inference(request: ClientRequest, downstream: ClientDownstream, 
     placed: PlacedRequest | None = None
     forwarding: _Forwarding | None = None
     try:
-        inference_request = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
+        trusts, long_bodies = plane.settings.trust_transfers, plane.long_bodies
+        inference_request = read_at_once(request, request_id, trusts) or await long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client, inference_request.caller = request.client, request.caller
         if request.caller is not None:
             inference_request.cut_off = downstream.cut_off
-        if plane.cache_salts is not None:
-            separate(request, inference_request, plane.cache_salts)
+        apply_body_rules(plane, request, inference_request)
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.intake.place(inference_request)
@@ -160,20 +160,30 @@ class PlacedRequest(Protocol):
     def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None: ...
 
 
-def body_for(
-    inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: Edit, fields: Sequence[bytes] = ()
-) -> list[BodyPart]:
-    """The client's own bytes, with these edits and fields, and those that its instance needs: another name of the
-    model, an id of the response by which it is found again."""
-    edits: list[Edit] = [*more]
-    if inference_request.leaves_id_open:
-        edits.append(id_edit(body, response_id(placed.request_id, placed.instance_id, inference_request.tenant)))
-    if inference_request.model and placed.model != inference_request.model:
+def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: bytes) -> list[BodyPart]:
+    """The client's own bytes, with those that its instance needs: another name of the model, the fleet's values of
+    fields, an id of the response by which it is found again, and ``more`` fields as JSON.
+
+    Fields stand at the end, where they count in place of those of the same name before, as for any reader. They are
+    for JSON objects alone: of a body that was not read nothing is edited but a name of the model that was found.
+    """
+    edits: list[Edit] = []
+    model = inference_request.model
+    if model and placed.model != model:
         if inference_request.form:
-            edits.append((form_model_span(body), placed.model.encode()))
+            assert inference_request.model_span is not None
+            edits.append((inference_request.model_span, placed.model.encode()))
         else:
             edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
-    if (fields := [*added_fields(inference_request), *fields]) and body.rstrip(BLANK).endswith(b"}"):
+    if inference_request.form:
+        edits += form_edits(inference_request)
+        return edited(body, sorted(edits))
+    if inference_request.unread:
+        return edited(body, edits)
+    fields = [*added_fields(inference_request), *more]
+    if inference_request.leaves_id_open:
+        fields.append(id_field(response_id(placed.request_id, placed.instance_id, inference_request.tenant)))
+    if fields:
         edits.append(field_edit(body, *fields))
     return edited(body, edits)
 
@@ -466,21 +476,21 @@ class _Forwarding:
     def to_client(
         self,
         target: InstanceSpec,
-        edits: Sequence[Edit],
+        more: Sequence[bytes],
         on_first_token: Callable[[], None],
         awaits_output: bool,
         on_sent: Callable[[], None] = nothing,
         abandoned: Abandoned = abort_abandoned,
         kv_within_s: float | None = None,
     ) -> Sending:
-        """The client's request, with these edits, to an instance whose answer it gets; see ``Sending``."""
+        """The client's request, with these fields, to an instance whose answer it gets; see ``Sending``."""
         leaves_usage_open, usage = self._inference_request.leaves_usage_open, AS_SENT
         if self._may_ask_usage:
             usage = self.plane.usage_requests.next(target.url, is_charged=self._is_charged)
-        as_it_came = not (edits or usage.requests)
+        as_it_came = not (more or usage.requests)
         return Sending(
             target,
-            self.body if as_it_came else partial(self.body, *edits, requests_usage=usage.requests),
+            self.body if as_it_came else partial(self.body, *more, requests_usage=usage.requests),
             self.downstream,
             self.fleet_fields,
             self._begin_answer,
@@ -599,17 +609,15 @@ class _Forwarding:
     def streams(self) -> bool:
         return self._inference_request.stream
 
-    def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]:
+    def body(self, *more: bytes, requests_usage: bool = False) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, the fleet sets fields
         of it, or the router asks for usage, for ids of tokens or for the response's id."""
         body, placed = self.request.body, self._placed
         if self._asks_ids:
-            more = (ids_edit(body), *more)
-        if not requests_usage:
-            return body_for(self._inference_request, body, placed, *more)
-        if self._inference_request.leaves_usage_open:
-            return body_for(self._inference_request, body, placed, *more, usage_edit(body))
-        return body_for(self._inference_request, body, placed, *more, fields=(USAGE_OPTION,))
+            more = (IDS_FIELD, *more)
+        if requests_usage:
+            more = (*more, USAGE_FIELD)
+        return body_for(self._inference_request, body, placed, *more)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:

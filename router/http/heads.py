@@ -10,6 +10,7 @@ import orjson
 
 from dualmap.router.errors import RouterError, error_body, error_headers
 from dualmap.router.http.paths import methods_of
+from dualmap.router.http.steering import TRANSFER_HEADERS
 from dualmap.router.telemetry import trace_context
 from dualmap.router.telemetry.trace_context import TraceContext
 
@@ -33,15 +34,18 @@ HOP_FIELDS: Final = frozenset(
 
 # Fields that are not sent in addition to the hop fields: written by the router itself, or meaningless for the instance.
 # Answers must come uncompressed, since the data plane reads the first token and the usage from them. The rank is part
-# of where a request goes. The origin is left out because this replica itself decides which pages may read its answers.
+# of where a request goes, and so is what sidecars read. The origin is left out because this replica itself decides
+# which pages may read its answers.
 _NOT_SENT_UP: Final = HOP_FIELDS | {
     b"host",
     b"content-length",
     b"expect",
     b"x-request-id",
     b"x-data-parallel-rank",
+    b"x_data_parallel_rank",
     b"accept-encoding",
     b"origin",
+    *TRANSFER_HEADERS,
 }
 _VIA_HTTP_10: Final = b"via: 1.0 dualmap\r\n"
 _VIA_HTTP_11: Final = b"via: 1.1 dualmap\r\n"
@@ -129,12 +133,14 @@ def fields_for_instance(
     fields: list[Header],
     *,
     keep_credentials: bool,
+    keep_transfers: bool = False,
     http_10: bool = False,
     trace: TraceContext | None = None,
     has_connection: bool = True,
 ) -> bytes:
     """The client's fields that go to the instance, as bytes; the same for every try. With ``trace`` the instance
-    finds the request's own span as its parent; with ``has_connection`` there may be a ``Connection`` among them.
+    finds the request's own span as its parent; with ``keep_transfers`` it gets what sidecars read; with
+    ``has_connection`` there may be a ``Connection`` among them.
 
     ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).
     """
@@ -142,9 +148,11 @@ def fields_for_instance(
     tokens = connection_tokens(fields) if has_connection else _NO_TOKENS
     if tokens:
         dropped = dropped | tokens
+    if keep_transfers:
+        dropped = (dropped - TRANSFER_HEADERS) | tokens
     via = _VIA_HTTP_10 if http_10 else _VIA_HTTP_11
     if trace is not None:
-        dropped = dropped | {trace_context.FIELD} if tokens else _TRACED[dropped]
+        dropped = dropped | {trace_context.FIELD} if tokens or keep_transfers else _TRACED[dropped]
         via += b"%b: %b\r\n" % (trace_context.FIELD, trace.to_header())
     return b"\r\n".join([*[_FIELD.join(field) for field in fields if field[0] not in dropped], via])
 

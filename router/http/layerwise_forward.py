@@ -18,7 +18,7 @@ from dualmap.router.http.connectors import layerwise_decode_params
 from dualmap.router.http.exchange_result import ExchangeResult, never_asked, stuck_transfer
 from dualmap.router.http.heads import Header
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
-from dualmap.router.http.leg_bodies import params_edit, prefill_body
+from dualmap.router.http.leg_bodies import params_field, prefill_body
 from dualmap.router.http.sending import Sending
 from dualmap.router.http.split_forward import Forwarding
 from dualmap.router.requests.live_request import LiveRequest
@@ -86,8 +86,8 @@ class LayerwiseLegs:
 
     async def _answer(self, metaserver_url: str) -> ExchangeResult:
         forwarding = self._forwarding
-        edit = params_edit(forwarding.request.body, layerwise_decode_params(metaserver_url))
-        sending = forwarding.to_client(self._live.decode_target, (edit,), self._live.first_token, awaits_output=True)
+        place = params_field(layerwise_decode_params(metaserver_url))
+        sending = forwarding.to_client(self._live.decode_target, (place,), self._live.first_token, awaits_output=True)
         return await forwarding.sender.send(sending)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from dualmap.api_bodies.json_body import read_json, write_json
-from dualmap.router.http.model_field import BodyPart, Edit
+from dualmap.router.http.model_field import BodyPart
 
 _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),
@@ -31,10 +31,9 @@ def prefill_body(path: str, body: bytes, params: bytes, fields: bytes = b"") -> 
     return [memoryview(body)[: body.rindex(b"}")], added]
 
 
-def params_edit(body: bytes, params: Mapping[str, Any]) -> Edit:
-    """Adds the place of the KV to a decode leg's body. The body must be a JSON object that has fields."""
-    start = body.index(b"{") + 1
-    return (start, start), b'"kv_transfer_params":%b,' % orjson.dumps(params)
+def params_field(params: Mapping[str, Any]) -> bytes:
+    """The field of a decode leg's body that says where the KV is, as JSON."""
+    return b'"kv_transfer_params":%b' % orjson.dumps(params)
 
 
 def freeing_body(path: str, parts: list[BodyPart], params: Mapping[str, Any] | None) -> bytes:

@@ -9,6 +9,7 @@ from typing import Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http.admission import (
+    check_encoding,
     inference_request_of,
     is_form,
     json_object,
@@ -21,6 +22,7 @@ from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_json import LongJson, scan_json
 from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.http.steering import may_steer
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
 
@@ -42,12 +44,13 @@ class LongBodies:
 
     def __init__(
         self, bodies: BodyBudget, *, max_json_values: int = MAX_JSON_VALUES, max_json_bytes: int = MAX_JSON_BYTES,
-        max_prompt_parts: int = MAX_PROMPT_PARTS,
+        max_prompt_parts: int = MAX_PROMPT_PARTS, trusts_transfers: bool = False,
     ) -> None:  # fmt: skip
         self._bodies = bodies
         self._max_json_values = max_json_values
         self._max_json_bytes = max_json_bytes
         self._max_prompt_parts = max_prompt_parts
+        self._trusts_transfers = trusts_transfers
         self._turn = asyncio.Lock()
 
     async def read(self, request: ClientRequest, request_id: str) -> InferenceRequest:
@@ -58,28 +61,40 @@ class LongBodies:
     def _read(self, request: ClientRequest, request_id: str) -> Generator[None, None, InferenceRequest]:
         counted = 0
         try:
+            check_encoding(request)
             found = yield from scan_json(
                 request.body, max_values=self._max_json_values, max_short_bytes=self._max_json_bytes
             )
             if found.excess:
-                return _beyond_bounds(request, request_id, found)
+                read = _beyond_bounds(request, request_id, found)
+                read.may_steer = yield from may_steer(request.body, trusts_transfers=self._trusts_transfers)
+                return read
             counted = found.memory_bytes
             self._bodies.count(counted)
             yield
             value = json_object(found.short)
             yield
-            read = inference_request_of(request, request_id, value, found.long_texts, max_parts=self._max_prompt_parts)
-            read.model_span = found.model_span
+            read = inference_request_of(
+                request,
+                request_id,
+                value,
+                found.long_texts,
+                max_parts=self._max_prompt_parts,
+                trusts_transfers=self._trusts_transfers,
+            )
+            read.model_span, read.doubled = found.model_span, found.doubled
             yield
             del value
             return read
         except UnreadableJsonError as error:
-            return unread_request(request, request_id, error.reason)
+            read = unread_request(request, request_id, error.reason)
+            read.may_steer = yield from may_steer(request.body, trusts_transfers=self._trusts_transfers)
+            return read
         finally:
             self._bodies.give_back(counted)
 
 
-def read_at_once(request: ClientRequest, request_id: str) -> InferenceRequest | None:
+def read_at_once(request: ClientRequest, request_id: str, trusts_transfers: bool = False) -> InferenceRequest | None:
     """The inference request of a client, whatever its path; None where ``LongBodies`` has to read its body, in steps.
 
     Raises:
@@ -88,10 +103,10 @@ def read_at_once(request: ClientRequest, request_id: str) -> InferenceRequest | 
     if stored_response_id(request.path) is not None:
         return read_stored_request(request, request_id)
     if is_form(request):
-        return read_form_request(request, request_id)
+        return read_form_request(request, request_id, trusts_transfers=trusts_transfers)
     if len(request.body) > LONG_BODY_BYTES:
         return None
-    return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS)
+    return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS, trusts_transfers=trusts_transfers)
 
 
 def _beyond_bounds(request: ClientRequest, request_id: str, found: LongJson) -> InferenceRequest:

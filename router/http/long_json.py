@@ -18,6 +18,7 @@ from typing import Final
 import xxhash
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
+from dualmap.router.http.doubled_fields import RULED_FIELDS
 
 LONG_STRING_BYTES: Final = 64 << 10
 
@@ -28,6 +29,10 @@ _STEP_STRINGS: Final = 2000
 _SEPARATORS: Final = frozenset({b":", b": ", b",", b", "})
 _BACKSLASH: Final = b"\\"
 _QUOTE: Final = ord('"')
+_COLON: Final = re.compile(rb"[ \t\r\n]*+:")
+_RULED: Final = {b'"%b"' % name.encode(): name for name in RULED_FIELDS}
+_LONGEST_KEY_BYTES: Final = 2 + 6 * max(map(len, RULED_FIELDS))
+"""Bytes of a key with all its letters escaped."""
 
 # Whole characters and escapes, a pair of surrogates for one; ends before the quote, or before what is cut in two. A
 # high surrogate is alone where something else than a low one follows.
@@ -58,6 +63,8 @@ class LongJson:
     """Numbers, or anything else between commas, and some of the above; ten of them count as one value."""
     model_span: tuple[int, int] | None = None
     """Span in the body of the string of its own field ``model``, quotes included."""
+    doubled: frozenset[str] = frozenset()
+    """The object's own fields that it has more than once, of those that rights depend on (``doubled_fields``)."""
     excess: str = ""
     """Why the body was not read to its end: it is beyond the bounds. ``short`` is empty then, and the model known if it
     came before."""
@@ -102,8 +109,12 @@ class _Scan:
         self._kept_to = 0
         """The body up to here is in ``_kept``."""
         self._cut_bytes = 0
-        self._model_key_end = 0
-        """Behind a string of the object itself that says "model" and may be a key; 0 if the last one does not."""
+        self._key_end = 0
+        """Behind the last key of the object itself that is a ruled field."""
+        self._key = ""
+        """Its name, if that was the object's last string; else empty."""
+        self._keys: set[str] = set()
+        """The ruled fields that the object has."""
 
     def run(self) -> Steps:
         body, size = self._body, len(self._body)
@@ -182,10 +193,19 @@ class _Scan:
         self._add_values(1)
         if self._depth != 1:
             return
-        if self._model_key_end and self._body[self._model_key_end : start].strip() == b":":
+        if self._key == "model" and self._body[self._key_end : start].strip() == b":":
             self.found.model_span = (start, end + 1)
-        said = self._body[start : end + 1] if end - start <= 32 else b""  # "model" fully escaped has 32 bytes
-        self._model_key_end = end + 1 if said == b'"model"' or (_BACKSLASH in said and _says_model(said)) else 0
+        said = self._body[start : end + 1] if end - start <= _LONGEST_KEY_BYTES else b""
+        self._key = name = _RULED.get(said, "") or (_ruled_name(said) if _BACKSLASH in said else "")
+        if not name:
+            return
+        self._key_end = end + 1
+        if _COLON.match(self._body, end + 1) is None:  # no key
+            self._key = ""
+        elif name in self._keys:
+            self.found.doubled |= {name}
+        else:
+            self._keys.add(name)
 
     def _cut(self, start: int, end: int) -> Steps:
         """Replace the string by its name."""
@@ -214,8 +234,10 @@ def _decoded(string: bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _says_model(string: bytes) -> bool:
+def _ruled_name(string: bytes) -> str:
+    """The name of a ruled field that a string with escapes says; empty for any other."""
     try:
-        return bool(read_json(string) == "model")
+        name: str = read_json(string)
     except UnreadableJsonError:
-        return False
+        return ""
+    return name if name in RULED_FIELDS else ""

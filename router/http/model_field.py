@@ -12,31 +12,9 @@ BodyPart = bytes | memoryview
 Edit = tuple[tuple[int, int], bytes]
 """An edit of a body: a span, and the bytes in its place."""
 
-_FORM_SEARCH_BYTES: Final = 64 << 10
-"""Bytes searched at each end of a form: its fields come before its file or, with curl, often after it."""
-
-# The search is bounded: each place where a match could begin costs a few lines at most, even in a repetitive body.
-_FORM_MODEL: Final = re.compile(
-    rb'[; \t]name="?model"?[ \t]{0,16}\r\n(?:[^\r\n]{1,256}\r\n){0,8}\r\n([^\r\n]{1,256})\r\n'
-)
-
 # A quote without a backslash before it begins or ends a string of valid JSON, and only a key is followed by a colon.
 _MODEL_KEY: Final = rb'"(?<!\\")' + b"".join(rb"(?:%c|\\u00(?i:%02x))" % (letter, letter) for letter in b"model") + b'"'
 _JSON_MODEL: Final = re.compile(_MODEL_KEY + rb'[ \t\r\n]*+:[ \t\r\n]*+("(?:[^"\\]++|\\.)*+")')
-
-
-def form_model(body: bytes) -> str:
-    """The ``model`` field of a form (audio uploads), with up to 8 more header lines; "" if neither the first nor the
-    last 64 KB have one."""
-    found = _find_in_form(body)
-    return found[1].decode("utf-8", "replace").strip() if found else ""
-
-
-def form_model_span(body: bytes) -> tuple[int, int]:
-    """The span that ``form_model`` found."""
-    found = _find_in_form(body)
-    assert found is not None
-    return found.span(1)
 
 
 def json_model_span(body: bytes) -> tuple[int, int]:
@@ -57,12 +35,6 @@ def edited(body: bytes, edits: Sequence[Edit]) -> list[BodyPart]:
         pos = end
     parts.append(view[pos:])
     return parts
-
-
-def _find_in_form(body: bytes) -> re.Match[bytes] | None:
-    return _FORM_MODEL.search(body, 0, _FORM_SEARCH_BYTES) or _FORM_MODEL.search(
-        body, max(0, len(body) - _FORM_SEARCH_BYTES)
-    )
 
 
 def _effective(body: bytes, count: int) -> int:

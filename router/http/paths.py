@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-from dualmap.router.prompts.inference_request import RESPONSES_PATH, SCHEDULED_PATHS
+from dualmap.router.errors import InvalidRequestError
+from dualmap.router.prompts.inference_request import CHAT_PATH, RESPONSES_PATH, SCHEDULED_PATHS
 from dualmap.router.requests.metaserver import FOLDER as METASERVER_FOLDER
 from dualmap.router.telemetry.port_metrics import COUNTS_PATH
 
@@ -77,17 +78,46 @@ _OWN_PATHS: Final = frozenset(
 _OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/", METASERVER_FOLDER)
 _ANY_METHOD: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 
+NAME_FOLDERS: Final = (*_OWN_FOLDERS, _STORED_RESPONSES, "/v1/files/")
+"""Folders of names that clients or operators chose: an escaped slash in what follows is part of a name."""
+
 _ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")
 _UNRESERVED: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_SLASHES: Final = re.compile("(?:/|%2[Ff])+")
+_DOTS: Final = frozenset({".", ".."})
+_BARE_BESIDE_ESCAPE: Final = re.compile("%(?:%[0-9A-Fa-f]{2}|[0-9A-Fa-f]%[0-9A-Fa-f]{2})")
+"""A percent sign that becomes a part of an escape when what follows is decoded."""
+_UNCLEAR: Final = re.compile(r"[\x00-\x20\x7f\\]|%(?:[01][0-9A-Fa-f]|5[Cc]|7[Ff]|[Cc][01])")
+"""A backslash, which some servers read as a slash; control characters; bytes that begin no character of UTF-8, by which
+a slash can be written in several bytes."""
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """The path and the query of a request's target as servers read it: a fragment belongs to neither."""
+    path, _, query = target.partition("#")[0].partition("?")
+    return path, query
 
 
 def meant_path(path: str) -> str:
-    """The path that a client means: without a slash at its end, or several in a row, or escapes that say nothing (RFC
-    3986 section 6.2.2.2). ``/ui/`` stays, as a page there would look for its files elsewhere."""
+    """The path that a client means, which every rule is about, and which is sent on: decoded and folded once.
+
+    Escapes that say nothing are decoded (RFC 3986 section 6.2.2.2), and so are escaped slashes, except in a name that
+    clients choose (``NAME_FOLDERS``). Slashes in a row count as one, one at the end as none, and dot segments are
+    resolved. ``/ui/`` stays, as a page there would look for its files elsewhere.
+
+    Raises:
+        InvalidRequestError: servers read it differently.
+    """
+    if path in INFERENCE_PATHS:
+        return path
+    if _UNCLEAR.search(path) is not None or ("%" in path and _BARE_BESIDE_ESCAPE.search(path) is not None):
+        raise _unclear(path, "a backslash, a control character, or an escape of one")
     if "%" in path:
         path = _ESCAPED.sub(_unescaped, path)
     if "//" in path:
         path = re.sub("//+", "/", path)
+    if "/." in path or "%" in path:
+        path = _folded(path)
     if path.endswith("/") and path not in ("/", "/ui/"):
         path = path[:-1]
     return path
@@ -96,6 +126,46 @@ def meant_path(path: str) -> str:
 def _unescaped(found: re.Match[str]) -> str:
     character = chr(int(found[1], 16))
     return character if character in _UNRESERVED else found[0]
+
+
+def _folded(path: str) -> str:
+    """The path without dot segments and, outside of names, without escaped slashes."""
+    segments: list[str] = []
+    pos = 0
+    while (slash := _SLASHES.match(path, pos)) is not None:
+        pos = slash.end()
+        folder = "/".join(("", *segments, ""))
+        if folder in NAME_FOLDERS:
+            return folder + _checked_name(path, path[pos:])
+        following = _SLASHES.search(path, pos)
+        segment = path[pos : len(path) if following is None else following.start()]
+        pos += len(segment)
+        if segment == "..":
+            del segments[-1:]
+        elif segment != ".":
+            segments.append(segment)
+    if pos != len(path):  # no path: it does not begin with a slash
+        return path
+    if "%25" in path:
+        raise _unclear(path, "an escaped percent sign")
+    return "/".join(("", *segments)) or "/"
+
+
+def _checked_name(path: str, name: str) -> str:
+    """A name behind a folder, and perhaps what belongs to it, with its escapes."""
+    decoded = unquote(name.removesuffix("/"), "latin-1")
+    if _ESCAPED.search(decoded) is not None:
+        raise _unclear(path, "an escape of an escape")
+    segments = decoded.split("/")
+    if not _DOTS.isdisjoint(segments) or (decoded and "" in segments):
+        raise _unclear(path, "a segment in its name that is empty, . or ..")
+    return name
+
+
+def _unclear(path: str, what: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the path {path[:200]!r} has {what}, which servers read differently; send the path of the API as it is"
+    )
 
 
 def is_inference(path: str) -> bool:
@@ -148,16 +218,28 @@ def likely_meant(path: str) -> str | None:
 
 def forbidden_path_finder(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Whether a path is one that is not passed on: it matches one of these, in which ``*`` stands for anything, or is
-    below it. However it is written: servers and proxies resolve escapes and dots."""
-    forbidden = re.compile("|".join(translate(pattern) for pattern in patterns) or "(?!)")
+    below it. However it is written: servers and proxies resolve escapes and dots.
+
+    A pattern whose ``*`` covers chat completions is about the paths that are not known here: it leaves the known ones,
+    and stored responses, open.
+    """
+    listed = tuple(patterns)
+    forbidden = _matcher(listed)
+    known_forbidden = _matcher(each for each in listed if "*" not in each or not _matcher((each,))(CHAT_PATH))
 
     @lru_cache(maxsize=1024)
     def is_forbidden(path: str) -> bool:
+        is_known = path in INFERENCE_PATHS or stored_response_id(path) is not None
+        matches = known_forbidden if is_known else forbidden
         path = posixpath.normpath("/" + unquote(path).lstrip("/"))
         while path != "/":
-            if forbidden.match(path):
+            if matches(path):
                 return True
             path = posixpath.dirname(path)
         return False
 
     return is_forbidden
+
+
+def _matcher(patterns: Iterable[str]) -> Callable[[str], object]:
+    return re.compile("|".join(translate(pattern) for pattern in patterns) or "(?!)").match

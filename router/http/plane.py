@@ -115,7 +115,7 @@ def build_data_plane(
         port_checks=PortChecks(upstreams),
         deadlines=deadlines,
         bodies=bodies,
-        long_bodies=LongBodies(bodies),
+        long_bodies=LongBodies(bodies, trusts_transfers=settings.trust_transfers),
         usage_requests=UsageRequests(time.monotonic),
         kept=KeptBudget(settings.max_kept_bytes),
         relay=Relay(observer.relayed) if settings.native_relay and NATIVE is not None else None,

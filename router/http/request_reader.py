@@ -15,7 +15,7 @@ import httptools
 from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.heads import Header
-from dualmap.router.http.paths import is_inference, meant_path
+from dualmap.router.http.paths import is_inference, meant_path, split_target
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record
 
@@ -56,6 +56,10 @@ class ClientRequest:
     """It came over a connection of the gateway that names tenants."""
     bodies: BodyBudget | None = None
     """Budget in which the body is counted until it is dropped."""
+    hides_body: bool = False
+    """It has a body that its gateway does not send here."""
+    was_rewritten: bool = False
+    """Its target was sent otherwise than path and query are now."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
     get: Callable[[bytes], bytes | None] = _NO_FIELDS.get
@@ -278,6 +282,8 @@ class RequestReader:
             self._upgrading = True
             return
         try:
+            if request.refusal is not None:
+                raise request.refusal
             self._body_limit = self._check_head(request)
             announced = request.get(b"content-length")
             if announced is not None and int(announced) > self._body_limit:
@@ -349,14 +355,20 @@ class RequestReader:
         version = self._version(method, target)
         if not target.startswith(b"/"):
             target = self._origin_form(target)
-        raw_path, _, query = target.partition(b"?")
+        path, query = split_target(target.decode("latin-1"))
+        refusal: RouterError | None = None
+        try:
+            path = meant_path(path)
+        except RouterError as error:
+            refusal = error
         return ClientRequest(
             method.decode("ascii"),
-            meant_path(raw_path.decode("latin-1")),
-            query.partition(b"#")[0] if query else b"",
+            path,
+            query.encode("latin-1"),
             self._fields,
             version != "1.1",
             version == "1.1" and self._parser.should_keep_alive(),
+            refusal=refusal,
         )
 
     def _version(self, method: bytes, target: bytes) -> str:

@@ -96,6 +96,7 @@ class Sender:
         self._fields = fields_for_instance(
             request.fields,
             keep_credentials=plane.upstream_authorization is None and not plane.tenants.is_closed,
+            keep_transfers=plane.settings.trust_transfers,
             http_10=request.http_10,
             trace=inference_request.trace,
             has_connection=request.get(b"connection") is not None,

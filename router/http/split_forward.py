@@ -22,8 +22,8 @@ from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header
 from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
-from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
-from dualmap.router.http.model_field import BodyPart, Edit
+from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
+from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
@@ -50,12 +50,12 @@ class Forwarding(Protocol):
     @property
     def other_fields(self) -> bytes: ...
 
-    def body(self, *more: Edit, requests_usage: bool = False) -> list[BodyPart]: ...
+    def body(self, *more: bytes, requests_usage: bool = False) -> list[BodyPart]: ...
 
     def to_client(
         self,
         target: InstanceSpec,
-        edits: Sequence[Edit],
+        more: Sequence[bytes],
         on_first_token: Callable[[], None],
         awaits_output: bool,
         on_sent: Callable[[], None] = nothing,
@@ -78,8 +78,8 @@ class SplitLegs:
         none."""
         self._decode: DecodeLeg | None = None
         """The leg that was sent last: the request forgets it when it is placed again."""
-        self._takes_over: list[Edit] = []
-        """Edits that make that body from the client's."""
+        self._takes_over: list[bytes] = []
+        """Fields that make that body from the client's."""
 
     @property
     def keeps_kv(self) -> bool:
@@ -109,7 +109,7 @@ class SplitLegs:
         if params is None:
             self._live.pool.metrics.unstaged.inc()
         else:
-            self._takes_over = [params_edit(self._forwarding.request.body, params)]
+            self._takes_over = [params_field(params)]
             self._staged_body = self._forwarding.body(*self._takes_over)
         return result
 

@@ -10,13 +10,12 @@ from typing import Final
 
 import orjson
 
-from dualmap.router.http.model_field import Edit
 from dualmap.router.http.sse import EventEditor, comments_of, event_object
 
-USAGE_OPTION: Final = b'"stream_options":{"include_usage":true}'
-"""The field by which usage is requested."""
-_OPTION: Final = USAGE_OPTION + b","
-_IDS: Final = b'"return_token_ids":true,'
+USAGE_FIELD: Final = b'"stream_options":{"include_usage":true}'
+"""The field of a body, as JSON, that asks for usage."""
+IDS_FIELD: Final = b'"return_token_ids":true'
+"""The field of a body, as JSON, that asks for the ids of tokens."""
 _USAGE: Final = b'"usage"'
 _STOPPED: Final = b'"finish_reason":"'
 _SPACED_STOP: Final = b'"finish_reason": "'
@@ -28,25 +27,10 @@ _MAX_HELD_BYTES: Final = 64 << 10
 """Most bytes of an incomplete event that are held; a longer one is not the usage event, and passes in parts."""
 
 
-def usage_edit(body: bytes) -> Edit:
-    """Asks for usage. The body must be a JSON object that has fields, none of them ``stream_options``."""
-    return _edit_before_fields(body, _OPTION)
-
-
-def ids_edit(body: bytes) -> Edit:
-    """Asks for the ids of tokens. The body must be a JSON object that has fields, none of them ``return_token_ids``."""
-    return _edit_before_fields(body, _IDS)
-
-
-def id_edit(body: bytes, answer_id: str) -> Edit:
-    """Asks for an id of the response, of ``router.prompts.inference_request``'s form. The body must be a JSON object
-    that has fields, none of them ``request_id``."""
-    return _edit_before_fields(body, b'"request_id":"%b",' % answer_id.encode())
-
-
-def _edit_before_fields(body: bytes, field: bytes) -> Edit:
-    start = body.index(b"{") + 1
-    return (start, start), field
+def id_field(answer_id: str) -> bytes:
+    """The field of a body, as JSON, that asks for an id of the response, of ``router.prompts.inference_request``'s
+    form."""
+    return b'"request_id":"%b"' % answer_id.encode()
 
 
 class UsageRemover:

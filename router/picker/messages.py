@@ -21,8 +21,9 @@ from dualmap.router.errors import (
     UnavailableError,
 )
 from dualmap.router.http.heads import Header
-from dualmap.router.http.paths import meant_path
+from dualmap.router.http.paths import meant_path, split_target
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.http.steering import TRANSFER_HEADERS
 from dualmap.router.picker.ext_proc import ProcessingResponse
 
 SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -36,20 +37,17 @@ REPORTS_FIRST_TOKEN: Final = b"x-dualmap-reports-first-token"
 """Request header by which the gateway says that a filter of its own reports the first token of a stream."""
 REPORT_TO: Final = "x-dualmap-first-token"
 """Key of the metadata ``envoy.lb`` that tells this filter where."""
-ROUTING_HEADERS: Final = tuple(
+OWN_HEADERS: Final = tuple(
     (name, name.encode())
-    for name in (
-        DESTINATION,
-        PREFILLER,
-        REPORTS_FIRST_TOKEN.decode(),
-        "x-encoder-hosts-ports",
-        "x-data-parallel-host-port",
-        "x-kv-cache-source-host-port",
-        "x-data-parallel-rank",
-    )
+    for name in (DESTINATION, REPORTS_FIRST_TOKEN.decode(), "x-data-parallel-rank", "x_data_parallel_rank")
 )
-"""Request headers that no instance gets from a client, as text and as bytes: they say where a request goes, or are for
-the picker."""
+"""Request headers that no instance gets from a client, as text and as bytes: the fleet writes them, or they are for the
+picker."""
+ROUTING_HEADERS: Final = (
+    *OWN_HEADERS,
+    *sorted((name.decode(), name) for name in TRANSFER_HEADERS - {DESTINATION.encode()}),
+)
+"""Those, and the headers that say where KV comes from and goes to, which pass where transfers are trusted."""
 DROPPED_REASON: Final = "x-llm-d-request-dropped-reason"
 TEST_SELECTION: Final = b"test-epp-endpoint-selection"
 TEST_SERVED: Final = b"x-conformance-test-served-endpoint"
@@ -95,7 +93,11 @@ def body_modes(first: Any) -> tuple[BodyMode, BodyMode]:
 
 
 def client_request(headers: Any) -> ClientRequest:
-    """The client's request as the HTTP data plane reads it, without its body."""
+    """The client's request as the HTTP data plane reads it, without its body.
+
+    Raises:
+        InvalidRequestError: servers read its path differently.
+    """
     fields: list[Header] = []
     method, target, authority = "GET", "/", ""
     for each in headers.headers.headers:
@@ -111,9 +113,11 @@ def client_request(headers: Any) -> ClientRequest:
             authority = value.decode("latin-1")
     if authority:
         fields.append((b"host", authority.encode("latin-1")))
-    path, _, query = target.partition("?")
-    query = query.partition("#")[0]
-    return ClientRequest(method, meant_path(path), query.encode("latin-1"), fields, http_10=False, keep_alive=True)
+    path, query = split_target(target)
+    meant = meant_path(path)
+    request = ClientRequest(method, meant, query.encode("latin-1"), fields, http_10=False, keep_alive=True)
+    request.was_rewritten = meant != path or "#" in target
+    return request
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ from dualmap.router.errors import (
 )
 from dualmap.router.http.admission import find_caller, mint_request_id, read_request_id, wait_for_caller
 from dualmap.router.http.answer_checks import retry_after_s
-from dualmap.router.http.cache_salt import separate
+from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
@@ -67,11 +67,16 @@ from dualmap.scheduling.state.legs import Leg
 log = logging.getLogger(__name__)
 
 _MODELS: Final = "/v1/models/"
-_WITH_CREDENTIALS: Final = (
-    *messages.ROUTING_HEADERS,
-    ("authorization", b"authorization"),
-    ("x-api-key", b"x-api-key"),
-)
+_CREDENTIALS: Final = (("authorization", b"authorization"), ("x-api-key", b"x-api-key"))
+_DROPPED: Final = {
+    (trusts, keeps): (
+        *(messages.OWN_HEADERS if trusts else messages.ROUTING_HEADERS),
+        *(() if keeps else _CREDENTIALS),
+    )
+    for trusts in (False, True)
+    for keeps in (False, True)
+}
+"""Request headers that no instance gets, by whether transfers are trusted, and whether it gets credentials."""
 VIA_UPSTREAM: Final = "via_upstream"
 UNANSWERED: Final = 8
 """So many bodies that were asked for, or reports that were announced, and none came, show that none ever does."""
@@ -254,11 +259,11 @@ class PickedRequest:
         try:
             await self._read_body(first, request)
             self._comes_whole()
-            read = read_at_once(request, request_id) or await plane.long_bodies.read(request, request_id)
+            trusts = plane.settings.trust_transfers
+            read = read_at_once(request, request_id, trusts) or await plane.long_bodies.read(request, request_id)
             read.hides_first_token = not self._shows_first_token(request, read)
             read.caller = request.caller
-            if plane.cache_salts is not None:
-                separate(request, read, plane.cache_salts)
+            apply_body_rules(plane, request, read)
             if plane.traces is not None:
                 read.trace = plane.traces.begin(request.get(trace_context.FIELD))
             named = await self._restrict(first, request, read)
@@ -295,7 +300,10 @@ class PickedRequest:
         announced = request.get(b"content-length") or b""
         if announced.isdigit() and int(announced) > limit_bytes:
             raise too_large(limit_bytes)
-        if first.request_headers.end_of_stream or mode in (BodyMode.NONE, BodyMode.STREAMED):
+        if first.request_headers.end_of_stream:
+            return
+        if mode in (BodyMode.NONE, BodyMode.STREAMED):
+            request.hides_body = True
             return
         full_duplex = self._gives_back = mode is BodyMode.FULL_DUPLEX_STREAMED
         if not full_duplex:
@@ -393,12 +401,15 @@ class PickedRequest:
                 fields.append((b"x-data-parallel-rank", b"%d" % target.data_parallel_rank))
         if request.get(b"x-request-id") != live.request_id.encode():
             fields.append((b"x-request-id", live.request_id.encode()))
+        if request.was_rewritten:  # the path that was judged is the one that is sent on
+            query = b"?" + request.query if request.query else b""
+            fields.append((b":path", request.path.encode("latin-1") + query))
         if read.trace is not None:
             fields.append((trace_context.FIELD, read.trace.to_header()))
         if plane.upstream_authorization is not None:
             fields.append((b"authorization", plane.upstream_authorization))
         keeps_credentials = plane.upstream_authorization is None and not plane.tenants.is_closed
-        dropped = messages.ROUTING_HEADERS if keeps_credentials else _WITH_CREDENTIALS
+        dropped = _DROPPED[plane.settings.trust_transfers, keeps_credentials]
         written = {name for name, _ in fields}
         return fields, [text for text, name in dropped if request.get(name) and name not in written]
 

@@ -40,6 +40,14 @@ POOLED_PATHS = frozenset(
 """Paths that are scheduled by load alone: their prompts are counted, and looked for in no cache."""
 SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
 """Every other path is passed to any suitable instance of the pool."""
+SALTED_PATHS = SCHEDULED_PATHS | {
+    "/generative_scoring",
+    "/inference/v1/generate",
+    "/invocations",
+    "/v1/chat/completions/batch",
+    "/v1/systemone",
+}
+"""The paths whose bodies vLLM takes a ``cache_salt`` in."""
 
 
 @value
@@ -79,7 +87,7 @@ class TokenSource:
         takes no other system message than the first; ``unthinking_effort``: it is given this for disabled thinking.
         Media are left out as far as they are long."""
         left_out = _MEDIA_FIELDS if self.has_media else _NONE
-        fields = _with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
+        fields = with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
         if self.path == MESSAGES_PATH:
             return chat_of_message(fields, system_first=system_first, unthinking_effort=unthinking_effort)
         return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
@@ -89,15 +97,16 @@ _MEDIA_FIELDS = frozenset({"audio_url", "file", "image_embeds", "image_url", "in
 _NONE: frozenset[str] = frozenset()
 
 
-def _with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str]) -> Any:
+def with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str] = _NONE) -> Any:
+    """The value with the long strings that it has the names of, except in the fields that are left out."""
     if isinstance(given, str):
         text = long_texts.get(given)
         return given if text is None else text.decode("utf-8", "surrogatepass")
     if isinstance(given, list):
-        return [_with_texts(each, long_texts, left_out) for each in given]
+        return [with_texts(each, long_texts, left_out) for each in given]
     if isinstance(given, dict):
         return {
-            name: each if name in left_out else _with_texts(each, long_texts, left_out) for name, each in given.items()
+            name: each if name in left_out else with_texts(each, long_texts, left_out) for name, each in given.items()
         }
     return given
 
@@ -184,9 +193,23 @@ class InferenceRequest:
     continues: str | None = None
     """The stored response that it continues, which names the instance."""
     model_span: tuple[int, int] | None = None
-    """Span in a long body of the model's name, quotes included; None if it was not searched for."""
+    """Span in a long body of the model's name, quotes included, or in a form of its value; None if it was not searched
+    for."""
     unread: str = ""
     """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
+    may_steer: bool = False
+    """It was not read, and may say what a client must not (``router.http.steering``)."""
+    doubled: frozenset[str] = frozenset()
+    """The fields, of those that rights depend on, that its body has more than once; looked for where its caller has
+    such rights."""
+    overrides: tuple[bytes, ...] = ()
+    """Fields, as JSON, in place of what the client must not say (``router.http.steering``)."""
+    form_edits: tuple[tuple[tuple[int, int], bytes], ...] = ()
+    """Edits of a form that drop what the client must not say."""
+    names_priority: bool = False
+    """Its body has a field ``priority``, of any value."""
+    priority_span: tuple[int, int] | None = None
+    """Span of that field's value in a form."""
     only: frozenset[str] | None = None
     """The instances that a gateway allows for it; None: any."""
     hides_first_token: bool = False

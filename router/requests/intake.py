@@ -20,8 +20,9 @@ from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.asked_tokens import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.prompts.inference_request import (
-    COMPLETIONS_PATHS,
+    MESSAGES_PATH,
     RESPONSES_PATH,
+    SALTED_PATHS,
     AskedTokens,
     InferenceRequest,
 )
@@ -35,14 +36,14 @@ from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import Account
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Draws, Measure
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
 
-PRIORITY_PATHS: Final = COMPLETIONS_PATHS | {RESPONSES_PATH}
-"""The paths whose bodies vLLM takes a ``priority`` in, which the gateway can set."""
+PRIORITY_PATHS: Final = SALTED_PATHS - {MESSAGES_PATH}
+"""The paths whose bodies vLLM takes a ``priority`` in: those that take a ``cache_salt``, but messages."""
 
 
 class Intake:
@@ -218,8 +219,7 @@ class Intake:
             class_name = its_class.name
             if requested_s is None:
                 requested_s = its_class.slo_ttft_s
-            if scheduling.engine_priorities and request.path in PRIORITY_PATHS:
-                request.engine_priority = its_class.engine_priority
+            _set_engine_priority(request, scheduling, its_class)
         # Arguments go by place: by name this costs several times as much, and every request pays for it.
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
@@ -270,7 +270,10 @@ class Intake:
         matter but for how long its first byte may take. Its tokens are estimated by the bytes of its body; ``asked``
         are the most tokens of its answers, of a tenant whose requests draw these. What computes nothing draws as a
         request alone."""
-        slo_ttft_s, caller = route.pool.scheduling.slo_ttft_s, request.caller
+        scheduling, caller = route.pool.scheduling, request.caller
+        slo_ttft_s = scheduling.slo_ttft_s
+        if scheduling.engine_priorities and scheduling.classes:
+            _set_engine_priority(request, scheduling, scheduling.classes[_class_rank(request, scheduling)])
         draws, tenant, account = None, "", ""
         if caller is not None:
             tenant = caller.tenant.name
@@ -298,6 +301,15 @@ class Intake:
         if self._context.live.is_free(request_id):
             return request_id
         return f"{request_id}-{secrets.token_hex(4)}"
+
+
+def _set_engine_priority(
+    request: InferenceRequest, scheduling: SchedulingSettings, its_class: PriorityClassSettings
+) -> None:
+    """Have the engine go by the class of a request in place of what its client says. On paths whose bodies are not
+    known to have a ``priority`` that is so where the client sent one."""
+    if scheduling.engine_priorities and (request.names_priority or request.path in PRIORITY_PATHS):
+        request.engine_priority = its_class.engine_priority
 
 
 def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> int:

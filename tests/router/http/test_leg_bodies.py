@@ -5,9 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.http.added_fields import field_edit
 from dualmap.router.http.admission import may_split
 from dualmap.router.http.connectors import PREFILL_PARAMS
-from dualmap.router.http.leg_bodies import freeing_body, params_edit, prefill_body, transfer_params
+from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
 from dualmap.router.http.model_field import edited
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -26,7 +27,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
         (COMPLETION, {"prompt": "text", "echo": True}, False),
         (COMPLETION, {"prompt": "text", "echo": False}, True),
         (COMPLETION, {"prompt": "text", "best_of": 3}, False),
-        (COMPLETION, {"prompt": "text", "kv_transfer_params": {"mine": 1}}, False),
+        (COMPLETION, {"prompt": "text", "kv_transfer_params": {"mine": 1}}, True),
         ("/v1/embeddings", {"input": "text"}, False),
     ],
 )
@@ -79,7 +80,7 @@ def test_what_the_prefill_leg_said_of_its_kv_is_handed_on_as_it_is() -> None:
 
     told = transfer_params(answer)
     assert told == params
-    made = orjson.loads(b"".join(edited(body, [params_edit(body, told)])))
+    made = orjson.loads(b"".join(edited(body, [field_edit(body, params_field(told))])))
 
     assert made == {"prompt": "p", "stream": True, "kv_transfer_params": params}
 

@@ -8,8 +8,9 @@ from types import FrameType
 import orjson
 import pytest
 
+from dualmap.router.http.added_fields import field_edit
 from dualmap.router.http.model_field import edited
-from dualmap.router.http.stream_usage import _MAX_HELD_BYTES, UsageRemover, usage_edit
+from dualmap.router.http.stream_usage import _MAX_HELD_BYTES, USAGE_FIELD, UsageRemover
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'
@@ -18,9 +19,9 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.mark.parametrize("body", [b'{"a":1}', b' \n{ "a" : 1 }'])
 def test_the_option_is_added_and_no_other_byte_changes(body: bytes) -> None:
-    asking = b"".join(edited(body, [usage_edit(body)]))
+    asking = b"".join(edited(body, [field_edit(body, USAGE_FIELD)]))
     assert orjson.loads(asking) == {"a": 1, "stream_options": {"include_usage": True}}
-    assert asking.replace(b'"stream_options":{"include_usage":true},', b"") == body
+    assert asking.replace(b',"stream_options":{"include_usage":true}', b"") == body
 
 
 @pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])

@@ -196,15 +196,149 @@ async def test_headers_of_routing_are_not_taken_from_clients_and_the_keys_of_ins
     start_runtime: StartRuntime,
 ) -> None:
     gateway = Gateway(await start_runtime(instances=MEMBERS, upstream_api_key="secret", api_keys=("mine",)))
-    named = {"x_prefiller_host_port": "evil:1", "authorization": "Bearer mine", "x_api_key": "mine"}
+    named = {
+        "x_prefiller_host_port": "evil:1",
+        "x_prefiller_url": "http://evil",
+        "authorization": "Bearer mine",
+        "x_api_key": "mine",
+    }
     stream, task = gateway.open(head(**named), prompt())
     await settle()
 
     mutation = stream.choice.request_headers.response.header_mutation
-    assert set(mutation.remove_headers) == {"x-prefiller-host-port", "x-api-key"}
+    assert set(mutation.remove_headers) == {"x-prefiller-host-port", "x-prefiller-url", "x-api-key"}
     assert stream.set_fields(stream.choice)["authorization"] == "Bearer secret"
     stream.end()
     await finished(task, gateway)
+
+
+async def test_a_setting_trusts_clients_with_transfers(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS, trust_transfers=True))
+    named = {"x_prefiller_host_port": "mine:1", "x_data_parallel_rank": "1"}
+    stream, task = gateway.open(head(**named), prompt(kv_transfer_params={"mine": 1}))
+    await settle()
+
+    mutation = stream.choice.request_headers.response.header_mutation
+    assert set(mutation.remove_headers) == {"x-data-parallel-rank"}
+    assert body_sent(stream)["kv_transfer_params"] == {"mine": 1}
+    stream.end()
+    await finished(task, gateway)
+
+
+def body_sent(stream: Any) -> dict[str, Any]:
+    """The body that an instance reads: of a doubled field the last one counts."""
+    found: dict[str, Any] = orjson.loads(stream.replies[1].request_body.response.body_mutation.streamed_response.body)
+    return found
+
+
+async def test_no_client_steers_an_engine_by_its_body(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    steering = {"kv_transfer_params": {"remote_host": "evil"}, "vllm_xargs": {"kv_cache_report_mode": "full", "a": 1}}
+    for path in (COMPLETIONS, "/inference/v1/generate", "/tokenize"):
+        stream, task = gateway.open(head(path), prompt(**steering))
+        await settle()
+
+        assert body_sent(stream)["kv_transfer_params"] is None and body_sent(stream)["vllm_xargs"] == {"a": 1}
+        stream.end()
+        await finished(task, gateway)
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1%2Fcompletions", "//v1/completions", "/v1/x/../completions", "/v1/completions/", "/v1/completions#x"]
+)
+async def test_the_path_that_is_judged_is_the_one_that_goes_on(start_runtime: StartRuntime, path: str) -> None:
+    tenant = tenant_of("acme", models=("no-such",))
+    gateway = Gateway(await start_runtime(instances=MEMBERS, api_keys=("of-no-tenant",), tenants=(tenant,)))
+    stream, task = gateway.open(head(path, authorization="Bearer of-no-tenant"), prompt())
+    await settle()
+
+    assert stream.set_fields(stream.choice)[":path"] == COMPLETIONS
+    assert only_live(gateway).explain() is not None, "it is scheduled"
+    stream.end()
+    await finished(task, gateway)
+
+    stream, task = gateway.open(head(path, authorization="Bearer acme-secret"), prompt())
+    await task
+    assert stream.replies[0].immediate_response.status.code == 404
+
+
+async def test_a_path_as_it_is_meant_is_not_written_again(start_runtime: StartRuntime) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(COMPLETIONS + "?a=b%2Fc"), prompt())
+    await settle()
+
+    assert ":path" not in stream.set_fields(stream.choice)
+    stream.end()
+    await finished(task, gateway)
+
+
+@pytest.mark.parametrize("path", ["/v1%252Fcompletions", "/v1%5Ccompletions", "/v1/responses/x%2F..%2F..%2Fsleep"])
+async def test_a_path_that_servers_read_differently_is_refused(start_runtime: StartRuntime, path: str) -> None:
+    gateway = Gateway(await start_runtime(instances=MEMBERS))
+    stream, task = gateway.open(head(path), prompt())
+    await task
+
+    assert stream.replies[0].immediate_response.status.code == 400
+    assert gateway.leaves_nothing()
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v2/unknown", 403), ("/v1/audio/speech", 403), ("/v1/responses/r@a", 0), (COMPLETIONS, 0)]
+)
+async def test_a_pattern_for_all_paths_leaves_known_ones_open(
+    start_runtime: StartRuntime, path: str, status: int
+) -> None:
+    runtime = await start_runtime(instances=MEMBERS, forbidden_paths=("/*", "/v1/audio/*"))
+    gateway = Gateway(runtime)
+    stream, task = gateway.open(head(path, method="GET" if "responses" in path else "POST"), prompt())
+    await settle()
+
+    if status:
+        assert stream.replies[0].immediate_response.status.code == status
+    else:
+        assert stream.addresses
+    stream.end()
+    await finished(task, gateway)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b'{"model":"default","prompt":"x","model":"other"}', '{"model":"default","prompt":"x"}'.encode("utf-16"), b"{no"],
+)
+async def test_a_body_that_is_not_read_as_an_engine_reads_it_is_refused_where_rights_depend_on_it(
+    start_runtime: StartRuntime, sent: bytes
+) -> None:
+    tenant = tenant_of("acme", models=("default",))
+    gateway = Gateway(await start_runtime(instances=MEMBERS, tenants=(tenant,)))
+    stream, task = gateway.open(head(authorization="Bearer acme-secret"), body(sent))
+    await task
+
+    refusal = stream.replies[0].immediate_response
+    assert refusal.status.code == 400 and b"models of its own" in refusal.body
+    assert gateway.leaves_nothing()
+
+
+@pytest.mark.parametrize("mode", [NO_MODE, BodyMode.STREAMED])
+async def test_a_body_that_the_gateway_keeps_to_itself_is_refused_where_rights_depend_on_it(
+    start_runtime: StartRuntime, mode: BodyMode
+) -> None:
+    tenants = (tenant_of("acme", models=("default",)), tenant_of("free"))
+    gateway = Gateway(await start_runtime(instances=MEMBERS, tenants=tenants))
+    stream, task = gateway.open(head(authorization="Bearer acme-secret", modes=(mode, NO_MODE)))
+    await task
+    refusal = stream.replies[0].immediate_response
+    assert refusal.status.code == 400 and b"request_body_mode" in refusal.body
+
+    for fields in ({"authorization": "Bearer free-secret"}, {"authorization": "Bearer acme-secret", "ends": True}):
+        stream, task = gateway.open(head(modes=(mode, NO_MODE), **fields))
+        await settle()
+        assert stream.addresses
+        stream.end()
+        await finished(task, gateway)
+
+
+def tenant_of(name: str, **changes: Any) -> TenantSettings:
+    return TenantSettings(name=name, keys=(TenantKeySettings(name="ci", key=SecretStr(f"{name}-secret")),), **changes)
 
 
 async def test_a_rank_is_named_and_a_second_choice_of_another_rank_is_not(start_runtime: StartRuntime) -> None:

@@ -1,0 +1,65 @@
+"""Fields that a JSON object has more than once, of those that rights of callers depend on.
+
+To keep the names of all fields costs several times what parsing does. So the bytes are searched for the names, at the
+speed of C, and only a body that may have one twice is parsed once more: where a name stands in it twice, or a letter is
+escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.scheduling.tenants.budgets import OF_MODEL
+from dualmap.scheduling.tenants.tenant import Caller
+
+MODEL_FIELDS: Final = frozenset({"model"})
+TOKEN_FIELDS: Final = frozenset({"best_of", "max_completion_tokens", "max_output_tokens", "max_tokens", "n"})
+CLASS_FIELDS: Final = frozenset({"priority", "service_tier"})
+SALT_FIELDS: Final = frozenset({"cache_salt"})
+RULED_FIELDS: Final = MODEL_FIELDS | TOKEN_FIELDS | CLASS_FIELDS | SALT_FIELDS
+
+_NEEDLES: Final = {name: b'"%b"' % name.encode() for name in RULED_FIELDS}
+_SELDOM: Final = tuple(CLASS_FIELDS | SALT_FIELDS)
+_COUNTS: Final = tuple(TOKEN_FIELDS)
+_ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
+
+
+def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> frozenset[str]:
+    """The fields that the object has more than once, of those that rights of the caller may depend on. ``body`` is
+    the object that was read from ``raw``.
+
+    Raises:
+        UnreadableJsonError: it may have some, and is nested too deeply to say.
+    """
+    tenant = caller.tenant
+    looked_for = [name for name in _SELDOM if name in body]
+    if tenant.limits:
+        looked_for += [name for name in _COUNTS if name in body]
+    if tenant.models or tenant.pools or any(limit.of.startswith(OF_MODEL) for limit in tenant.limits):
+        looked_for.append("model")
+    if not looked_for:
+        return frozenset()
+    escaped = b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
+    if not escaped and all(raw.count(_NEEDLES[name]) <= 1 for name in looked_for):
+        return frozenset()
+    names = _names_of(raw)
+    return frozenset(name for name in looked_for if names.count(name) > 1)
+
+
+def _names_of(raw: bytes) -> list[str]:
+    """The names of the object's own fields, each as often as it is there."""
+    names: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:  # the last object to end is the whole
+        nonlocal names
+        names = [name for name, _ in pairs]
+
+    try:
+        json.loads(raw.decode("utf-8-sig", "surrogatepass"), object_pairs_hook=note)
+    except RecursionError as error:
+        raise UnreadableJsonError("it is nested too deeply") from error
+    return names
