@@ -17,7 +17,6 @@ from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.tenants.cache_salts import CacheSalts
-from dualmap.scheduling.tenants.budgets import OF_MODEL, Measure
 from dualmap.scheduling.tenants.tenant import Caller
 
 
@@ -79,9 +78,9 @@ def _rights(request: ClientRequest, caller: Caller, salts: CacheSalts | None) ->
     tenant = caller.tenant
     if tenant.models or tenant.pools:
         yield "models of its own", MODEL_FIELDS
-    if any(limit.of.startswith(OF_MODEL) for limit in tenant.limits):
+    if tenant.limits_models:
         yield "limits for models", MODEL_FIELDS
-    if any(limit.measure is not Measure.REQUESTS for limit in tenant.limits):
+    if tenant.limits_tokens:
         yield "limits of tokens", TOKEN_FIELDS
     if tenant.priority_class or caller.priority_class:
         yield "a priority class", CLASS_FIELDS

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError
-from dualmap.scheduling.tenants.budgets import OF_MODEL
 from dualmap.scheduling.tenants.tenant import Caller
 
 MODEL_FIELDS: Final = frozenset({"model"})
@@ -22,32 +22,34 @@ CLASS_FIELDS: Final = frozenset({"priority", "service_tier"})
 SALT_FIELDS: Final = frozenset({"cache_salt"})
 RULED_FIELDS: Final = MODEL_FIELDS | TOKEN_FIELDS | CLASS_FIELDS | SALT_FIELDS
 
-_NEEDLES: Final = {name: b'"%b"' % name.encode() for name in RULED_FIELDS}
-_SELDOM: Final = tuple(CLASS_FIELDS | SALT_FIELDS)
-_COUNTS: Final = tuple(TOKEN_FIELDS)
+_NONE: Final[frozenset[str]] = frozenset()
+_SELDOM: Final = tuple((name, b'"%b"' % name.encode()) for name in sorted(CLASS_FIELDS | SALT_FIELDS))
+_COUNTS: Final = tuple((name, b'"%b"' % name.encode()) for name in sorted(TOKEN_FIELDS))
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 
 
 def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> frozenset[str]:
-    """The fields that the object has more than once, of those that rights of the caller may depend on. ``body`` is
-    the object that was read from ``raw``.
+    """The fields that the object has more than once, of those that rights depend on; looked for as far as rights of
+    the caller may. ``body`` is the object that was read from ``raw``.
 
     Raises:
         UnreadableJsonError: it may have some, and is nested too deeply to say.
     """
     tenant = caller.tenant
-    looked_for = [name for name in _SELDOM if name in body]
-    if tenant.limits:
-        looked_for += [name for name in _COUNTS if name in body]
-    if tenant.models or tenant.pools or any(limit.of.startswith(OF_MODEL) for limit in tenant.limits):
-        looked_for.append("model")
-    if not looked_for:
-        return frozenset()
-    escaped = b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
-    if not escaped and all(raw.count(_NEEDLES[name]) <= 1 for name in looked_for):
-        return frozenset()
-    names = _names_of(raw)
-    return frozenset(name for name in looked_for if names.count(name) > 1)
+    count, escaped = raw.count, b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
+    suspected = escaped
+    if tenant.limits_models or tenant.models or tenant.pools:
+        suspected = suspected or count(b'"model"') > 1
+    if tenant.limits_tokens and not suspected:
+        for name, needle in _COUNTS:
+            suspected = suspected or (name in body and count(needle) > 1)
+    if not suspected:
+        for name, needle in _SELDOM:
+            suspected = suspected or (name in body and count(needle) > 1)
+    if not suspected:
+        return _NONE
+    names = Counter(_names_of(raw))
+    return frozenset(name for name in RULED_FIELDS if names[name] > 1)
 
 
 def _names_of(raw: bytes) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Any
 
-from dualmap.scheduling.tenants.budgets import Limit
+from msgspec.structs import force_setattr
+
+from dualmap.scheduling.tenants.budgets import OF_MODEL, Limit, Measure
 from dualmap.scheduling.values import value
 
 
@@ -22,6 +25,16 @@ class Tenant:
     """Its share of the work beside other tenants, relative to theirs; above 0."""
     shares_cache: bool = False
     """Its requests may find what others left in KV caches, also where those of tenants are kept apart."""
+    limits_models: bool = False
+    """Some of its limits are for models. Computed from the limits, as every request needs it."""
+    limits_tokens: bool = False
+    """Some of its limits count tokens. Computed likewise."""
+
+    def __post_init__(self) -> None:
+        made: Any = self
+        force_setattr(made, "limits_models", any(limit.of.startswith(OF_MODEL) for limit in self.limits))
+        force_setattr(made, "limits_tokens", any(limit.measure is not Measure.REQUESTS for limit in self.limits))
+
     draws_asked: bool = False
     """Its requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
 

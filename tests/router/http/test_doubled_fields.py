@@ -49,11 +49,18 @@ def test_one_that_is_nested_or_a_value_is_no_second_one(body: bytes) -> None:
 
 
 def test_fields_are_looked_for_where_a_right_may_depend_on_them() -> None:
-    twice = b'{"model":"m","model":"m","max_tokens":1,"max_tokens":2,"cache_salt":"a","cache_salt":"b"}'
+    models, tokens = b'"model":"m","model":"m"', b'"max_tokens":1,"max_tokens":2'
+    salts = b'"cache_salt":"a","cache_salt":"b"'
+    found = {
+        caller: [doubled(b"{%b}" % fields, caller) for fields in (models, tokens, salts)]
+        for caller in (MODELS, TOKENS, NONE)
+    }
 
-    assert doubled(twice, MODELS) == {"model", "cache_salt"}
-    assert doubled(twice, TOKENS) == {"max_tokens", "cache_salt"}
-    assert doubled(twice, NONE) == {"cache_salt"}
+    assert found == {
+        MODELS: [{"model"}, set(), {"cache_salt"}],
+        TOKENS: [set(), {"max_tokens"}, {"cache_salt"}],
+        NONE: [set(), set(), {"cache_salt"}],
+    }
 
 
 def test_a_body_that_is_too_deep_to_say_is_not_read() -> None:
