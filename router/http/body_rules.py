@@ -13,6 +13,7 @@ from dualmap.router.errors import InvalidRequestError, RouterError, UnsupportedE
 from dualmap.router.http.admission import content_encoding
 from dualmap.router.http.cache_salt import is_salted, separate
 from dualmap.router.http.doubled_fields import CLASS_FIELDS, MODEL_FIELDS, SALT_FIELDS, TOKEN_FIELDS
+from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
@@ -56,7 +57,7 @@ def check_rights(request: ClientRequest, read: InferenceRequest, caller: Caller,
 
 
 def _unread_because(request: ClientRequest, read: InferenceRequest) -> str:
-    if request.hides_body:
+    if request.hides_body and stored_response_id(request.path) is None:
         return "the gateway does not send it to the picker (request_body_mode: BUFFERED, or FULL_DUPLEX_STREAMED)"
     if not request.body:
         return ""

@@ -29,14 +29,13 @@ class Tenant:
     """Some of its limits are for models. Computed from the limits, as every request needs it."""
     limits_tokens: bool = False
     """Some of its limits count tokens. Computed likewise."""
+    draws_asked: bool = False
+    """Its requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
 
     def __post_init__(self) -> None:
         made: Any = self
         force_setattr(made, "limits_models", any(limit.of.startswith(OF_MODEL) for limit in self.limits))
         force_setattr(made, "limits_tokens", any(limit.measure is not Measure.REQUESTS for limit in self.limits))
-
-    draws_asked: bool = False
-    """Its requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
 
 
 @value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import json
 import signal
 import urllib.request
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -140,6 +142,29 @@ def test_models_are_listed_for_all_pools(gateway: Gateway, client: OpenAI) -> No
 def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="no-such-model"):
         client.chat.completions.create(model="no-such-model", messages=HELLO)
+
+
+def test_a_path_goes_on_as_it_was_judged_however_it_was_written(gateway: Gateway) -> None:
+    body = {"model": gateway.fleet.model, "prompt": "hi", "max_tokens": 1}
+    for path in ("/v1%2Fcompletions", "//v1//completions", "/v1/x/../completions", "/v1/completions/"):
+        answer = raw_post(gateway.envoy.url, path, body)
+        assert (answer.status, "x-dualmap-expected-ttft-ms" in answer.headers) == (200, True), path
+    for path in ("/v1%252Fcompletions", "/v1%5Ccompletions"):
+        assert raw_post(gateway.envoy.url, path, body).status == 400
+    assert raw_post(gateway.envoy.url, "/x%2F..%2Fsleep", body).status == 403
+    gateway.fleet.until_idle()
+
+
+def raw_post(url: str, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+    """Send a path as it is written here, which other clients normalize."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        answer.read()
+        return answer
+    finally:
+        connection.close()
 
 
 def test_an_engine_path_is_forbidden(gateway: Gateway) -> None:

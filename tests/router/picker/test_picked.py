@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from dualmap.router.picker.messages import BodyMode
 from dualmap.router.picker.picked import UNANSWERED
+from dualmap.router.prompts.inference_request import response_id
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.picker_door import gateway_streams
 from dualmap.router.settings import GatewaySettings, JwtSettings
@@ -329,8 +330,10 @@ async def test_a_body_that_the_gateway_keeps_to_itself_is_refused_where_rights_d
     refusal = stream.replies[0].immediate_response
     assert refusal.status.code == 400 and b"request_body_mode" in refusal.body
 
-    for fields in ({"authorization": "Bearer free-secret"}, {"authorization": "Bearer acme-secret", "ends": True}):
-        stream, task = gateway.open(head(modes=(mode, NO_MODE), **fields))
+    stored = f"/v1/responses/{response_id('r', 'a', 'acme')}/cancel"
+    for path, name, ends in ((COMPLETIONS, "free", False), (COMPLETIONS, "acme", True), (stored, "acme", False)):
+        first = head(path, modes=(mode, NO_MODE), authorization=f"Bearer {name}-secret", ends=ends)
+        stream, task = gateway.open(first)
         await settle()
         assert stream.addresses
         stream.end()
