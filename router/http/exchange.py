@@ -44,7 +44,7 @@ from dualmap.router.http.exchange_result import (
 )
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
 from dualmap.router.http.last_words import last_words
-from dualmap.router.http.output_marks import EVENT_END, first_outputs, output_mark
+from dualmap.router.http.output_marks import EVENT_END, cut_mark, first_outputs, output_mark
 from dualmap.router.http.relayed_answer import RelayedAnswer
 from dualmap.router.http.sse import (
     COMMENT,
@@ -382,7 +382,8 @@ class Exchange:
         for at, found in enumerate(values):
             if starts_output(found):
                 self.output_mark = output_mark(self._downstream.path, events[at])
-                self._outputs = first_outputs(self.output_mark, events[at:])
+                begun = b"" if self._splitter is None else self._splitter.rest
+                self._outputs = first_outputs(self.output_mark, [*events[at:], begun])
                 return True
         return False
 
@@ -400,6 +401,8 @@ class Exchange:
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
         self._outputs += wire.count(self.output_mark)
+        if self._last_wire[-1:] != b"\n":  # an event was cut in two
+            self._outputs += cut_mark(self.output_mark, self._last_wire, wire)
         self._last_wire = wire
         self._last_pieces += pieces
         self._last_bytes = last_bytes = self._last_bytes + len(wire)
@@ -615,9 +618,12 @@ class Exchange:
         self._fail_by_body(InstanceFailure(FailureKind.STATUS, detail, head.status, pause_s), body)
 
     def _fail_by_body(self, failure: InstanceFailure, body: bytes | None) -> None:
-        """``body``: the whole one, which the client gets if no other instance does better."""
+        """``body``: the whole one, which the client gets if no other instance does better. Part of an answer under a
+        status of success is none."""
         head = self._head
         assert head is not None
+        if failure.kind is FailureKind.ABORTED:
+            body = None
         answer = ErrorAnswer(head.status, fields_for_client(head.fields), body) if body is not None else None
         self._fail(failure, answer=answer)
 

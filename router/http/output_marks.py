@@ -34,6 +34,12 @@ def output_mark(path: str, event: bytes) -> bytes:
     return EVENT_END if event.endswith(EVENT_END) else event[-4:] if event.endswith(b"\r\n\r\n") else event[-2:]
 
 
+def cut_mark(mark: bytes, before: bytes, piece: bytes) -> int:
+    """1 where the mark begins in the piece before, and ends in this one; else 0."""
+    part = len(mark) - 1
+    return (before[-part:] + piece[:part]).count(mark)
+
+
 def first_outputs(mark: bytes, events: list[bytes]) -> int:
     """The events with output among these, of which the first is one."""
     return max(1, sum(event.count(mark) for event in events))

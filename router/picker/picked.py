@@ -46,6 +46,7 @@ from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder, methods_of
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
+from dualmap.router.http.sse import Ending
 from dualmap.router.picker import messages
 from dualmap.router.picker.addresses import Addresses, UnknownAddressError, literal
 from dualmap.router.picker.answer_watch import AnswerWatch
@@ -59,10 +60,13 @@ from dualmap.router.telemetry import trace_context
 from dualmap.router.tenants.directory import TenantDirectory, usable_model, usable_models
 from dualmap.runtime.open_files import ShortageLog
 from dualmap.scheduling.request.answers import is_server_fault
+from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.tenants.budgets import Measure
+from dualmap.scheduling.tenants.tenant import Caller
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +84,11 @@ _DROPPED: Final = {
 VIA_UPSTREAM: Final = "via_upstream"
 UNANSWERED: Final = 8
 """So many bodies that were asked for, or reports that were announced, and none came, show that none ever does."""
+UNCOUNTED: Final = (
+    "the gateway sends no bodies of answers (response_body_mode: NONE), so their tokens cannot be counted: requests of"
+    " tenants with limits of tokens keep what they draw, which is their max_tokens, or the expected length where they"
+    " name none, which their answers may exceed. Set response_body_mode to STREAMED for exact limits"
+)
 MOVED: Final = InstanceFailure(FailureKind.MOVED, "the gateway sent it to another of its choices")
 
 
@@ -137,10 +146,20 @@ class Picker:
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
     cuts_off: bool = False
     """The time for requests in flight is over: what is cancelled now is cut off, and was not left by its client."""
+    warn: Callable[[str], None] = log.warning
+    """Reports something about this picker that an operator has to know, once."""
+    _counts_all: bool = True
     _observations_due: float = 0.0
     _bodies: Awaited = field(default_factory=Awaited)
     _reports: Awaited = field(default_factory=Awaited)
     _overflow_log: ShortageLog = field(default_factory=ShortageLog)
+
+    def cannot_count(self, caller: Caller) -> None:
+        """The answer of a request of this tenant does not pass here."""
+        if not self._counts_all or all(limit.measure is Measure.REQUESTS for limit in caller.tenant.limits):
+            return
+        self._counts_all = False
+        self.warn(UNCOUNTED)
 
     def is_told(self, request: ClientRequest) -> bool:
         """Whether the gateway will report the first token of a stream."""
@@ -263,6 +282,9 @@ class PickedRequest:
             read = read_at_once(request, request_id, trusts) or await plane.long_bodies.read(request, request_id)
             read.hides_first_token = not self._shows_first_token(request, read)
             read.caller = request.caller
+            read.hides_usage = self._modes[1] is BodyMode.NONE and not self._observes
+            if read.hides_usage and request.caller is not None:
+                self._picker.cannot_count(request.caller)
             apply_body_rules(plane, request, read)
             if plane.traces is not None:
                 read.trace = plane.traces.begin(request.get(trace_context.FIELD))
@@ -447,20 +469,20 @@ class PickedRequest:
         try:
             await answer.pass_on()
         except (asyncio.CancelledError, LeftError):  # so a stream ends whose last reply the gateway did not wait for
-            live.finish(*self._ended(answer))
+            live.finish(*self._ended(answer), answer.counted)
             raise
         except BaseException:
             live.finish(Outcome.INTERNAL_ERROR)
             raise
         finally:
             answer.close()
-        live.finish(*self._ended(answer))
+        live.finish(*self._ended(answer), answer.counted)
 
     def _ended(self, answer: _Answer) -> tuple[Outcome, Usage | None]:
         if self._limit is not None and self._limit.expired():
-            return Outcome.TIMED_OUT, None
+            return Outcome.TIMED_OUT, answer.usage_so_far()
         if self._picker.cuts_off and not answer.shows_end:
-            return Outcome.CUT_OFF, None
+            return Outcome.CUT_OFF, answer.usage_so_far()
         return answer.ended()
 
     async def _answer_options(self, request: ClientRequest) -> None:
@@ -631,8 +653,17 @@ class _Answer:
             self._picker.observed(came=False)
             return Outcome.ENDED, None
         if not self.shows_end:
-            return Outcome.CLIENT_GONE, None
+            return Outcome.CLIENT_GONE, self.usage_so_far()
         return self._judge_body(self._watch)
+
+    @property
+    def counted(self) -> Counted | None:
+        """What was seen of the answer; None where it does not pass here."""
+        return None if self._watch is None or self._observes else self._watch.counted()
+
+    def usage_so_far(self) -> Usage | None:
+        """The usage in what has come of the answer."""
+        return None if self._watch is None else _usage_of(self._watch.left())
 
     def _judge_body(self, watch: AnswerWatch) -> tuple[Outcome, Usage | None]:
         ending, failure = watch.end()
@@ -643,9 +674,13 @@ class _Answer:
             if (fault := ExchangeResult(self._status, ending).fault) is not None:
                 self._live.broke_off(fault)
             return _outcome_of(ending.error_status), None
-        if ending.prompt_tokens is None:
-            return Outcome.COMPLETED, None
-        return Outcome.COMPLETED, Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
+        return Outcome.COMPLETED, _usage_of(ending)
+
+
+def _usage_of(ending: Ending) -> Usage | None:
+    if ending.prompt_tokens is None and ending.output_tokens is None:
+        return None
+    return Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
 
 
 _RESET: Final = frozenset({"upstream_reset_before_response_started", "upstream_reset_after_response_started"})

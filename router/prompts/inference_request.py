@@ -214,6 +214,8 @@ class InferenceRequest:
     """The instances that a gateway allows for it; None: any."""
     hides_first_token: bool = False
     """Its answer does not pass here, and so its first token is not seen."""
+    hides_usage: bool = False
+    """Its answer does not pass here, and so its tokens are not counted."""
     computed_answers: int = 1
     """The number of answers that its instance computes, to all its prompts."""
     caller: Caller | None = None

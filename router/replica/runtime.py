@@ -92,6 +92,8 @@ class Runtime:
         self.store = store
         self.trust = trust or InstanceTrust()
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
+        self.warnings: list[str] = []
+        """What an operator has to know of this replica, as it is used."""
         """Those that this process presents or trusts, for reports."""
         self.scheduling = scheduling
         clock = clock or RealClock()

@@ -323,8 +323,12 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
 
 
 def _drawn_output(request: InferenceRequest, prompt: ReadPrompt) -> int:
-    """The tokens that it draws for all its answers."""
-    return prompt.expected_output_tokens * request.computed_answers
+    """The tokens that it draws for all its answers. Where these cannot be counted it keeps them, so they are the most
+    that it allows."""
+    each, limit = prompt.expected_output_tokens, prompt.output_limit
+    if request.hides_usage and limit is not None:
+        each = limit
+    return each * request.computed_answers
 
 
 def _tokens_of(asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:

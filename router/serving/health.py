@@ -27,6 +27,8 @@ def health_report(runtime: Runtime) -> dict[str, Any]:
         "outbox": runtime.outbox_releases,
         "pools": pools,
     }
+    if runtime.warnings:
+        report["warnings"] = list(runtime.warnings)
     if runtime.certificates:
         report["certificates"] = reported(runtime.certificates)
     if runtime.pools.contested:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.serve import MakeDoor
 from dualmap.router.settings import RouterSettings
 from dualmap.router.tenants.gateway import gateway_finder
+
+log = logging.getLogger(__name__)
 
 
 def door_of(settings: PickerSettings) -> MakeDoor:
@@ -35,6 +38,11 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             max_body_bytes=router.max_body_bytes,
             forbidden_paths=router.forbidden_paths,
         )
+
+        def warn(what: str) -> None:
+            log.warning(what)
+            runtime.warnings.append(what)
+
         picker = Picker(
             plane,
             check_head,
@@ -44,6 +52,7 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             observed_share=settings.observed_share,
             test_headers=settings.test_headers,
             is_gateway=gateway_streams(router),
+            warn=warn,
         )
         server = PickerServer(
             settings,

@@ -80,6 +80,8 @@ class Charge:
     cached_tokens: int = 0
     reported: bool = False
     """Its instance reported them."""
+    uncounted: bool = False
+    """They are expected ones: a limit keeps what the request drew."""
 
 
 def possible(usage: Usage, expected: Expected) -> Usage:
@@ -126,7 +128,7 @@ def charge(
         seen = 0 if counted is None else counted.output_tokens
         return Charge(prompt, max(usage.output_tokens, seen), cached, usage.prompt_tokens is not None)
     if counted is None:
-        return Charge(prompt, expected.output_tokens, cached)
+        return Charge(prompt, expected.output_tokens, cached, uncounted=True)
     output = counted_output(counted, expected, bytes_per_token)
     return Charge(prompt, max(output, expected.output_tokens) if computes_unseen else output, cached)
 

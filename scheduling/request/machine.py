@@ -1705,6 +1705,8 @@ class RequestMachine:
         draws, charged = self.spec.draws, self.charged
         if draws is None:
             return None
+        if charged is not None and charged.uncounted:
+            return returned(draws, None, None, answered=True)
         if charged is not None:
             return returned(draws, charged.prompt_tokens, charged.output_tokens, answered=True)
         if outcome is Outcome.CLIENT_ERROR and self.tries:  # it was sent: a limit of requests counts it

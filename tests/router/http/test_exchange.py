@@ -113,7 +113,7 @@ COMPRESSED = gzip.compress(ROLE + TOKEN + USAGE + DONE)
 
 
 @pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
-async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_could_not_be_removed(
+async def test_a_compressed_answer_passes_as_it_is_and_is_not_asked_again_for_what_could_not_be_removed(
     fleet: StartFleet, content_type: str
 ) -> None:
     bodies = []
@@ -131,7 +131,7 @@ async def test_a_compressed_answer_passes_as_it_is_and_is_never_asked_for_what_c
         client.chat(stream=True)
         answer = await client.answer()
         assert (answer.status, answer.body) == (200, COMPRESSED)
-    assert not any(b"stream_options" in body for body in bodies)
+    assert [b"stream_options" in body for body in bodies] == [True, False, False]
     assert all(not placed.failures for placed in intake.placed_requests)
 
 
@@ -155,6 +155,9 @@ async def test_an_event_stream_under_another_type_passes_as_it_comes(
 
     intake, _, client = await fleet(script)
     go.set()
+    if content_type == "application/x-ndjson":  # not read here: the first stream shows that nothing can be removed
+        client.chat(stream=True)
+        assert (await client.answer()).body == TOKEN + USAGE + DONE
     for _ in range(2):
         client.chat(stream=True)
         assert (await client.answer()).body == TOKEN + DONE, "what the router asks for is removed as from any other"

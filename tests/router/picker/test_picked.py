@@ -1022,7 +1022,7 @@ async def test_a_client_that_leaves_at_the_last_event_has_the_whole_answer(
     stream.end()
     await finished(task, gateway)
     assert gateway.outcomes == {outcome: 1}
-    assert (live.machine.usage is not None) == (outcome == "completed")
+    assert live.machine.usage is not None, "it had come by then"
 
 
 async def test_a_stream_that_ends_in_its_body_leaves_nothing(start_runtime: StartRuntime) -> None:

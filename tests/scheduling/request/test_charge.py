@@ -75,7 +75,7 @@ def test_a_usage_that_no_engine_can_have_is_bounded_by_what_is_possible() -> Non
         (None, NOTHING_COUNTED, Charge(PROMPT, 0)),
         (None, Counted(0, 400), Charge(PROMPT, 100)),
         (None, Counted(0, 400_000), Charge(PROMPT, 3000)),
-        (None, None, Charge(PROMPT, EXPECTED)),
+        (None, None, Charge(PROMPT, EXPECTED, uncounted=True)),
         (Usage(50, None, 7), Counted(0, 400), Charge(50, 7, 0, True)),
     ],
 )

@@ -208,7 +208,7 @@ async def test_an_abort_is_seen_before_its_usage_however_the_end_is_cut(fleet: S
         await talk.send(b"0\r\n\r\n")
 
     intake, _, client = await fleet(abort)
-    client.chat(stream=True)
+    client.chat(stream=True, requests_usage=True)
     await client.head()
     for _ in range(3):  # each event is a read of its own
         await client.chunk()

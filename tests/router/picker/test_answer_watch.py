@@ -1,0 +1,74 @@
+"""What the picker reads of answers that pass it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.picker.answer_watch import AnswerWatch
+from dualmap.scheduling.request.charge import Counted
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+def event(value: Any, name: str = "") -> bytes:
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def watch(path: str, *pieces: bytes, streamed: bool = True) -> AnswerWatch:
+    made = AnswerWatch(path, streamed=streamed, on_first_token=lambda: None)
+    for piece in pieces:
+        made.feed(piece)
+    return made
+
+
+def test_events_with_output_are_counted_from_the_first_one_on() -> None:
+    role = {"choices": [{"delta": {"role": "assistant"}, "finish_reason": None}]}
+    token = {"choices": [{"delta": {"content": 'x finish_reason":null'}, "finish_reason": None}]}
+    made = watch(CHAT, event(role), *[event(token)] * 5, event(token) * 2, b"data: [DONE]\n\n")
+
+    assert made.counted() == Counted(7)
+
+
+@pytest.mark.parametrize("cut", [1000, 16_384, 10**9])
+def test_the_usage_of_a_last_event_that_repeats_a_long_request_is_found(cut: int) -> None:
+    usage = {"input_tokens": 9000, "output_tokens": 50}
+    response = {"object": "response", "instructions": "x" * 300_000, "usage": usage, "user": "usage" * 20_000}
+    delta = event({"type": "response.output_text.delta", "delta": "x"}, "response.output_text.delta")
+    wire = delta * 3000 + event({"type": "response.completed", "response": response}, "response.completed")
+    made = watch(RESPONSES, *[wire[at : at + cut] for at in range(0, len(wire), cut)])
+
+    ending, failure = made.end()
+
+    assert failure is None and made.shows_end()
+    assert (ending.prompt_tokens, ending.output_tokens) == (9000, 50)
+    assert made.counted() == Counted(3000)
+
+
+def test_the_usage_of_a_long_whole_answer_is_found() -> None:
+    body = orjson.dumps(
+        {"choices": ["x" * 600_000], "usage": {"prompt_tokens": 9}, "prompt_logprobs": ["usage"] * 9000}
+    )
+    made = watch(CHAT, *[body[at : at + 60_000] for at in range(0, len(body), 60_000)], streamed=False)
+
+    ending, failure = made.end()
+
+    assert (ending.prompt_tokens, failure, made.counted()) == (9, None, Counted(0, len(body)))
+
+
+def test_a_whole_message_without_a_reason_was_aborted() -> None:
+    message = {"type": "message", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}}
+
+    assert watch(MESSAGES, orjson.dumps(message), streamed=False).end()[1] is ABORTED
+    whole = {**message, "stop_reason": "end_turn"}
+    assert watch(MESSAGES, orjson.dumps(whole), streamed=False).end()[1] is None
+
+
+def test_what_a_response_repeats_shows_no_end() -> None:
+    response = {"tools": [{"parameters": {"type": "response.completed"}}], "status": "in_progress"}
+    made = watch(RESPONSES, event({"type": "response.created", "response": response}, "response.created"))
+
+    assert not made.shows_end()
