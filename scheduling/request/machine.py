@@ -61,7 +61,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, returned
+from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, nothing_of, returned
 from dualmap.scheduling.tenants.shares import NO_TENANT
 from dualmap.scheduling.values import value
 
@@ -981,7 +981,7 @@ class RequestMachine:
         counted = CountRetry(failure.kind, continues=continues)
         if self.spec.chain is None:
             return (counted, *self._search(now_s))
-        released: tuple[Release, ...] = (self._try_over(),)
+        released: tuple[Release, ...] = (self._try_over(draws_stand=True),)
         if self.decode is not None:
             released = (self._over(self.decode.request_id, self.decode_attempt), *released)
             self.decode, self.answering_id = None, self.instance_id
@@ -1049,9 +1049,10 @@ class RequestMachine:
         return replace(self._unplaced(self.request_id, nothing, self.spec.slo_s, 1), state=RequestState.DISPATCHED)
 
     def kept_record(self) -> StoredRequest:
-        """The record that was kept of its last try: like that of a request that is passed on it counts on no instance,
-        and it has drawn nothing."""
-        return replace(self.register_record(), attempt=self.attempt, drawn="")
+        """The record that was kept of its last try: like that of a request that is passed on it counts on no instance.
+        Once its decode leg answers, that one has drawn."""
+        kept = replace(self.register_record(), attempt=self.attempt)
+        return kept if self.placed is None else replace(kept, drawn="")
 
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
         if self.phase is not _PLACING or self.spec.chain is not None:
@@ -1216,7 +1217,7 @@ class RequestMachine:
         self.placed = None
         self.attempt += 1
         # The store may have it after all: an older copy of the store may have said that it is lost.
-        return (ReleaseFirst((self._try_over(),)), *self._search(now_s))
+        return (ReleaseFirst((self._try_over(draws_stand=True),)), *self._search(now_s))
 
     def _turned_away(self, event: TurnedAway, now_s: float) -> Effects:
         return self._refuse(event.why, now_s)
@@ -1725,9 +1726,12 @@ class RequestMachine:
             return used_by(outcome, usage, _NO_TOKENS)
         return used_by(outcome, None, (charged.prompt_tokens, charged.output_tokens))
 
-    def _try_over(self, note: str = "") -> Release:
-        """The release of all that it has, up to this attempt, but for the record by which it is metered."""
-        return self._over(self.request_id, self.attempt, note, used=KEPT if self.spec.account else "")
+    def _try_over(self, note: str = "", *, draws_stand: bool = False) -> Release:
+        """The release of all that it has, up to this attempt, but for the record by which it is metered. Where its
+        draws stand, the next try takes them over, and no other request gets between."""
+        spec = self.spec
+        stand = nothing_of(spec.draws) if draws_stand and spec.account and spec.draws is not None else None
+        return self._over(self.request_id, self.attempt, note, gives_back=stand, used=KEPT if self.spec.account else "")
 
     def _over(
         self,

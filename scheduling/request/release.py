@@ -29,4 +29,5 @@ class Release:
     None: all that its record says it drew."""
     used: str = ""
     """The usage that it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not
-    metered. ``KEPT`` there: its try is over, and its record stays to be metered by."""
+    metered. ``KEPT`` there: its try is over, and its record stays to be metered by; with ``returned`` its draws stand,
+    for the next try to take over."""

@@ -346,6 +346,11 @@ def returned(draws: Draws, prompt_tokens: int | None, output_tokens: int | None,
     return Draws(group, tuple(group.returned(draws.costs, prompt_tokens, output_tokens, answered=answered)))
 
 
+def nothing_of(draws: Draws) -> Draws:
+    """Draws of nothing from the same budgets."""
+    return Draws(draws.group, (0,) * len(draws.costs))
+
+
 def drawn_text(draws: Draws) -> str:
     """The draws as a request's record has them: each budget and its cost, separated by blanks."""
     return draws.group.text % draws.costs

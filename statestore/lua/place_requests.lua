@@ -15,6 +15,8 @@ local met, replies = {}, {}
 local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
 -- Of the request that is placed at the moment.
 local options, placement, chain, samples, seen, known, best, second, option, budgets, kept, standing
+-- What the try before it drew, where that stands: as its record has it, packed, and when.
+local drawn_before, drawn_ms
 
 local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
@@ -141,6 +143,9 @@ local function enter_chosen(request, resident, told, head)
     redis.call('ZREM', keys.passed_on, request.id)
   end
   if budgets then
+    if drawn_before then -- in the same step, so that no other request gets between
+      take_draws(drawn_before, drawn_ms, now_ms)
+    end
     draw()
   end
   enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
@@ -174,7 +179,13 @@ local function place_one(told, head)
   end
   if placement.draws ~= '' then
     local fits
-    fits, budgets = weigh_draws(placement.draws, placement.divisions, placement.must_draw, now_ms)
+    if kept and (former.told.drawn or '') ~= '' then
+      drawn_before, drawn_ms = draws_of_record(former.told.drawn), former.enqueued_ms
+      local names = {}
+      add_names_of(names, drawn_before)
+      read_books(names, now_ms)
+    end
+    fits, budgets = weigh_draws(placement.draws, placement.divisions, placement.must_draw, now_ms, drawn_before)
     if not fits then
       if placement.told.account ~= '' then
         add_usage(placement.told.account, REFUSED)
@@ -250,7 +261,7 @@ local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
     placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
-    budgets, standing = nil, nil
+    budgets, standing, drawn_before = nil, nil, nil
     placement.told = cjson.decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do
       samples[sample] = string.sub(chain, depth * 8 - 7, depth * 8)

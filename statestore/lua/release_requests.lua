@@ -3,7 +3,8 @@
 --       where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for any; what to note of
 --       it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it is presumed, or none came;
 --       what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or '' for all of them; what it is metered
---       by, where it is over for good, 'kept' where only its try is, or ''; its counts, packed, or ''
+--       by, where it is over for good, 'kept' where only its try is, whose draws stand unless they are given back in full, or '';
+--       its counts, packed, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later one;
 --       0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is another one
 local FIRST_REQUEST = 3
@@ -37,11 +38,12 @@ local function prefill(id, note, seen, instance_id)
   return request
 end
 
--- Keeps a record by which a request is metered, or reaped, that has drawn nothing and is nowhere.
-local function keep(request, told)
+-- Keeps a record by which a request is metered, or reaped, that is nowhere. Unless its draws stand it has drawn nothing.
+local function keep(request, told, stands)
   local state, instance_id, key = request.state, request.instance_id, keys.request .. request.id
   request.state, request.instance_id = state == 'prefilled' and state or 'dispatched', ''
-  redis.call('HSET', key, 'placed', placed_text(request), 'told', (string.gsub(told, '"drawn":"[^"]*"', '"drawn":""')))
+  told = stands and told or string.gsub(told, '"drawn":"[^"]*"', '"drawn":""')
+  redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
   redis.call('ZADD', keys.passed_on, now_ms, request.id)
   request.state, request.instance_id = state, instance_id
 end
@@ -66,15 +68,16 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   end
   local told = keeps and redis.call('HGET', keys.request .. id, 'told')
   redis.call('DEL', keys.request .. id)
+  local stands = keeps and returned ~= ''
   if keeps then
-    keep(request, told)
+    keep(request, told, stands)
   elseif request.instance_id == '' then
     redis.call('ZREM', keys.passed_on, id)
   end
   if note ~= '' then
     log_sample('noted', note)
   end
-  if request.told.drawn and request.told.drawn ~= '' then
+  if request.told.drawn and request.told.drawn ~= '' and not stands then
     give_back(returned, request.told.drawn, request.enqueued_ms)
   end
   if is_metered and not keeps and counts ~= '' then

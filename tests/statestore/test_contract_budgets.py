@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from dualmap.scheduling.tenants.budgets import (
     Period,
     budgets_of,
     drawn_text,
+    nothing_of,
 )
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
@@ -354,3 +356,40 @@ async def test_a_limit_of_a_model_holds_and_is_given_back_whatever_the_model_is_
     # a store that came back empty knows again what it drew
     await pool.adopt([replace(kept, request_id="r5", drawn=drawn_text(Draws.of(*drawn)))])
     assert [*map(round, await pool.usage.budgets("acme", limits))] == [1, 500]
+
+
+async def test_a_request_that_is_tried_again_keeps_what_it_drew_and_nobody_gets_between(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    quota = Limit(Measure.REQUESTS, Period.DAY, 1)
+    limits = [quota, MINUTE_TOKENS, IN_FLIGHT]
+    drawn = Draws.of(*[Draw(each, cost) for each, cost in zip(budgets_of("acme", limits), (1, 5000, 1), strict=True)])
+    about: dict[str, Any] = {
+        "draws": drawn, "drawn": drawn_text(drawn), "tenant": "acme", "account": "acme ci - m", "tokens": 100,
+    }  # fmt: skip
+    assert (await pool.place(placement("r1", **about))).status is PlaceStatus.DISPATCHED
+
+    # between its tries
+    await finish(pool, "r1", replica_id="one", attempt=1, returned=nothing_of(drawn), used=KEPT)
+    assert (await record(pool, "r1")).drawn == drawn_text(drawn)
+    assert (await pool.place(placement("r2", **about))).status is PlaceStatus.LIMITED
+    again = await pool.place(placement("r1", attempt=2, must_draw=True, **about))
+
+    assert again.status is PlaceStatus.DISPATCHED
+    assert again.drawn == Drawn((0, 1000, 1)), "it has drawn once"
+    assert [*map(round, await pool.usage.budgets("acme", limits))] == [1, 5000, 1]
+
+    # a day later it draws from that day's quota, and gives back nothing that it drew before
+    await finish(pool, "r1", replica_id="one", attempt=2, returned=nothing_of(drawn), used=KEPT)
+    clock.advance(86_400_000)
+    late = await pool.place(placement("r1", attempt=3, must_draw=True, **about))
+    assert late.status is PlaceStatus.DISPATCHED
+    assert [*map(round, await pool.usage.budgets("acme", limits))] == [1, 5000, 1]
+    await finish(pool, "r1", replica_id="one", attempt=3)
+    assert [*map(round, await pool.usage.budgets("acme", limits))] == [0, 0, 0]
+
+    # and one that is over between two tries gives back all
+    await pool.place(placement("r3", **about))
+    await finish(pool, "r3", replica_id="one", attempt=1, returned=nothing_of(drawn), used=KEPT)
+    await finish(pool, "r3", replica_id="one", attempt=2, returned=drawn, used="1 0 0 0 1 0 0 refused reported")
+    assert [*map(round, await pool.usage.budgets("acme", limits))] == [0, 0, 0]

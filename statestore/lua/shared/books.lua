@@ -295,8 +295,9 @@ local function divided(division, amount)
 end
 
 -- Compares draws with their budgets, which were read: whether they fit, or must; and packed doubles: the amount that is used of each,
--- and behind these, for each that is divided, the part of this pool and what is unused in other pools.
-local function weigh_draws(draws, divisions, must, at_ms)
+-- and behind these, for each that is divided, the part of this pool and what is unused in other pools. With 'again' they are drawn
+-- already: they do not count as used.
+local function weigh_draws(draws, divisions, must, at_ms, again)
   local at, last, fits, parts = 1, 0, true, nil
   while at <= #draws do
     local number, name, place = nil, nil, BUDGETS
@@ -318,6 +319,7 @@ local function weigh_draws(draws, divisions, must, at_ms)
       end
       local used = settle(book, place, leak, at_ms)
       last = last + 1
+      used = again and math.max(0, used - cost) or used
       FOUND[last], WEIGHED[3 * last - 2], WEIGHED[3 * last - 1], WEIGHED[3 * last] = used, book, place + 1, cost
       local is_within = used + cost <= capacity or must
       fits = fits and is_within

@@ -8,14 +8,18 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import (
+    QuotaSpentError,
     RequestQuarantinedError,
+    RouterError,
     UpstreamError,
     UpstreamTimeoutError,
 )
 from dualmap.router.pool.view import POLL_S as VIEW_POLL_S
+from dualmap.runtime.tenant_settings import LimitSettings, TenantSettings
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.tenants.tenant import Caller
 from tests.router import tools
 from tests.router.requests.phases.fleets import DEAD, LONG, REFUSED, loads, nothing_is_left
 
@@ -240,3 +244,30 @@ async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime:
 
     assert request.instance_id == "a"
     request.finish(Outcome.COMPLETED)
+
+
+async def test_no_other_request_takes_the_quota_of_one_that_is_tried_again(start_runtime: Any, store: Any) -> None:
+    acme = TenantSettings(name="acme", limits=LimitSettings(requests_per_day=1, requests_in_flight=1))
+    caller, tampered = Caller(acme.tenant(), "ci"), tools.Tampered(store)
+    runtime = await start_runtime(
+        instances=(tools.spec("a"), tools.spec("b")), through=lambda _: tampered, tenants=(acme,)
+    )
+    refused: list[type[Exception]] = []
+
+    async def another(releases: Any) -> None:
+        if all(each.instance_id == "" for each in releases) and not refused:
+            with pytest.raises(RouterError) as error:
+                await runtime.intake.place(tools.request(LONG, caller=caller))
+            refused.append(error.type)
+
+    request = await runtime.intake.place(tools.request(LONG, caller=caller))
+    tampered.after["release"] = another
+    await request.failed(Failed(REFUSED))
+
+    assert refused == [QuotaSpentError]
+    assert request.tries == 2
+    request.finish(Outcome.COMPLETED)
+    del tampered.after["release"]
+    assert await nothing_is_left(store, runtime)
+    pool = store.pool("default")
+    assert await pool.usage.budgets("acme", acme.tenant().limits) == [1, 0]
