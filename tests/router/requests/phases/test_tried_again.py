@@ -266,6 +266,8 @@ async def test_no_other_request_takes_the_quota_of_one_that_is_tried_again(start
 
     assert refused == [QuotaSpentError]
     assert request.tries == 2
+    request.sent()
+    request.first_token()
     request.finish(Outcome.COMPLETED)
     del tampered.after["release"]
     assert await nothing_is_left(store, runtime)
