@@ -89,12 +89,18 @@ class GoodputJob:
     tolerance: float = 0.01
 
 
-def run_goodput(search: GoodputJob, tried: Callable[[float, float], None] = lambda rate_per_s, share: None) -> Goodput:
-    """Search in this process; ``tried`` is called with each rate and its share on time. Raises SimulationError."""
+def run_goodput(
+    search: GoodputJob,
+    tried: Callable[[float, float], None] = lambda rate_per_s, share: None,
+    on_progress: Callable[[float, int], None] = lambda rate_per_s, arrived: None,
+) -> Goodput:
+    """Search in this process; ``tried`` is called with each rate and its share on time, ``on_progress`` with a rate and
+    how many requests of its run have arrived. Raises SimulationError."""
     job = search.job
 
     def on_time_share(rate_per_s: float) -> float:
-        share = RunJob(job.source, job.scenario, rate_per_s).run().share_on_time
+        run = RunJob(job.source, job.scenario, rate_per_s)
+        share = run.run(lambda arrived: on_progress(rate_per_s, arrived)).share_on_time
         tried(rate_per_s, share)
         return share
 

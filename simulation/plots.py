@@ -154,6 +154,13 @@ def run_plots(results: Iterable[RunResult]) -> dict[str, str]:
         },
         x="time, s", y="pending tokens, thousands", title=title, markers=False,
     )  # fmt: skip
+    plots["first-tokens"] = lines(
+        {
+            name: ([at_s for at_s, _, _ in run.timeline], [p90_s for _, _, p90_s in run.timeline])
+            for name, run in at_rate.items()
+        },
+        x="time, s", y="P90 of first tokens, s", title=title, markers=False, log_y=True,
+    )  # fmt: skip
     plots["load-cv"] = lines(
         {name: ([s.time_s for s in run.samples], [s.cv for s in run.samples]) for name, run in at_rate.items()},
         x="time, s", y="CV of pending tokens", title=title, markers=False,

@@ -30,9 +30,9 @@ class RunJob:
     rate_per_s: float | None = None
     """None: the trace's own times."""
 
-    def run(self) -> RunResult:
-        """Run it here and now. Raises SimulationError."""
-        return simulate(self.source.load(self.rate_per_s), self.scenario)
+    def run(self, on_progress: Callable[[int], None] | None = None) -> RunResult:
+        """Run it here and now; ``on_progress`` gets the number of requests that arrived. Raises SimulationError."""
+        return simulate(self.source.load(self.rate_per_s), self.scenario, on_progress)
 
 
 def run_job(job: RunJob) -> RunResult:

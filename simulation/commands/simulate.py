@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 
 import orjson
@@ -31,7 +32,8 @@ from dualmap.simulation.commands.options import (
 from dualmap.simulation.commands.progress import progress_bars
 from dualmap.simulation.commands.simulate_tenants import run_tenants
 from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table, size_table
-from dualmap.simulation.fleet_size import FleetSizeJob, run_fleet_size
+from dualmap.simulation.first_tokens import first_tokens_over_time
+from dualmap.simulation.fleet_size import FleetSize, FleetSizeJob, run_fleet_size
 from dualmap.simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
 from dualmap.simulation.results import RunResult
 from dualmap.simulation.runs import RunJob, map_jobs, run_job
@@ -54,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-time", type=float, default=ON_TIME_SHARE, help="goodput, size: share that must be on time"
     )
+    parser.add_argument(
+        "--p99-s", type=float, metavar="S",
+        help="size: what the P99 of the first token must not pass (none: three times the SLO, or twice that of prompts "
+        "prefilled alone)",
+    )  # fmt: skip
     parser.add_argument("--tolerance", type=float, default=0.01, help="goodput: relative width at which to stop")
     add_output_arguments(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
@@ -98,6 +105,8 @@ def _rates(
             running = map_jobs(run_job, jobs, arguments.workers)
             results = list(progress.track(running, len(jobs), description="runs"))
     console.print(results_table(results, console.width))
+    if len(results) == 1:
+        _show_first_tokens(results[0], options.scheduling.slo_ttft_s)
     if len(results) == 1 and results[0].changes:
         console.print(changes_table(results[0].changes))
     if len(results) == 1 and results[0].role_changes:
@@ -159,6 +168,8 @@ def _goodput(
 def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     if not 0 < arguments.on_time <= 1:
         raise OptionError("--on-time must be in (0, 1]")
+    if arguments.p99_s is not None and not 0 < arguments.p99_s < inf:
+        raise OptionError("--p99-s takes a number of seconds above 0")
     for option in ("instances", "roles", "autoscale"):
         if getattr(arguments, option) is not None:
             raise OptionError(f"--{option} has no meaning here: the size is what is looked for")
@@ -169,13 +180,24 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
         FleetSizeJob(
             preset.name, preset.cards,
             RunJob(source, replace(options.scenario(policy), engine=preset.engine), rate_per_s), arguments.on_time,
+            arguments.p99_s,
         )
         for preset in presets for policy in options.policies
     ]  # fmt: skip
     with progress_bars(arguments.quiet) as progress:
-        searching = map_jobs(run_fleet_size, searches, arguments.workers)
-        found = list(progress.track(searching, len(searches), description="searches"))
-    terminal().print(size_table(searches, found))
+        if len(searches) == 1:
+            found = [_size_alone(searches[0], progress)]
+        else:
+            searching = map_jobs(run_fleet_size, searches, arguments.workers)
+            found = list(progress.track(searching, len(searches), description="searches"))
+    console = terminal()
+    console.print(size_table(searches, found))
+    for search, size in zip(searches, found, strict=True):
+        bound = f"the P99 of the first token may be {size.p99_limit_s:.1f} s"
+        said = f"no number of instances holds, {size.why_not}" if size.why_not else bound
+        console.print(f"{search.name}: {said}", highlight=False)
+    if len(found) == 1:
+        _show_first_tokens(found[0].result, options.scheduling.slo_ttft_s)
     if arguments.json is not None:
         rows = [
             {"preset": search.name, "policy": search.policy, "cards": search.cards, **asdict(size)}
@@ -186,14 +208,38 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     return 0
 
 
+def _size_alone(search: FleetSizeJob, progress: Progress) -> FleetSize:
+    """One search in this process, its progress by the numbers that it has tried and by the requests of each run."""
+    requests = len(search.job.source.load().requests)
+    tried, running = progress.add_task("numbers tried", total=None), progress.add_task("requests", total=requests)
+
+    def on_tried(result: RunResult) -> None:
+        said = f"numbers tried, {result.instances} instances: {result.share_on_time:.1%} on time"
+        progress.update(tried, advance=1, description=f"{said}, P99 {result.ttft_s.p99:.1f} s")
+
+    def on_progress(instances: int, arrived: int) -> None:
+        progress.update(running, completed=arrived, description=f"requests to {instances} instances")
+
+    return run_fleet_size(search, on_progress, on_tried)
+
+
+def _show_first_tokens(result: RunResult, slo_s: float) -> None:
+    if shown := first_tokens_over_time(result, slo_s):
+        terminal().print(shown, highlight=False, soft_wrap=True)
+
+
 def _search_alone(search: GoodputJob, progress: Progress) -> Goodput:
     """One search in this process, its progress by the rates that it has tried."""
-    task = progress.add_task("rates tried", total=None)
+    requests = len(search.job.source.load().requests)
+    task, running = progress.add_task("rates tried", total=None), progress.add_task("requests", total=requests)
 
     def tried(rate_per_s: float, share: float) -> None:
         progress.update(task, advance=1, description=f"rates tried, {rate_per_s:.2f}/s: {share:.1%} on time")
 
-    return run_goodput(search, tried)
+    def on_progress(rate_per_s: float, arrived: int) -> None:
+        progress.update(running, completed=arrived, description=f"requests at {rate_per_s:.2f}/s")
+
+    return run_goodput(search, tried, on_progress)
 
 
 def _write_plots(results: list[RunResult], folder: Path) -> None:
