@@ -13,7 +13,9 @@ from typing import Any, Final
 from dualmap.api_bodies.errors import PromptError
 
 _BILLING_HEADER: Final = "x-anthropic-billing-header"
-"""A system block that one client sends; it differs in every request, and vLLM drops it."""
+"""The begin of a text that one client sends before its system prompt; it differs in every request. Of blocks, and of
+system messages within the conversation, vLLM drops such a text whole; of a system prompt that is one text its chats
+drop the first line (``api_bodies.prompt``)."""
 
 _TOOL_FIELDS: Final = {
     "name": "name", "description": "description", "input_schema": "parameters", "strict": "strict",
@@ -39,7 +41,8 @@ def chat_of_message(
     if not isinstance(given, list) or not given:
         raise PromptError("messages must be a non-empty array of objects", "messages")
     messages: list[Message] = []
-    system = _texts(body.get("system"), "system")
+    given_system = body.get("system")
+    system = [given_system] if given_system and isinstance(given_system, str) else _texts(given_system, "system")
     for index, message in enumerate(given):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise PromptError(f"messages[{index}] must be an object with a role", f"messages[{index}]")

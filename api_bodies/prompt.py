@@ -39,10 +39,21 @@ _EMBEDDING_BYTES = 8 << 10
 MAX_PARTS: Final = 10_000
 """Messages, content parts of all messages, prompts, tools: default maximum of each."""
 
+_BILLING_HEADER: Final = "x-anthropic-billing-header"
+_BILLING_HEADER_BYTES: Final = _BILLING_HEADER.encode()
+
 LongTexts = Mapping[str, bytes]
 """Long strings of a body, in UTF-8, by the names that replace them."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
+
+
+def without_billing_line(text: Piece) -> Piece:
+    """A text of a system message as vLLM's chats show it: one client begins it with a line that differs in every
+    request, which is dropped."""
+    if isinstance(text, str):
+        return text.partition("\n")[2] if text.startswith(_BILLING_HEADER) else text
+    return text.partition(b"\n")[2] if text.startswith(_BILLING_HEADER_BYTES) else text
 
 
 def _opening(role: str) -> bytes:
@@ -187,8 +198,16 @@ class _Rendering:
             self._add_parts(content, f"messages[{index}].content")
         elif content is not None:
             self._add_unread(content)
+        if role == "system":
+            self._drop_billing_line()
         if len(message) > 2:
             self._add_extras(message)
+
+    def _drop_billing_line(self) -> None:
+        """Leave the line out of each text of a system message that differs in every request, as vLLM does."""
+        pieces = self.pieces
+        for place in range(self._message_starts + 1, len(pieces)):
+            pieces[place] = without_billing_line(pieces[place])
 
     def _add_unread(self, value: Any) -> None:
         self.unread = True

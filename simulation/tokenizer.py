@@ -14,6 +14,8 @@ from typing import Any, Final
 import orjson
 import xxhash
 
+from dualmap.api_bodies.prompt import without_billing_line
+
 TOKEN_BYTES = 4
 _PARTIAL_SHIFT = 32
 """A token of fewer bytes (only a text's last can be) carries its length above its value."""
@@ -79,7 +81,10 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: object = None) -> 
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role:
             raise ValueError("every message needs a role")
-        parts += [b"<|im_start|>", role.encode(), b"\n", _render_content(message), b"<|im_end|>\n"]
+        content = _render_content(message)
+        if role == "system":
+            content = bytes(without_billing_line(content))
+        parts += [b"<|im_start|>", role.encode(), b"\n", content, b"<|im_end|>\n"]
     parts.append(b"<|im_start|>assistant\n")
     return b"".join(parts)
 

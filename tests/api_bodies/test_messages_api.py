@@ -69,6 +69,24 @@ def test_a_billing_header_that_changes_in_every_request_is_dropped() -> None:
     assert messages[0] == {"role": "system", "content": "Be brief."}
 
 
+HEADER = "x-anthropic-billing-header: cch=1"
+
+
+def test_a_system_prompt_of_one_text_that_begins_with_the_billing_header_is_kept() -> None:
+    """vLLM drops the line later, where it renders the chat, and so does the rendering here."""
+    body = {"system": f"{HEADER}\nBe brief.", "messages": [{"role": "user", "content": "a"}]}
+    chat = chat_of_message(body)
+    assert chat["messages"][0] == {"role": "system", "content": f"{HEADER}\nBe brief."}
+    without = chat_of_message(body | {"system": "Be brief."})
+    assert bytes(chat_prompt(chat).data) == bytes(chat_prompt(without).data)
+
+
+@pytest.mark.parametrize("content", [f"{HEADER}\nBe brief.", [{"type": "text", "text": f"{HEADER}\nBe brief."}]])
+def test_a_later_system_message_that_begins_with_it_is_dropped_whole(content: Any) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "system", "content": content}]
+    assert [each["role"] for each in chat_of_message({"messages": messages})["messages"]] == ["user"]
+
+
 def test_images_are_parts_also_those_that_a_tool_gives() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA"}}
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}

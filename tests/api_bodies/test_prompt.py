@@ -326,3 +326,19 @@ def test_the_size_of_a_prompt_is_known_before_its_bytes_are_made(text: str) -> N
 
     assert size == len(prompt.data) == prompt.size
     assert prompt == TextPrompt(prompt.data) and not prompt.is_empty
+
+
+@pytest.mark.parametrize("shape", ["text", "part", "long"])
+@pytest.mark.parametrize(("role", "drops"), [("system", True), ("user", False), ("developer", False)])
+def test_the_line_that_differs_in_every_request_is_no_part_of_a_system_message(
+    shape: str, role: str, drops: bool
+) -> None:
+    def rendered(text: str) -> bytes:
+        content: Any = [{"type": "text", "text": text}] if shape == "part" else "name" if shape == "long" else text
+        long_texts = {"name": text.encode()} if shape == "long" else {}
+        return bytes(chat_prompt({"messages": [{"role": role, "content": content}]}, long_texts).data)
+
+    first, second = (rendered(f"x-anthropic-billing-header: cch={number};\nBe brief.") for number in (1, 2))
+    assert (first == second) is drops
+    assert (first == rendered("Be brief.")) is drops
+    assert rendered("x-anthropic-billing-headers of mine") != rendered("") or drops

@@ -51,6 +51,16 @@ async def test_tokens_of_a_message_are_counted_without_an_answer(server: Server)
     assert counted["input_tokens"] == usage["input_tokens"] + usage.get("cache_read_input_tokens", 0)
 
 
+async def test_a_system_prompt_of_one_text_lacks_the_line_that_differs_in_every_request(server: Server) -> None:
+    counts = []
+    for system in ("Be brief.", "x-anthropic-billing-header: cch=12ab;\nBe brief."):
+        body = {"system": system, "messages": HELLO}
+        counts.append((await server.post(f"{MESSAGES}/count_tokens", **body))["input_tokens"])
+    chat = [{"role": "system", "content": "x-anthropic-billing-header: cch=34cd;\nBe brief."}, *HELLO]
+    counts.append((await server.post("/tokenize", messages=chat))["count"])
+    assert len(set(counts)) == 1
+
+
 async def test_errors_of_messages_are_anthropics(server: Server) -> None:
     status, answer = await server.refused(MESSAGES, messages=HELLO, max_tokens=5, model="no-such-model")
     assert status == 404 and answer["type"] == "error" and answer["error"]["message"]
