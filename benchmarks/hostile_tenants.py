@@ -1,6 +1,6 @@
 """Hostile requests of tenants over three replicas, with kills: what gets past limits, rights and charges.
 
-    python -m benchmarks.hostile_tenants [--requests 2000] [--kill-every 150] [--seed 1] [--shapes]
+    python -m benchmarks.hostile_tenants [--requests 2000] [--kill-every 150] [--seed 1] [--keep FOLDER] [--shapes]
 
 Starts a fleet with three replicas in front of instances that read requests as vLLM's own server does (FastAPI on
 uvicorn, ``tests/support/served_instance.py``), each a process that writes down what it computed. Clients of six tenants
@@ -25,6 +25,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -47,6 +48,7 @@ from tests.support.served_instance import ReadRequest, served_instance
 ALLOWED, SECRET = "small", "secret"
 REQUESTS_A_DAY = 150
 TOKENS_A_DAY = 40_000
+ADMIN_KEY = "the-operator's-key"
 MARK = "x-shape-mark"
 """Header field by which an instance knows a request of this run: routers pass it on."""
 TOKENS_AN_EVENT = 10
@@ -567,7 +569,20 @@ def judge(outcomes: Mapping[str, Outcome], lines: Sequence[dict[str, Any]], usag
                       "left": sum(each.left for each in outcomes.values()),
                       "broken by kills": sum(each.broken for each in outcomes.values()),
                       "tries a request": dict(sorted(tries.items()))}))  # fmt: skip
+    words = Counter(
+        (each.tenant, each.status, message_of(each.text)) for each in outcomes.values() if each.status >= 500
+    )
+    for (tenant, status, message), count in words.most_common(8):
+        print(json.dumps({"tenant": tenant, "status": status, "message": message, "times": count}))
     return not any(past.values())
+
+
+def message_of(answer: bytes) -> str:
+    """The words of an error, without what differs from one request to the next."""
+    body = answer.partition(b"\r\n\r\n")[2]
+    with contextlib.suppress(ValueError, AttributeError):
+        return re.sub(r"\d+", "N", str(json.loads(body)["error"]["message"]))[:160]
+    return body[:160].decode("utf-8", "replace")
 
 
 def main() -> int:
@@ -576,6 +591,7 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=24, help="requests in flight")
     parser.add_argument("--kill-every", type=int, default=150, help="requests between two kills; 0: none")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and ledgers there")
     parser.add_argument("--without-draws", action="store_true", help="leave the setting of what is drawn out")
     parser.add_argument("--shapes", action="store_true", help="list the shapes, and end")
     parser.add_argument("--instance", type=int, help=argparse.SUPPRESS)
@@ -586,8 +602,9 @@ def main() -> int:
     if options.shapes:
         print("\n".join(SHAPES))
         return 0
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
         instances = Instances(4, folder)
         for number in range(4):
             instances.start(number)
@@ -604,7 +621,7 @@ def main() -> int:
             outcomes = asyncio.run(campaign(fleet, instances, options))
             usage = _usage(fleet)
             holds = judge(outcomes, instances.lines(), usage)
-            fleet.stop()
+            (fleet.kill_all if options.keep else fleet.stop)()
         finally:
             fleet.kill_all()
             for number in range(4):
@@ -616,7 +633,7 @@ def settings_of(instances: Instances, *, draws: bool) -> dict[str, Any]:
     """The settings of the fleet. Without ``draws`` no tenant has a setting for what it draws."""
     return {
         "tenants": [{name: value for name, value in each.items() if draws or name != "draws"} for each in TENANTS],
-        "router": {"tenant_cache_secret": "a-secret-of-the-fleet", "replica_lease_s": 1.5},
+        "router": {"admin_key": ADMIN_KEY, "tenant_cache_secret": "a-secret-of-the-fleet", "replica_lease_s": 1.5},
         "worker": {"lease_ms": 800},
         "scheduling": {"classes": CLASSES, "engine_priorities": True},
         "pools": [
@@ -633,7 +650,9 @@ def settings_of(instances: Instances, *, draws: bool) -> dict[str, Any]:
 
 
 def _usage(fleet: FleetProcess) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{fleet.endpoint}/admin/usage?by=tenant", timeout=30) as answer:
+    fields = {"authorization": f"Bearer {ADMIN_KEY}"}
+    request = urllib.request.Request(f"{fleet.endpoint}/admin/usage?by=tenant", headers=fields)
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return {row["tenant"]: row for row in json.loads(answer.read())["rows"]}
 
 

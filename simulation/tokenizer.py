@@ -83,7 +83,9 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: object = None) -> 
             raise ValueError("every message needs a role")
         content = _render_content(message)
         if role == "system":
-            content = bytes(without_billing_line(content))
+            shown = without_billing_line(content)
+            assert isinstance(shown, bytes)
+            content = shown
         parts += [b"<|im_start|>", role.encode(), b"\n", content, b"<|im_end|>\n"]
     parts.append(b"<|im_start|>assistant\n")
     return b"".join(parts)
