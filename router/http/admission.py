@@ -182,7 +182,8 @@ def read_inference_request(
 ) -> InferenceRequest:
     """The request of a client, read from its complete HTTP request; for bodies that are not long."""
     try:
-        check_encoding(request)
+        if request.get(b"content-encoding") is not None:
+            check_encoding(request)
         body = json_object(request.body)
         doubled = frozenset() if request.caller is None else doubled_fields(request.body, body, request.caller)
     except UnreadableJsonError as error:

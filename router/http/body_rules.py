@@ -46,6 +46,8 @@ def check_rights(request: ClientRequest, read: InferenceRequest, caller: Caller,
         InvalidRequestError: it was not read.
         UnsupportedEncodingError: it is said to be compressed.
     """
+    if request.all_differ and not (read.unread or read.doubled or request.hides_body):
+        return
     why = _unread_because(request, read)
     if not why and not read.doubled:
         return

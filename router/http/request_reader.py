@@ -64,16 +64,17 @@ class ClientRequest:
     """Name of the verified certificate that the client showed; None without one."""
     get: Callable[[bytes], bytes | None] = _NO_FIELDS.get
     """The first field of a (lower-case) name."""
-    _all_differ: bool = True
+    all_differ: bool = True
+    """No name of a field occurs twice."""
 
     def __post_init__(self) -> None:
         index = dict(reversed(self.fields))
         self.get = index.get
-        self._all_differ = len(index) == len(self.fields)
+        self.all_differ = len(index) == len(self.fields)
 
     def count(self, name: bytes) -> int:
         """How often a (lower-case) name occurs."""
-        if self._all_differ:
+        if self.all_differ:
             return int(self.get(name) is not None)
         return sum(1 for other, _ in self.fields if other == name)
 
