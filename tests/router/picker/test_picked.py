@@ -18,7 +18,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.picker_door import gateway_streams
 from dualmap.router.settings import GatewaySettings, JwtSettings
 from dualmap.runtime.pool_settings import PoolSettings
-from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
+from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Phase
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
@@ -428,6 +428,32 @@ async def test_a_full_fleet_answers_429_with_when_to_come_back_and_llmds_reason(
     await task
     first.end()
     await finished(first_task, gateway)
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 5}),
+        ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"max_tokens": 5}}),
+    ],
+)
+async def test_a_limit_that_is_met_is_told_in_header_fields(
+    start_runtime: StartRuntime, path: str, sent: dict[str, Any]
+) -> None:
+    limits = LimitSettings(tokens_per_day=20, tokens_per_minute=1000)
+    keys = (TenantKeySettings(name="ci", key=SecretStr("acme-secret")),)
+    acme = TenantSettings(name="acme", keys=keys, limits=limits, draws="asked")
+    gateway = Gateway(await start_runtime(instances=MEMBERS, tenants=(acme,)))
+    asked = {"model": "default", "n": 9, **sent}
+    stream, task = gateway.open(head(path, authorization="Bearer acme-secret"), body(asked))
+    await finished(task, gateway)
+
+    (reply,) = stream.replies
+    fields = stream.set_fields(reply)
+    assert reply.immediate_response.status.code == 429
+    told = [fields[f"x-ratelimit-{name}-tokens"] for name in ("limit", "remaining")]
+    assert told == ["20", "20"], "the limit that is met, and not the one a minute"
+    assert "x-ratelimit-reset-tokens" in fields and fields["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize(
