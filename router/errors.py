@@ -123,6 +123,12 @@ class MethodNotAllowedError(RouterError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class RequestAbortedError(RouterError):
+    """The client has ended the request by its id before its answer began. Not a status that clients repeat."""
+
+    status, type, code = 400, "invalid_request_error", "request_aborted"
+
+
 class RequestTimeoutError(RouterError):
     """The client took too long to send its request."""
 

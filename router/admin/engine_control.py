@@ -19,7 +19,7 @@ from dualmap.router.admin.engine_effects import Effect, effect_of
 from dualmap.router.admin.explanations import meant_by
 from dualmap.router.admin.instances import STATE_RACES
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
-from dualmap.router.errors import InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
+from dualmap.router.errors import ForbiddenPathError, InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
@@ -39,6 +39,7 @@ ASLEEP_TIMEOUT_S: Final = 2.0
 TIMEOUT_S: Final = 300.0
 """Timeout for the answer of one instance: to wake up, or to load an adapter, takes minutes at worst."""
 _RESET: Final = "/reset_prefix_cache"
+_NUMBERED: Final = re.compile(r"[-_]\d{1,4}\Z")
 _MAY_REST: Final = frozenset({InstanceState.DOWN, InstanceState.STANDBY})
 _SLEEPS: Final = re.compile(rb'"is_sleeping"\s*:\s*true')
 _LOAD: Final = "/v1/load_lora_adapter"
@@ -93,8 +94,10 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
     if path in _OF_ONE_POOL and len(pools) > 1:
         raise InvalidRequestError(f"name a pool: {', '.join(runtime.pools.pools)}", param="pool")
     body, fields = await request.body(), _fields(request, runtime)
-    if path == ABORT_PATH and runtime.tenants.tenants:
-        body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
+    if path == ABORT_PATH:
+        if runtime.tenants.tenants:
+            body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
+        _mark_aborted(body, runtime)
     effect = effect_of(path, request.query_params)
     query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in ("pool", _KEEPS)])
     renews = _leaves_old_kv(path, body) and not _keeps_cache(request)
@@ -149,6 +152,21 @@ async def _empty_cache(client: httpx.AsyncClient, url: str) -> bool:
     except (httpx.HTTPError, httpx.InvalidURL, OSError):
         return False
     return not _ServerAnswer((), answer.status_code, answer.content).failed
+
+
+def _mark_aborted(body: bytes, runtime: Runtime) -> None:
+    """Note that their client ends the requests of this replica that a call names: what engines abort then is no fault
+    of theirs, and goes on nowhere."""
+    try:
+        named = orjson.loads(body)["request_ids"]
+    except (orjson.JSONDecodeError, TypeError, KeyError):
+        return  # the engines judge it
+    named = [named] if isinstance(named, str) else named
+    for each in named[:MAX_ABORTED] if isinstance(named, list) else ():
+        for request_id in _meant_by(each) if isinstance(each, str) else ():
+            live = runtime.context.live.get(request_id)
+            if live is not None:
+                live.abort_requested = True
 
 
 async def _follow(pool: ServedPool, instance_id: str, effect: Effect, answer: _ServerAnswer) -> None:
@@ -206,7 +224,9 @@ async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -
 
 
 def _meant_by(given: str) -> Sequence[str]:
-    return (*meant_by(given), given.removeprefix("generate-tokens-"))
+    """The request ids that an engine's may mean. Those of completions and of responses have a number behind them."""
+    plain = _NUMBERED.sub("", given)
+    return tuple(dict.fromkeys((*meant_by(given), *meant_by(plain), given.removeprefix("generate-tokens-"))))
 
 
 for _path, _method in ENGINE_CONTROL_PATHS.items():
@@ -256,6 +276,8 @@ def _fields(request: Request, runtime: Runtime) -> dict[str, str]:
 
 def _answer(path: str, answers: Sequence[_ServerAnswer]) -> Response:
     first = answers[0]
+    if path == ABORT_PATH and all(each.status == HTTPStatus.FORBIDDEN for each in answers):
+        raise ForbiddenPathError("no instance ends requests by their ids: start vLLM with --enable-scale-out")
     unknown = all(each.status == HTTPStatus.NOT_FOUND for each in answers)
     if unknown and path in ENGINE_CONTROL_PATHS and not path.startswith("/v1/"):
         raise NotFoundError(

@@ -11,9 +11,10 @@ from typing import Any, Final, Protocol
 import orjson
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
-from dualmap.router.errors import RouterError, UpstreamError, from_exception
+from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
 from dualmap.router.http.added_fields import added_fields, field_edit, form_edits
 from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.answer_checks import ABORTED
 from dualmap.router.http.answer_so_far import AnswerSoFar
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.continuation import Continuation, ContinuedAnswer, comment_on, ending_events
@@ -24,10 +25,11 @@ from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
 from dualmap.router.http.heads import Header, response_head
 from dualmap.router.http.keeping_exchange import KeepingExchange
-from dualmap.router.http.kept_stream import KeptStream
+from dualmap.router.http.kept_stream import KeptStream, without_ids
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
+from dualmap.router.http.paths import ABORT_PATH
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.rest_of_answer import (
@@ -143,6 +145,8 @@ class PlacedRequest(Protocol):
     def is_evictable(self) -> bool: ...
 
     on_evict: Callable[[str], None] | None
+
+    abort_requested: bool
 
     def limit_fields(self) -> Sequence[Header]:
         """What its client is told of its limits."""
@@ -285,6 +289,8 @@ class _Forwarding:
     async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""
         while result.kept is not None and result.failure is not None:
+            if self._is_ended_by_client(result):
+                return await self._end_aborted(result.kept)
             failure, former = result.failure, self.downstream
             so_far = await result.kept.read_so_far()
             try:
@@ -303,6 +309,20 @@ class _Forwarding:
                 self.downstream.end()
         return result
 
+    def _is_ended_by_client(self, result: ExchangeResult) -> bool:
+        """Whether the instance aborted the answer because its client asked for that: it has not failed."""
+        return self._placed.abort_requested and result.fault is not None and result.fault.kind is FailureKind.ABORTED
+
+    async def _end_aborted(self, kept: KeptStream) -> ExchangeResult:
+        """End a stream as its instance does, whose client asked for that."""
+        so_far, former = await kept.read_so_far(), self.downstream
+        own = b"" if isinstance(former, Continuation) else kept.failed_by
+        own = without_ids(own) if kept.hides_ids else own
+        Continuation(former).close_stream(
+            own + ending_events(self._inference_request.path, so_far, None, shows_usage=False)
+        )
+        return ExchangeResult(200, failure=ABORTED)
+
     def _end_failed(self, client: Downstream, kept: KeptStream | None, so_far: AnswerSoFar, error: RouterError) -> None:
         """End a stream that goes on nowhere. A response that its engine has failed ends by the engine's own event."""
         last = Continuation(client, so_far=so_far)
@@ -317,6 +337,8 @@ class _Forwarding:
         """The result that the client saw of a stream of several answers that failed after it had begun."""
         assert result.kept is not None
         assert result.failure is not None
+        if self._is_ended_by_client(result):
+            return await self._end_aborted(result.kept)
         so_far, failure, asked = await result.kept.read_so_far(), result.failure, read_json(self.request.body)
         self._inference_request.model_span = None
         several = self._several = SeveralAnswers(self, self._placed, self._inference_request.path, asked, so_far)
@@ -429,8 +451,13 @@ class _Forwarding:
                 self._client.between_events = True
                 self.downstream = Continuation.again(self.downstream)
             if failure is None or self.downstream.committed:
-                if result.fault is not None and result.kept is None:
+                if result.fault is not None and result.kept is None and not self._is_ended_by_client(result):
                     self._placed.broke_off(result.fault)
+                return result
+            if self._is_ended_by_client(result):
+                if result.error_answer is None:
+                    raise RequestAbortedError(f"request {self._placed.request_id} was ended by {ABORT_PATH}")
+                self.pass_on(result.error_answer)
                 return result
             if failure.verdict is Verdict.DISPUTED:
                 refusal = result.error_answer or refusal
@@ -647,6 +674,8 @@ class _Forwarding:
 
     # what is counted -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
+        if self._is_ended_by_client(result):
+            return Outcome.CLIENT_GONE
         if isinstance(self.downstream, Continuation) and self.downstream.failed is not None:
             return Outcome.UPSTREAM_FAILED
         if result.cut_off:

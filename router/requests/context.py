@@ -26,6 +26,7 @@ class Live(Protocol):
     """A request that this replica must answer."""
 
     request_id: str
+    abort_requested: bool
 
     @property
     def pool_name(self) -> str: ...

@@ -116,6 +116,8 @@ class LiveRequest:
     """Called when it leaves its instances, with what failed it there, if anything did."""
     on_evict: Callable[[str], None] | None = None
     """Called when it is to leave its instance for a request of a higher class, with the reason."""
+    abort_requested: bool = False
+    """Its client has asked for its end by its id: an answer that its instance aborts then has not failed."""
 
     def __init__(
         self,

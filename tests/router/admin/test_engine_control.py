@@ -108,6 +108,21 @@ async def test_requests_are_aborted_wherever_they_are_with_the_key_of_a_client(
     assert not any(b"Bearer client" in each.asked[0] for each in engines)
 
 
+async def test_requests_that_their_client_ends_are_marked_and_an_engine_without_that_says_how_to_start_it(
+    start_runtime: Any, client_of: Any, engine: StartEngine
+) -> None:
+    made = await engine(403, b'{"error":"disabled"}')
+    runtime = await start_runtime(instances=(tools.spec("a", url=made.url),))
+    ended = await runtime.intake.place(tools.request(request_id="r"))
+    other = await runtime.intake.place(tools.request(request_id="s"))
+
+    answer = await client_of(runtime).post(ABORT_PATH, json={"request_ids": ["cmpl-r-0", "unknown", 7]})
+
+    assert (ended.abort_requested, other.abort_requested) == (True, False)
+    assert answer.status_code == 403
+    assert "--enable-scale-out" in answer.json()["error"]["message"]
+
+
 async def test_a_tenant_ends_no_request_but_its_own(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
     made = await engine()
     tenants = [

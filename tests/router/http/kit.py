@@ -63,6 +63,7 @@ class PlacedRequest:
 
     is_evictable = False
     on_evict: Callable[[str], None] | None = None
+    abort_requested = False
 
     @property
     def loss_notifier(self) -> InstanceLossNotifier:

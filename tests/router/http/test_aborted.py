@@ -1,0 +1,51 @@
+"""Streams that an instance aborts because their client has ended them by their ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualmap.scheduling.request.outcome import Outcome
+from tests.router.http.kit import Intake, StartInstance, StartRouter, Talk, eventually
+
+
+async def aborts(talk: Talk) -> None:
+    await talk.begin_stream()
+    await talk.role()
+    await talk.token("one ")
+    await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
+    await talk.chunk(b"data: [DONE]\n\n")
+    await talk.end_stream()
+
+
+@pytest.mark.parametrize("how", ["off", "text", "tokens"])
+async def test_they_end_as_their_instance_says_go_on_nowhere_and_blame_nobody(
+    start_router: StartRouter, start_instance: StartInstance, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.router.http.kit.PlacedRequest.abort_requested", True)
+    instance, other = await start_instance(aborts), await start_instance(aborts)
+    intake = Intake([instance.url, other.url])
+    client = await (await start_router(intake, continue_streams=how)).connect()
+
+    client.chat(stream=True)
+
+    answer = await client.answer()
+    assert b'"finish_reason":"abort"' in answer.body.replace(b'": "', b'":"')
+    assert answer.body.endswith(b"data: [DONE]\n\n")
+    assert b'"error"' not in answer.body
+    assert other.talks == []
+    await eventually(lambda: intake.placed_request.outcome)
+    assert intake.placed_request.outcome is Outcome.CLIENT_GONE
+    assert intake.placed_request.failures == intake.placed_request.faults == []
+
+
+async def test_one_that_its_client_has_not_ended_goes_on_elsewhere(
+    start_router: StartRouter, start_instance: StartInstance
+) -> None:
+    instance, other = await start_instance(aborts), await start_instance(aborts)
+    intake = Intake([instance.url, other.url])
+    client = await (await start_router(intake, continue_streams="text")).connect()
+
+    client.chat(stream=True)
+
+    await client.answer()
+    assert other.talks
