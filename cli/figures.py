@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 
 from dualmap.cli.fetch import fetch
+from dualmap.router.telemetry.pressure import WINDOW_S, overdue_in
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.answers import PoolSnapshot
 
@@ -28,6 +29,16 @@ class ReplicaCounts:
     hit_tokens: float = 0.0
     slo_met: int = 0
     slo_missed: int = 0
+
+    @property
+    def judged(self) -> int:
+        """Requests that were on time, or were not."""
+        return self.slo_met + self.slo_missed
+
+    def since(self, before: ReplicaCounts) -> ReplicaCounts:
+        """What was counted after ``before``."""
+        grown = {each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)}
+        return ReplicaCounts(**grown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,10 @@ class FleetFigures:
     migrations: int
     counts: ReplicaCounts
     requests_per_s: float
+    overdue: int = 0
+    """Requests whose deadline has passed without a first token."""
+    lately: ReplicaCounts | None = None
+    """What was counted in the last minute; None: all of it."""
 
     @property
     def pending_tokens(self) -> int:
@@ -66,16 +81,21 @@ class FleetFigures:
 
     @property
     def on_time_share(self) -> float | None:
-        """Share of first tokens within the SLO; None before the first one."""
-        seen = self.counts.slo_met + self.counts.slo_missed
-        return self.counts.slo_met / seen if seen else None
+        """Share of requests on time, in the last minute if there were any; None before the first one."""
+        lately = self.lately if self.lately is not None and self.lately.judged else self.counts
+        return lately.slo_met / lately.judged if lately.judged else None
 
 
-def fleet_figures(snapshots: Iterable[PoolSnapshot], counts: ReplicaCounts, requests_per_s: float) -> FleetFigures:
+def fleet_figures(
+    snapshots: Iterable[PoolSnapshot],
+    counts: ReplicaCounts,
+    requests_per_s: float,
+    lately: ReplicaCounts | None = None,
+) -> FleetFigures:
     """The figures of all pools together."""
     instances: list[InstanceFigures] = []
     replicas: set[str] = set()
-    leader, migrations = None, 0
+    leader, migrations, overdue = None, 0, 0
     for snapshot in snapshots:
         held = Counter(record.instance_id for record in snapshot.requests if record.state is RequestState.HELD)
         for instance_id, spec in sorted(snapshot.instances.items()):
@@ -93,7 +113,22 @@ def fleet_figures(snapshots: Iterable[PoolSnapshot], counts: ReplicaCounts, requ
         replicas.update(replica.replica_id for replica in snapshot.replicas)
         leader = leader or (snapshot.leader.owner if snapshot.leader else None)
         migrations += sum(snapshot.migrations.values())
-    return FleetFigures(tuple(instances), len(replicas), leader, migrations, counts, requests_per_s)
+        overdue += overdue_in(replica for replica in snapshot.replicas if replica.is_alive(snapshot.now_ms))
+    return FleetFigures(tuple(instances), len(replicas), leader, migrations, counts, requests_per_s, overdue, lately)
+
+
+class RecentCounts:
+    """Counts of the last minute, from sums that only grow."""
+
+    def __init__(self) -> None:
+        self._readings: deque[tuple[float, ReplicaCounts]] = deque()
+
+    def lately(self, counts: ReplicaCounts, now_s: float) -> ReplicaCounts:
+        """Take in the sums of now; returns what was counted since those of a minute ago, or the first ones."""
+        self._readings.append((now_s, counts))
+        while len(self._readings) > 1 and self._readings[1][0] <= now_s - WINDOW_S:
+            self._readings.popleft()
+        return counts.since(self._readings[0][1])
 
 
 class FleetCounts:

@@ -80,7 +80,7 @@ def _traffic(figures: FleetFigures) -> tuple[str, ...]:
     return (
         f"requests {figures.counts.requests:,} ({figures.requests_per_s:.1f}/s, {figures.counts.failed:,} failed)",
         f"hit rate {_percent(figures.hit_rate)}",
-        f"on time {_percent(figures.on_time_share)}",
+        f"on time {_percent(figures.on_time_share)}" + (f" ({figures.overdue:,} overdue)" if figures.overdue else ""),
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dualmap.cli.errors import of_store
-from dualmap.cli.figures import FleetCounts, ReplicaCounts, fleet_figures
+from dualmap.cli.figures import FleetCounts, RecentCounts, ReplicaCounts, fleet_figures
 from dualmap.cli.fleet_folder import CONFIG, fleet_folder, running_fleets
 from dualmap.cli.fleet_plan import STOP_INSTANCES, FleetPlan, FleetSize, plain, plan_fleet
 from dualmap.cli.hang_watch import hung_ones_killed
@@ -226,6 +226,7 @@ async def show_until(
     stopping: asyncio.Event, plan: FleetPlan, store: Store, status: LiveStatus, interval_s: float
 ) -> None:
     fleet, before, before_s = FleetCounts(plan.ops_urls), ReplicaCounts(), time.monotonic()
+    recent = RecentCounts()
     away_since_s: float | None = None
     while not stopping.is_set():
         counts, now_s = await fleet.read(), time.monotonic()
@@ -241,7 +242,7 @@ async def show_until(
             if away_since_s is not None:
                 status.say(f"the store answers again, after {time.monotonic() - away_since_s:.0f} s")
                 away_since_s = None
-            status.show(fleet_figures(snapshots, counts, rate))
+            status.show(fleet_figures(snapshots, counts, rate, recent.lately(counts, now_s)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await stopping.wait()

@@ -174,10 +174,19 @@ def growth(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[st
 
 def lately_of(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[TrafficCounts, float]:
     """The counts of the last minute, and its seconds, by the last step and the samples, the latest first."""
+    counts, over_s = _sums_lately(record, samples)
+    return TrafficCounts.from_sums(counts), max(1.0, over_s)
+
+
+def events_lately(pool: str, record: ChronicleRecord, samples: Sequence[PoolSample]) -> Counter[Event]:
+    """The events of the last minute, likewise."""
+    return events_of(pool, _sums_lately(record, samples)[0])
+
+
+def _sums_lately(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[Counter[str], float]:
     recent = [each for each in samples if each.at_ms > record.at_ms - 1000 * WINDOW_S]
     counts = sum((Counter(each.counts) for each in recent), Counter(record.grown))
-    over_s = sum(each.over_s for each in recent) + (record.at_ms - record.sampled_ms) / 1000
-    return TrafficCounts.from_sums(counts), max(1.0, over_s)
+    return counts, sum(each.over_s for each in recent) + (record.at_ms - record.sampled_ms) / 1000
 
 
 def sample_of(overview: PoolOverview, grown: Mapping[str, int], since_ms: int) -> PoolSample:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from itertools import takewhile
 from operator import itemgetter
@@ -21,12 +21,12 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
 from dualmap.router.telemetry.pressure import WINDOW_S
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
-from dualmap.router.ui.chronicler import LAST_MINUTES_S, RECENT_SAMPLES, Chronicler, ended, lately_of
+from dualmap.router.ui.chronicler import LAST_MINUTES_S, RECENT_SAMPLES, Chronicler, ended, events_lately, lately_of
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
 from dualmap.router.ui.own_requests import Keys, OwnRequests
 from dualmap.router.ui.peers import Peers
 from dualmap.router.ui.problems import FleetState, PoolState, Since, as_values, problems, troubles
-from dualmap.router.ui.status import Lately, ReplicaStatus, status_of
+from dualmap.router.ui.status import Event, Lately, ReplicaStatus, status_of
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
@@ -296,7 +296,7 @@ class Feed:
             states.append(
                 PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery, over_s)
             )
-        lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s())
+        lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s()) | self._limited()
         fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
         found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
         alone = [problem for each in of_instances.values() for problem in each.values()]
@@ -310,6 +310,14 @@ class Feed:
         for name, each in of_instances.items():
             pools[name]["troubles"] = dict(zip(each, as_values(list(each.values()), first), strict=True))
         return as_values(found, first)
+
+    def _limited(self) -> Counter[Event]:
+        """The limits of tenants that were met lately, by the heartbeats of all replicas."""
+        met = Counter[Event]()
+        for name, record in self._records.items():
+            events = events_lately(name, record, self._recent.get(name, ()))
+            met |= Counter({event: count for event, count in events.items() if event[0] == "limited"})
+        return met
 
     def _counted_lately(self, name: str) -> tuple[TrafficCounts, float]:
         """The counts of the last minute, and its seconds: of the chronicle, which was kept before anybody looked."""

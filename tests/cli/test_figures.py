@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from dualmap.cli.figures import FleetCounts, FleetFigures, ReplicaCounts, fleet_figures
+from dualmap.cli.figures import FleetCounts, FleetFigures, RecentCounts, ReplicaCounts, fleet_figures
 from dualmap.cli.live_status import LiveStatus, line, table
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -89,6 +89,18 @@ def test_the_line_names_what_matters() -> None:
     for part in ("hit rate 25.0%", "on time 75.0%", "leader worker-1", "requests 82 (1.5/s, 2 failed)", "migrations 7"):
         assert part in text
     assert "hit rate –" in line(figures(counts=ReplicaCounts()))
+
+
+def test_on_time_is_that_of_the_last_minute_and_what_is_overdue_stands_beside_it() -> None:
+    later = ReplicaCounts(requests=182, slo_met=70, slo_missed=110)
+
+    text = line(figures(counts=later, lately=later.since(figures().counts), overdue=1234))
+
+    assert "on time 10.0% (1,234 overdue)" in text
+    assert "on time 75.0%" in line(figures(lately=ReplicaCounts()))
+    recent = RecentCounts()
+    sums = [recent.lately(ReplicaCounts(slo_met=10 * second), float(second)).slo_met for second in range(121)]
+    assert (sums[0], sums[30], sums[120]) == (0, 300, 600)
 
 
 def test_off_a_terminal_lines_come_now_and_then_and_only_when_something_changed() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.router.errors import RateLimitError
 from dualmap.router.replica.peer_watch import FIRST_S
 from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS
@@ -13,6 +14,8 @@ from dualmap.router.ui.own_requests import NEW_REQUESTS
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
+from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
@@ -253,3 +256,34 @@ async def test_quantiles_can_be_read_from_what_replicas_wrote_into_their_leases(
     traffic = hello["pools_now"]["default"]["traffic"]
     assert (traffic["output_tokens"], traffic["ttft_buckets"][:3]) == (128, [0, 4, 0])
     assert len(hello["pools"][0]["ttft_bounds_s"]) == len(traffic["ttft_buckets"]) - 1
+
+
+async def test_a_tenant_at_its_limit_is_named_on_any_replicas_page_and_in_the_row_of_its_request(
+    start_runtime: Any, clock: Any, store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = await start_runtime(instances=(tools.spec("a"),)), await start_runtime()
+    viewer = Viewer(feed_of(two))
+    await viewer.read()
+    limit = Limit(Measure.REQUESTS, Period.MINUTE, 1)
+    caller = Caller(Tenant("acme", limits=(limit,)), "ci", b"")
+    (await one.intake.place(tools.request(caller=caller))).finish(Outcome.COMPLETED)
+    with pytest.raises(RateLimitError):
+        await one.intake.place(tools.request(caller=caller, request_id="kept-out"))
+
+    told: list[dict[str, Any]] = []
+    for _ in range(8):
+        await clock.advance(1.0)
+        told = (await viewer.read())[1]["problems"]
+    await viewer.close()
+    [problem] = [each for each in told if each["key"] == "limited/acme"]
+    assert (problem["what"], problem["severity"]) == ("Tenant acme is at its limit", "notice")
+    assert "requests_per_minute refused 1 request" in problem["why"]
+    assert "tenant acme is at its limit requests_per_minute of 1" in caplog.text
+
+    own = Viewer(feed_of(one))
+    _, hello = await own.read()
+    await own.close()
+    rows = [dict(zip(REQUEST_FIELDS, row, strict=True)) for row in hello["requests"]]
+    [row] = [row for row in rows if row["id"] == "kept-out"]
+    assert (row["tenant"], row["outcome"], row["late"]) == ("acme", "refused", False)
+    assert "0 of 1 requests a minute were left" in row["limited"]
