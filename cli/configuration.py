@@ -22,6 +22,7 @@ from pydantic_core import ErrorDetails
 from dualmap.cli.settings import Settings
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.complaints import in_words
+from dualmap.runtime.spelling import did_you_mean
 from dualmap.statestore.url import without_password
 
 ENVIRONMENT_PREFIX = "DUALMAP_"
@@ -292,6 +293,10 @@ def _problem(name: str, detail: ErrorDetails) -> str:
     """The complaint, in terms of the configuration file."""
     if detail["type"] in ("too_short", "string_too_short") and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
+    if detail["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", detail["ctx"]["expected"])
+        meant = did_you_mean(str(detail["input"]), known)
+        return f"there is no {str(detail['input'])[:80]!r}{meant or '; there are: ' + ', '.join(known)}"
     message = "input should be a list" if detail["type"] == "tuple_type" else in_words(detail)
     return message[:1].lower() + message[1:] + _shown(name, detail["input"])
 

@@ -79,6 +79,8 @@ class FleetHere:
     """What to add to the command's error."""
     choice: str = ""
     """Where several run: which one is meant, and how to choose another one. Empty if there is no choice."""
+    all: str = ""
+    """Where several run: what names each of them."""
 
 
 def fleet_of_this_machine() -> FleetHere:
@@ -96,7 +98,8 @@ def fleet_of_this_machine() -> FleetHere:
         f"{len(fleets)} fleets run on this machine, and this is the youngest ({described(meant)}). "
         f"Choose another one by:{listed}"
     )
-    return FleetHere(meant, f"the fleet of {meant} is meant", choice)
+    every = f"{len(fleets)} fleets run on this machine. Name one by:\n  --config {meant}   ({described(meant)}){listed}"
+    return FleetHere(meant, f"the fleet of {meant} is meant", choice, every)
 
 
 def described(config: Path) -> str:

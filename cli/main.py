@@ -194,7 +194,7 @@ def _run(name: str, words: list[str]) -> int:
             here = fleet_of_this_machine()
             config, note, parsed.choice = here.config, here.if_failed, here.choice
             if here.choice and getattr(module, "changes_a_fleet", _never)(parsed):
-                raise ConfigurationError(f"nothing was changed: {here.choice}")
+                raise ConfigurationError(f"nothing was changed, as {here.all}")
         settings = load_settings(flags, os.environ, config)
     except ConfigurationError as error:
         for line in str(error).splitlines():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from dualmap.runtime.spelling import did_you_mean
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS, GeneratorSpec
 from dualmap.simulation.traces import Trace, read_trace
@@ -55,7 +56,8 @@ def _read(source: TraceSource) -> Trace:
         trace = read_trace(source.source, source.block_tokens)
     except TraceError as error:
         if error.line is None and ("/" not in source.source and "." not in source.source):
-            reason = f"neither a file nor a generator ({', '.join(GENERATORS)})"
+            meant = did_you_mean(source.source, GENERATORS) or f"; there are: {', '.join(GENERATORS)}"
+            reason = f"neither a file nor a generator{meant}"
             raise TraceError(source.source, None, reason) from error
         raise
     return trace.window(source.start, source.requests)

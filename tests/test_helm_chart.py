@@ -956,3 +956,15 @@ def eventually(client: redis.Redis) -> None:
         except (redis.ConnectionError, redis.BusyLoadingError):
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
+
+
+def test_counts_of_tokens_may_be_written_in_thousands_and_millions(tmp_path: Path) -> None:
+    limits = {"tokens_per_minute": "100k", "tokens_per_day": "2M"}
+    objects = manifests({"keys": {"admin": SECRET}, "fleet": {"tenants": [{"name": "acme", "limits": limits}]}})
+
+    settings = settings_of(objects, pods(objects)["dualmap-router"]["spec"]["containers"][0], tmp_path)
+
+    assert settings.tenants[0].limits.tokens_per_minute == 100_000
+    assert settings.tenants[0].limits.tokens_per_day == 2_000_000
+    with pytest.raises(helm_python.HelmValuesError, match="tokens_per_minute"):
+        texts({"fleet": {"tenants": [{"name": "acme", "limits": {"tokens_per_minute": "lots"}}]}})

@@ -13,6 +13,7 @@ from typing import Literal
 
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.runtime.spelling import did_you_mean
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
@@ -389,7 +390,8 @@ def policies_of(text: str) -> tuple[PolicyName, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in POLICIES and name not in OWN_POLICIES:
-            raise OptionError(f"unknown policy {name!r}; known are {', '.join(POLICIES)}")
+            meant = did_you_mean(name, POLICIES) or f"; known are {', '.join(POLICIES)}"
+            raise OptionError(f"unknown policy {name!r}{meant}")
     if not names:
         raise OptionError("--policy names no policy")
     return tuple(policy for policy in (*POLICIES, *sorted(OWN_POLICIES)) if policy in names)

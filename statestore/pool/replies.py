@@ -52,9 +52,9 @@ def _missing_right(reply: str, keys: str) -> str:
     if command := _COMMAND.search(reply):
         what, rule = f"run {command[1].upper()}", f"+{command[1].lower()}"
     elif "channel" in reply:
-        what, rule = f"use channels that begin with {prefix}", f"&{prefix}*"
+        what, rule = f"use channels {prefix}*", f"&{prefix}*"
     elif "key" in reply:
-        what, rule = f"read and write keys that begin with {keys or prefix}", f"~{prefix}*"
+        what, rule = f"read and write keys {keys or prefix}*", f"~{prefix}*"
     else:
         what, rule = "run a command that a script needs", "+@all -@dangerous +info"
     return f"the store allows this user too little, it may not {what}: grant it by ACL SETUSER {user} {rule} ({reply})"

@@ -40,6 +40,9 @@ def test_help_names_a_default_only_where_there_is_one(name: str) -> None:
         (["instances", "role", "a", "prefil"], "prefill"),
         (["inspect", "kv", "a", "--limt", "3"], "--limit"),
         (["settings", "--scheduling.polcy", "dualmap"], "scheduling.policy"),
+        (["up", "--policy", "dualmp"], "dualmap"),
+        (["simulate", "--policy", "dualmp"], "dualmap"),
+        (["simulate", "--trace", "toolagnt"], "toolagent"),
     ],
 )
 def test_a_misspelt_word_is_answered_with_the_one_that_is_meant(

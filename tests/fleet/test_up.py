@@ -73,6 +73,23 @@ def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def test_one_instance_is_killed_alone_seen_down_and_comes_back(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, (*SMALL, "--worker.health_interval_s", "0.2")) as fleet:
+        pids = fleet.pids()
+        assert f"instance-1  process {pids['instance-1']}" in fleet.output
+        assert "it is started again after 3 s" in fleet.output
+
+        fleet.kill("instance-1")
+
+        until(lambda: fleet.instances()["instance-1"]["state"] == "down", "it is seen to be down")
+        assert fleet.instances()["instance-2"]["state"] == "ready"
+        until(lambda: fleet.instances()["instance-1"]["state"] == "ready", "it is back")
+        assert "instance-1 was killed by SIGKILL; starting it again in 3 s" in fleet.output
+        assert f"instance-1 runs again, as process {fleet.pid('instance-1')}" in fleet.output
+        others = ("instance-2", "router-1", "worker-1", "store")
+        assert {name: fleet.pid(name) for name in others} == {name: pids[name] for name in others}
+
+
 def curl(words: list[str]) -> bytes:
     """Run the printed line with curl where there is one, else do what it says."""
     if shutil.which("curl"):

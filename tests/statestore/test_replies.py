@@ -37,16 +37,16 @@ def test_error_replies_are_translated_once(message: str, error: type[StoreError]
             "run CONFIG|GET",
             "ACL SETUSER USER +config|get",
         ),
-        ("NOPERM No permissions to access a key", "keys that begin with dualmap:", "ACL SETUSER USER ~dualmap:*"),
+        ("NOPERM No permissions to access a key", "read and write keys dualmap:*", "ACL SETUSER USER ~dualmap:*"),
         (
             "NOPERM this user has no permissions to access one of the keys used as arguments",
-            "keys that begin with dualmap:",
+            "read and write keys dualmap:*",
             "ACL SETUSER USER ~dualmap:*",
         ),
-        ("NOPERM No permissions to access a channel", "channels that begin with", "ACL SETUSER USER &dualmap:*"),
+        ("NOPERM No permissions to access a channel", "use channels dualmap:*", "ACL SETUSER USER &dualmap:*"),
         (
             "ERR The user executing the script can't access at least one of the keys mentioned",
-            "keys that begin with dualmap:",
+            "read and write keys dualmap:*",
             "ACL SETUSER USER ~dualmap:*",
         ),
         ("ERR The user executing the script can't run this command or subcommand", "a script needs", "+@all -@danger"),
@@ -66,5 +66,5 @@ def test_the_keys_of_a_call_are_named_where_they_are_known() -> None:
 
     said = str(error.about(b"mine:{default}:"))
 
-    assert "read and write keys that begin with mine:{default}:" in said
+    assert "read and write keys mine:{default}:*" in said
     assert "ACL SETUSER USER ~mine:*" in said
