@@ -115,6 +115,9 @@ class EmulatorSettings(EngineSettings):
     store_responses: bool = Field(
         False, description="keep responses to be read again, as vLLM with VLLM_ENABLE_RESPONSES_API_STORE"
     )
+    scale_out: bool = Field(
+        False, description="have the endpoints of vLLM's --enable-scale-out: without it they answer 403"
+    )
     instances: int = Field(1, ge=1, le=1000, description="emulated instances in this process")
     data_parallel_size: int = Field(
         1, ge=1, le=64, description="engines behind each instance's port, named by X-data-parallel-rank"

@@ -82,7 +82,7 @@ def read_whole(api: Api, body: bytes) -> Answer:
                 _take_block(choice, block)
                 if block["type"] == "tool_use":
                     choice.arguments = json.dumps(block["input"])
-            choice.finish_reason, choice.stop_reason = said["stop_reason"], said.get("stop_sequence")
+            choice.finish_reason, choice.stop_reason = said.get("stop_reason"), said.get("stop_sequence")
             _take_anthropic_usage(answer, said["usage"])
         case Api.RESPONSES:
             _take_response(answer, said)
@@ -177,7 +177,7 @@ class StreamReader:
         elif kind == "message_delta":
             if choice.finish_reason is not None:
                 raise MalformedError("the message ends twice")
-            choice.finish_reason = said["delta"]["stop_reason"]
+            choice.finish_reason = said["delta"].get("stop_reason")
             choice.stop_reason = said["delta"].get("stop_sequence")
             _take_anthropic_usage(answer, said["usage"])
         elif kind == "message_stop":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from dualmap.simulation.emulator.connection import Responder
 from dualmap.simulation.emulator.generation_request import Choice, GenerationRequest
@@ -22,7 +24,10 @@ class Call:
     arrived_s: float
     """Engine time, as all times here."""
     ends: dict[int, Ended] = field(default_factory=dict)
-    cached_tokens: int = 0
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+    """By choice, those of the first answer to each prompt, in the order in which they began."""
+    engine_id: Callable[[int], str] | None = None
+    """The engine's own id of the answers to the prompt of a number; None: they have none that a client knows."""
     begun: bool = False
 
     def write(self, data: bytes) -> None:
@@ -36,7 +41,22 @@ class Call:
 
     def usage(self) -> Usage:
         completion_tokens = sum(ended.tokens for ended in self.ends.values())
-        return Usage(self.gen_request.prompt_tokens, completion_tokens, self.cached_tokens)
+        return Usage(self.gen_request.prompt_tokens, completion_tokens, self._reported_cached_tokens())
+
+    def _reported_cached_tokens(self) -> int:
+        """Those of one prompt, also where there are several, as in vLLM: of the last one; in a stream of the one that
+        began first."""
+        cached = self.cached_tokens
+        if not cached:
+            return 0
+        return next(iter(cached.values())) if self.stream is not None else cached[max(cached)]
+
+    def ids(self) -> list[str]:
+        """The engine's own id of each choice."""
+        if self.engine_id is None:
+            return []
+        prompts = accumulate(int(choice.first_of_prompt) for choice in self.gen_request.choices)
+        return [self.engine_id(prompt - 1) for prompt in prompts]
 
 
 @dataclass(slots=True, eq=False)

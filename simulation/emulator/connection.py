@@ -31,6 +31,8 @@ class HttpRequest:
     """Names in lower case; the last of a repeated one."""
     body: bytes
     keep_alive: bool = True
+    query: str = ""
+    """What follows the path, without the question mark."""
 
 
 class Responder:
@@ -211,6 +213,7 @@ class HttpConnection(asyncio.Protocol):
             headers=self._headers,
             body=b"".join(self._body),
             keep_alive=self._parser.should_keep_alive(),
+            query=self._url.partition(b"?")[2].decode("latin-1"),
         )
         self._reset()
         if self._transport is None or self._transport.is_closing():

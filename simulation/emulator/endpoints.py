@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
+from dualmap.simulation.emulator.engine_control import EngineControl
 from dualmap.simulation.emulator.errors import ApiError
 from dualmap.simulation.emulator.faults import Faults
 from dualmap.simulation.emulator.generation_request import Limits
@@ -38,6 +39,7 @@ class Endpoints:
         self._routes: Routes = {
             **inference.routes(),
             **ServerInfo(generators, limits, VERSION).routes(),
+            **EngineControl(generators, scale_out=settings.scale_out).routes(),
             **self.faults.routes(),
             **generator.kv_legs.routes(),
         }
@@ -53,9 +55,9 @@ class Endpoints:
             responder.send(error.status, route.error_body(error))
 
     def _find(self, request: HttpRequest, responder: Responder) -> Route | None:
-        if request.path.startswith(_RESPONSES):
-            return self._stored_response
         methods = self._routes.get(request.path)
+        if methods is None and request.path.startswith(_RESPONSES):
+            return self._stored_response
         if methods is None:
             responder.send(404, b'{"detail":"Not Found"}')
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from itertools import count
 
 from dualmap.simulation.emulator.calls import Call, Generation
@@ -60,6 +60,7 @@ class Generator:
         self._timer: asyncio.TimerHandle | None = None
         self._flushed_s = -math.inf
         self._dead = False
+        self._holds_back = False
 
     @property
     def active(self) -> int:
@@ -72,9 +73,16 @@ class Generator:
         return self._engine
 
     def start(
-        self, gen_request: GenerationRequest, reply: Reply, responder: Responder, stream: StreamReply | None = None
+        self,
+        gen_request: GenerationRequest,
+        reply: Reply,
+        responder: Responder,
+        stream: StreamReply | None = None,
+        *,
+        engine_id: Callable[[int], str] | None = None,
     ) -> None:
-        """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes.
+        """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes. ``engine_id``:
+        see ``Call``.
 
         Raises:
             ApiError: the engine is dead or its queue is full.
@@ -85,7 +93,7 @@ class Generator:
         limit = self._settings.max_queued_requests
         if limit is not None and self._engine.statistics().waiting >= limit:
             raise queue_full(limit)
-        call = Call(gen_request, reply, stream, responder, arrived_s=now_s)
+        call = Call(gen_request, reply, stream, responder, arrived_s=now_s, engine_id=engine_id)
         self._calls[call] = [str(next(self._ids)) for _ in gen_request.choices]
         for number, (engine_id, choice) in enumerate(zip(self._calls[call], gen_request.choices, strict=True)):
             prompt, kv = choice.prompt, gen_request.kv
@@ -126,14 +134,52 @@ class Generator:
         self.clock.resume()
         self._arm()
 
-    def abort_all(self) -> None:
-        """End every answer where it stands, with ``finish_reason`` abort (a server that shuts down)."""
+    @property
+    def holds_back(self) -> bool:
+        """Whether the scheduler is paused: requests wait in the queue."""
+        return self._holds_back
+
+    def hold_back(self, *, aborts: bool, clears_cache: bool) -> None:
+        """Pause the scheduler, after what runs was ended or with it frozen."""
+        if aborts:
+            self.abort_all()
+        if clears_cache:
+            self._engine.clear_cache()
+        self._holds_back = True
+        self.pause()
+
+    def go_on(self) -> None:
+        """End the pause of the scheduler."""
+        self._holds_back = False
+        self.resume()
+
+    def abort_all(self) -> int:
+        """End every answer where it stands, with ``finish_reason`` abort (a server that shuts down). Returns their
+        number."""
         self._pump()
-        for engine_id, generation in list(self._generations.items()):
+        ended = list(self._generations.items())
+        self._abort_answers(ended)
+        self._disarm()
+        return len(ended)
+
+    def abort_named(self, ids: Collection[str]) -> None:
+        """End the answers with these ids of the engine where they stand. Unknown ids are nobody's."""
+        self._pump()
+        of = {call: call.ids() for call in self._calls}
+        self._abort_answers(
+            [
+                (engine_id, generation)
+                for engine_id, generation in self._generations.items()
+                if (own := of[generation.call]) and own[generation.number] in ids
+            ]
+        )
+        self._arm()
+
+    def _abort_answers(self, answers: Iterable[tuple[str, Generation]]) -> None:
+        for engine_id, generation in answers:
             done = self._engine.generated_tokens(engine_id)
             self._engine.abort(engine_id, self.clock.now_s())
             self._end(engine_id, generation, Ended(done, "abort"))
-        self._disarm()
 
     def kill(self) -> None:
         """The engine dies: streams end with an error event under the status they have, others get 500."""
@@ -154,7 +200,7 @@ class Generator:
         """A new engine process: nothing cached, every counter at zero, and no pause of the former one."""
         self._boot()
         self.clock.resume()
-        self._dead = False
+        self._dead = self._holds_back = False
 
     def publish_cache(self, log: KvEventLog | None) -> None:
         """Write changes of the engine's cache to this log from now on. For an engine that has done nothing yet."""
@@ -251,7 +297,7 @@ class Generator:
         call, choice = generation.call, generation.choice
         generation.last_token_s = event.time_s
         if choice.first_of_prompt:
-            call.cached_tokens += event.tokens
+            call.cached_tokens[generation.number] = event.tokens
             self.metrics.prompt_tokens += choice.prompt.tokens
         self.metrics.time_to_first_token_s.observe(self._wall_s(event.time_s - call.arrived_s))
         if call.stream is None:

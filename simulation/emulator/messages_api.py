@@ -81,6 +81,9 @@ class MessageReply:
         self._stamp = stamp
         self._call = call
 
+    def engine_id(self, prompt: int) -> str:
+        return self.answer_id
+
     def opening(self) -> bytes:
         return b""
 

@@ -176,6 +176,9 @@ class ChatReply(OpenAiReply):
         self._call = call
         super().__init__(gen_request, stamp, options, logprobs)
 
+    def engine_id(self, prompt: int) -> str:
+        return self.answer_id
+
     def begin(self) -> bytes:
         """A chat's stream names the role, and the function that is called."""
         pieces: list[bytes] = []
@@ -268,6 +271,9 @@ class CompletionReply(OpenAiReply):
     ) -> None:
         self._echoes = echoes
         super().__init__(gen_request, stamp, options, logprobs)
+
+    def engine_id(self, prompt: int) -> str:
+        return f"{self.answer_id}-{prompt}"
 
     def begin(self) -> bytes:
         return b""

@@ -53,6 +53,9 @@ class Reply(Protocol):
 class StreamReply(Reply, Protocol):
     """A reply that can come piece by piece. Every piece but ``closing`` may be empty."""
 
+    def engine_id(self, prompt: int) -> str:
+        """The engine's own id of the answers to a prompt, by which they can be aborted."""
+
     def opening(self) -> bytes:
         """The bytes that a stream sends with its head, before anything is computed."""
 

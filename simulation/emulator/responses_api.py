@@ -140,6 +140,9 @@ class ResponseReply:
         """Callback that gets the whole response."""
         self._sequence_number = -1
 
+    def engine_id(self, prompt: int) -> str:
+        return f"{self.answer_id}_0"
+
     def opening(self) -> bytes:
         response = self._response("in_progress", [], None)
         kinds = ("response.created", "response.in_progress")
@@ -184,7 +187,7 @@ class ResponseReply:
         return error.body()
 
     def _complete(self, ended: Ended, usage: Usage) -> dict[str, Any]:
-        status = {"length": "incomplete", "abort": "cancelled"}.get(ended.finish_reason, "completed")
+        status = "incomplete" if ended.finish_reason == "length" else "completed"  # also of one that was aborted
         whole = self._response(status, [self._item("completed", self._script.text(0, ended.tokens))], usage)
         if self.keep is not None:
             self.keep(whole)

@@ -53,7 +53,7 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
         return
     settings = EmulatorSettings(
         port=first_port(20_000), time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True,
-        kv_events_port_offset=10,
+        kv_events_port_offset=10, scale_out=True,
     )  # fmt: skip
     async with emulated_instances(settings) as (instance,), connected(instance.url, real=False) as found:
         (publisher,) = instance.kv_events

@@ -57,11 +57,11 @@ class Events:
 
     async def stored(self, prompt: list[int]) -> list[dict[str, Any]]:
         """The events of a replay that have blocks of the prompt, once all of its full blocks are there."""
-        whole = len(prompt) // BLOCK_TOKENS
+        whole, own = len(prompt) // BLOCK_TOKENS, frozenset(prompt)
         async with asyncio.timeout(20):
             while True:
                 events = [event for frames in (await self.replay(0))[:-1] for event in msgpack.unpackb(frames[-1])[1]]
-                found = [each for each in events if each["type"] == "BlockStored" and each["token_ids"][0] in prompt]
+                found = [each for each in events if each["type"] == "BlockStored" and own.issuperset(each["token_ids"])]
                 if sum(len(each["block_hashes"]) for each in found) >= whole:
                     return found
                 await asyncio.sleep(0.05)

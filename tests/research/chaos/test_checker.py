@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
 import pytest
 
 from dualmap.research.chaos.answers import Api
@@ -207,3 +209,19 @@ async def test_a_stream_without_a_reason_for_its_end_is_wrong(instance: HttpClie
     events[-2] = events[-2].replace(b'"finish_reason":"length"', b'"finish_reason":null')
 
     assert judge(asked, 200, joined(events)).outcome is Outcome.WRONG
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_its_engine_aborted_is_cut_although_it_says_that_it_is_complete(stream: bool) -> None:
+    settings = SETTINGS.model_copy(update={"scale_out": True, "time_scale": 1.0})
+    async with emulated_instances(settings) as [instance]:
+        body = {"input": "Tell me a story.", "max_output_tokens": 4000, "request_id": "resp_1", "stream": stream}
+        question = RightAnswers(settings).question(1, Api.RESPONSES, body | {"model": settings.served_model})
+        async with httpx.AsyncClient(base_url=instance.url, timeout=60) as http:
+            asking = asyncio.create_task(http.post("/v1/responses", json=question.body))
+            while not asking.done():
+                await asyncio.sleep(0.1)
+                await http.post("/inference/v1/abort_requests", json={"request_ids": ["resp_1_0"]})
+            answer = await asking
+        verdict = judge(question, answer.status_code, answer.content)
+    assert (verdict.outcome, "aborted" in verdict.why) == (Outcome.CUT, True)
