@@ -33,18 +33,28 @@ def asked(server: Server, path: str, **more: Any) -> dict[str, Any]:
     return {"model": server.model, limit: 1500, "temperature": 0, **prompt, **ends, **more}
 
 
+async def generated(server: Server) -> float:
+    """Tokens that the server has generated in all."""
+    page = (await server.http.get("/metrics")).text
+    lines = [line for line in page.splitlines() if line.startswith("vllm:generation_tokens_total")]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
 async def aborted(server: Server, path: str, request_id: str, engine_id: str, **more: Any) -> httpx.Response:
-    """The answer to a request that is aborted by the engine's own id, once it runs."""
+    """The answer to a request that is aborted by the engine's own id, once it has tokens: before, a stream of vLLM ends
+    without any reason, or in a message with ``end_turn``."""
     own = {"request_id": engine_id.removesuffix("_0")} if path == RESPONSE else {}
-    body = asked(server, path, **own, **more)
+    body, before = asked(server, path, **own, **more), await generated(server)
     asking = asyncio.create_task(server.http.post(path, json=body, headers={"x-request-id": request_id}))
     async with asyncio.timeout(60):
+        while await generated(server) < before + 3:  # noqa: ASYNC110 - what the server says
+            await asyncio.sleep(0.02)
         while not asking.done():
-            await asyncio.sleep(0.05)
             answer = await server.http.post(ABORT, json={"request_ids": [engine_id]})
             if answer.status_code == 403:
                 await asking
                 pytest.skip("the server has no endpoint to abort: --enable-scale-out")
+            await asyncio.sleep(0.05)
     return await asking
 
 
