@@ -23,6 +23,7 @@ from dualmap.router.errors import (
     TokenKeysComingError,
     UnsupportedEncodingError,
 )
+from dualmap.router.http.answer_fields import GIVEN_BACK_REASON
 from dualmap.router.http.doubled_fields import RULED_FIELDS, doubled_fields
 from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
 from dualmap.router.http.paths import (
@@ -334,6 +335,8 @@ def inference_request_of(
         read.refuses_usage = stream and not read.leaves_usage_open and _refuses_usage(body["stream_options"])
         read.may_split = may_split(path, body) and not (trusts_transfers and body.get("kv_transfer_params"))
         read.computed_answers = _computed_answers(path, body)
+        stop = body.get("stop")
+        read.stops_at_mark = stop == GIVEN_BACK_REASON or (isinstance(stop, list) and GIVEN_BACK_REASON in stop)
         read.leaves_ids_open = body.get("return_token_ids") is None
     elif path == RESPONSES_PATH:
         own = body.get("request_id")  # by which it would be stored

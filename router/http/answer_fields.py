@@ -14,6 +14,8 @@ from dualmap.scheduling.request.outcome import Usage
 
 MOST_TOKENS: Final = 2**31 - 1
 """The largest count that is taken over from a usage."""
+GIVEN_BACK_REASON: Final = "recomputed"
+"""The stop reason by which a decoder of vLLM-Ascend gives a request back. A client's stop string can be the same."""
 _NO_USAGE: Final = Usage()
 
 
@@ -40,7 +42,7 @@ def is_given_back(value: Mapping[str, Any]) -> bool:
     choices = value.get("choices")
     if not isinstance(choices, list):
         return False
-    return any(isinstance(choice, dict) and choice.get("stop_reason") == "recomputed" for choice in choices)
+    return any(isinstance(choice, dict) and choice.get("stop_reason") == GIVEN_BACK_REASON for choice in choices)
 
 
 def response_of(value: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -107,7 +107,9 @@ class Exchange:
     begins to be sent, and no other try follows. With ``hides_usage`` the client does not see a stream's usage event.
     With ``awaits_output`` nothing of the answer is sent before the first token, or before the whole of an answer that
     does not stream: until then another instance can answer, and a decoder that takes KV over may fail, or give the
-    request back, after its head. ``port_refuses`` returns, without waiting, whether the port of an instance is known to
+    request back, after its head. With
+    ``stops_at_mark`` the client's own stop string is the one by which a decoder does that: it means nothing then.
+    ``port_refuses`` returns, without waiting, whether the port of an instance is known to
     refuse connections. ``relay`` passes on what needs no decision of a stream whose first token has come.
     """
 
@@ -155,6 +157,7 @@ class Exchange:
         port_refuses: Callable[[str], bool],
         hides_usage: bool = False,
         awaits_output: bool = False,
+        stops_at_mark: bool = False,
         relay: Relay | None = None,
     ) -> None:
         self.done: asyncio.Future[ExchangeResult] = connection.loop.create_future()
@@ -171,6 +174,7 @@ class Exchange:
         self._port_refuses = port_refuses
         self._hides_usage = hides_usage
         self._awaits_output = awaits_output
+        self._may_give_back = awaits_output and not stops_at_mark
         self._relay = relay
         self._last_pieces: list[bytes] = []
         """The last pieces of the body, behind the earlier ones. The earlier ones are dropped once the last ones are
@@ -286,7 +290,7 @@ class Exchange:
         events = [event for event in events if not is_comment(event)]
         values, is_held = [*map(event_object, events)], self._awaits_output and self._held_bytes <= MAX_HELD_BYTES
         for event, value in zip(events if is_held else events[:1], values, strict=False):
-            if (failure := failure_in(event, value)) is not None:
+            if (failure := failure_in(event, value, may_give_back=self._may_give_back)) is not None:
                 self._fail_by_event(failure, event)
                 return
         self._only_comments = self._only_comments and not events
@@ -354,7 +358,11 @@ class Exchange:
         head, body = self._head, self.held_body()
         assert head is not None
         if self._awaits_output and head.status < 400:
-            failure = failure_of_whole(body) if whole else GIVEN_BACK if gives_back(body) else None
+            may_give_back, failure = self._may_give_back, None
+            if whole:
+                failure = failure_of_whole(body, may_give_back=may_give_back)
+            elif may_give_back and gives_back(body):
+                failure = GIVEN_BACK
             if failure is not None:
                 return failure
         return failure_of_object(body, readable=self._readable) if self._is_object else None
@@ -396,7 +404,7 @@ class Exchange:
 
     def _tells_given_back(self, wire: bytes) -> bool:
         """Whether the answer was given back, also where a part of the words came with the read before."""
-        return gives_back(self._last_wire[-MARK_BYTES:] + wire)
+        return self._may_give_back and gives_back(self._last_wire[-MARK_BYTES:] + wire)
 
     def _pass(self, wire: bytes, pieces: list[bytes]) -> None:
         self._downstream.write(wire if self._reframe is None else self._reframe(pieces))
@@ -587,7 +595,7 @@ class Exchange:
         if self._awaits_output or self._splitter.only_comments:
             what = "token" if self._awaits_output else "event"
             return InstanceFailure(FailureKind.PROTOCOL, f"the stream ended before its first {what}"), b""
-        failure = failure_in(rest, event_object(rest))
+        failure = failure_in(rest, event_object(rest), may_give_back=self._may_give_back)
         return None if failure is None else (failure, rest)
 
     def _fail(self, failure: InstanceFailure, *, answer: ErrorAnswer | None = None, overdue: bool = False) -> None:

@@ -126,22 +126,23 @@ def gives_back(data: bytes) -> bool:
     return _WORD in data and _GIVEN_BACK.search(data) is not None
 
 
-def failure_of_whole(body: bytes) -> InstanceFailure | None:
+def failure_of_whole(body: bytes, *, may_give_back: bool = True) -> InstanceFailure | None:
     """The failure that the whole answer of a leg shows: it is none, or gives the request back."""
     if b'"choices"' not in body:
         what = body[:200].decode("utf-8", "replace") if body.strip() else "an empty answer"
         return InstanceFailure(FailureKind.PROTOCOL, what)
-    return GIVEN_BACK if _WORD in body and is_given_back(json_object(body) or {}) else None
+    return GIVEN_BACK if may_give_back and _WORD in body and is_given_back(json_object(body) or {}) else None
 
 
-def failure_in(event: bytes, value: Mapping[str, Any] | None) -> InstanceFailure | None:
+def failure_in(event: bytes, value: Mapping[str, Any] | None, *, may_give_back: bool = True) -> InstanceFailure | None:
     """The failure that a first event, which carries ``value``, announces; None for one that should reach the client.
+    ``may_give_back``: a decoder answers, and what it says of the request's return is not a stop string of the client's.
 
     An error with a code of a client error is passed on, as a plain answer of that status is.
     """
     if value is None:
         return None
-    if is_given_back(value):
+    if may_give_back and is_given_back(value):
         return GIVEN_BACK
     if is_aborted(value):
         return ABORTED

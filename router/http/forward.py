@@ -526,6 +526,7 @@ class _Forwarding:
             usage.requests,
             usage.hides,
             awaits_output,
+            self._inference_request.stops_at_mark,
             kv_within_s,
             self.answer_exchange,
             on_sent,

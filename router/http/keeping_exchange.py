@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from dualmap.router.http.answer_checks import TRUNCATED
@@ -25,8 +26,8 @@ GOES_ON_AFTER_S: Final = 1.0
 """A stream that can go on elsewhere does so after this silence of an instance that is down, or whose port refuses."""
 
 
-def _event_failure(event: bytes) -> InstanceFailure | None:
-    return failure_in(event, event_object(event))
+def _event_failure(may_give_back: bool, event: bytes) -> InstanceFailure | None:
+    return failure_in(event, event_object(event), may_give_back=may_give_back)
 
 
 class KeepingExchange(Exchange):
@@ -51,7 +52,7 @@ class KeepingExchange(Exchange):
         if self._event_stream and head.framing is not Framing.LENGTH:
             self._kept = self._keep()
             if not self._awaits_output:  # else all events are judged until the first token
-                self._kept.watch = _event_failure
+                self._kept.watch = partial(_event_failure, self._may_give_back)
 
     def body_received(self, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         kept = self._kept
@@ -130,7 +131,7 @@ class KeepingExchange(Exchange):
     def _begin(self) -> None:
         super()._begin()
         if self._kept is not None:
-            self._kept.watch = None if self._kept.lost else _event_failure
+            self._kept.watch = None if self._kept.lost else partial(_event_failure, self._may_give_back)
 
     def _pass_comments(self, wire: bytes, pieces: list[bytes]) -> None:
         if self._kept is None:

@@ -62,6 +62,7 @@ class Sending:
     requests_usage: bool = False
     hides_usage: bool = False
     awaits_output: bool = False
+    stops_at_mark: bool = False
     kv_within_s: float | None = None
     """Time within which the KV of a decode leg must come, see ``ExchangeTimes``."""
     exchange: Callable[..., Exchange] = Exchange
@@ -190,6 +191,7 @@ class Sender:
             port_refuses=plane.port_checks.refuses,
             hides_usage=sending.hides_usage,
             awaits_output=sending.awaits_output,
+            stops_at_mark=sending.stops_at_mark,
             relay=plane.relay,
         )
         connection.answer_to(exchange)

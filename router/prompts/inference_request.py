@@ -216,6 +216,8 @@ class InferenceRequest:
     """Its answer does not pass here, and so its first token is not seen."""
     hides_usage: bool = False
     """Its answer does not pass here, and so its tokens are not counted."""
+    stops_at_mark: bool = False
+    """It has the stop string by which a decoder of vLLM-Ascend gives a request back."""
     computed_answers: int = 1
     """The number of answers that its instance computes, to all its prompts."""
     caller: Caller | None = None

@@ -205,3 +205,26 @@ async def test_a_message_that_its_instance_aborted_is_no_answer_and_costs_nothin
     answer = await client.answer()
     assert answer.status == 502 and b"so far" not in answer.body, "there is no other instance to try"
     assert (await fleet.kept(await fleet.live()))["output_tokens"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_stop_string_of_a_client_gives_no_request_back(fleet: Fleet, stream: bool) -> None:
+    """vLLM reports the stop string that ended an answer in the field by which decoders of vLLM-Ascend give one back."""
+    choice = {"index": 0, "text": "x", "finish_reason": "stop", "stop_reason": "recomputed"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 70}
+
+    async def script(talk: Talk) -> None:
+        if not stream:
+            return await talk.answer({"choices": [choice], "usage": usage})
+        await talk.begin_stream()
+        await talk.chunk(sse({"choices": [choice]}))
+        await talk.chunk(sse({"choices": [], "usage": usage}))
+        return await talk.end_stream()
+
+    await fleet(script, output_tokens_per_minute=10**6)
+    client = await fleet.router.connect()
+    body = {"model": "default", "prompt": "hi", "stream": stream, "stop": ["recomputed"]}
+    client.request("/v1/completions", body, headers=KEY)
+    answer = await client.answer()
+    assert answer.status == 200 and answer.headers["x-dualmap-attempts"] == "1" and b"recomputed" in answer.body
+    assert (await fleet.kept(await fleet.live()))["output_tokens"] == 70
