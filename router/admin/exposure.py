@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dualmap.router.serving.listeners import is_loopback
 from dualmap.router.settings import RouterSettings
+from dualmap.runtime.loopback import is_loopback
 from dualmap.runtime.tenant_settings import TenantSettings
 
 ADVICE: Final = (

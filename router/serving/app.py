@@ -32,7 +32,6 @@ from dualmap.router.http.paths import ABORT_PATH, likely_meant
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.metaserver import FOLDER as METASERVER
 from dualmap.router.serving.health import health_report
-from dualmap.router.serving.listeners import is_loopback
 from dualmap.router.serving.reference_page import HEADERS as PAGE_HEADERS
 from dualmap.router.serving.reference_page import reference_page
 from dualmap.router.settings import RouterSettings
@@ -41,6 +40,7 @@ from dualmap.router.tenants.directory import TenantDirectory, usable_model, usab
 from dualmap.router.ui.routes import add_ui
 from dualmap.runtime.complaints import in_words
 from dualmap.runtime.extras import package_version
+from dualmap.runtime.loopback import is_loopback
 from dualmap.statestore.errors import StoreError
 
 log = logging.getLogger(__name__)

@@ -45,14 +45,6 @@ def advertised_url(host: str, port: int, towards: Sequence[tuple[str, int]] = ()
     return f"{scheme}://[{name}]:{port}" if ":" in name else f"{scheme}://{name}:{port}"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def advertised_host(host: str, towards: Sequence[tuple[str, int]] = ()) -> str:
     """The host by which other machines reach what listens on ``host``.
 
