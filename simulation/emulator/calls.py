@@ -26,7 +26,7 @@ class Call:
     ends: dict[int, Ended] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     """By choice, those of the first answer to each prompt, in the order in which they began."""
-    engine_id: Callable[[int], str] | None = None
+    known_as: Callable[[int], str] | None = None
     """The engine's own id of the answers to the prompt of a number; None: they have none that a client knows."""
     begun: bool = False
 
@@ -53,10 +53,10 @@ class Call:
 
     def ids(self) -> list[str]:
         """The engine's own id of each choice."""
-        if self.engine_id is None:
+        if self.known_as is None:
             return []
         prompts = accumulate(int(choice.first_of_prompt) for choice in self.gen_request.choices)
-        return [self.engine_id(prompt - 1) for prompt in prompts]
+        return [self.known_as(prompt - 1) for prompt in prompts]
 
 
 @dataclass(slots=True, eq=False)

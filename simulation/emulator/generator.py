@@ -79,9 +79,9 @@ class Generator:
         responder: Responder,
         stream: StreamReply | None = None,
         *,
-        engine_id: Callable[[int], str] | None = None,
+        known_as: Callable[[int], str] | None = None,
     ) -> None:
-        """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes. ``engine_id``:
+        """Take a request; its answer goes to the responder, with ``stream`` piece by piece as it comes. ``known_as``:
         see ``Call``.
 
         Raises:
@@ -93,7 +93,7 @@ class Generator:
         limit = self._settings.max_queued_requests
         if limit is not None and self._engine.statistics().waiting >= limit:
             raise queue_full(limit)
-        call = Call(gen_request, reply, stream, responder, arrived_s=now_s, engine_id=engine_id)
+        call = Call(gen_request, reply, stream, responder, arrived_s=now_s, known_as=known_as)
         self._calls[call] = [str(next(self._ids)) for _ in gen_request.choices]
         for number, (engine_id, choice) in enumerate(zip(self._calls[call], gen_request.choices, strict=True)):
             prompt, kv = choice.prompt, gen_request.kv

@@ -94,7 +94,7 @@ class Inference:
             gen_request, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
             stream = reply if flag(payload, "stream") else None
             if (to := self._faults.lie_to(responder, gen_request, stream)) is not None:
-                self._generator.start(gen_request, reply, to, stream, engine_id=reply.engine_id)
+                self._generator.start(gen_request, reply, to, stream, known_as=reply.engine_id)
 
         return Route(handle, error_body)
 

@@ -5,10 +5,10 @@
 With ``DUALMAP_VLLM_START`` set to a command as well, the suite runs it first and waits for its end: it must return once
 the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``--enable-prompt-tokens-details`` and
 ``--enable-request-id-headers``, prefix caching in blocks of 32 tokens, and a chat model of 2,048 tokens of context.
-With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, with ``VLLM_SERVER_DEV_MODE=1`` it can be
-paused, with ``--enable-scale-out`` answers can be aborted, with ``--enable-auto-tool-choice --tool-call-parser hermes`` it
-takes tools, and ``DUALMAP_VLLM_LORA_PATHS`` names two adapters, with a colon between them, that it can load
-(``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``): each is tested then.
+With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, with ``VLLM_SERVER_DEV_MODE=1`` it
+can be paused, with ``--enable-scale-out`` answers can be aborted, and ``DUALMAP_VLLM_LORA_PATHS`` names two adapters,
+with a colon between them, that it can load (``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``): each is tested then. Sessions of
+agents need ``--enable-auto-tool-choice --tool-call-parser hermes``.
 
 KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPLAY`` tell the server's endpoints, as
 ``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Embeddings, scores and reranking need a server with
