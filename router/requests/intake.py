@@ -280,7 +280,7 @@ class Intake:
             budgets, asks = self._budgets.of(caller.tenant, route.pool.settings.name), request.asks
             group = (budgets.requests if asks is None else budgets.all).of(_drawn_by(request, route, caller))
             if group is not None:
-                draws = group.draws(*((0, 0) if asks is None else _tokens_of(asks, asked, route.pool)))
+                draws = group.draws(*((0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)))
             account = str(Account(tenant, caller.key, "", route.model))
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
@@ -331,11 +331,13 @@ def _drawn_output(request: InferenceRequest, prompt: ReadPrompt) -> int:
     return each * request.computed_answers
 
 
-def _tokens_of(asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:
+def _tokens_of(request: InferenceRequest, asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:
     """The tokens of prompt and answers that a request draws which is passed on."""
     if asked is not None:
         return min(MOST_TOKENS, asks.prompt_bytes), asked
     expected = expected_answer_tokens(pool.view.learned.answer_tokens, asks.output_limit)
+    if request.hides_usage and asks.output_limit is not None:  # it keeps them, see ``_drawn_output``
+        expected = asks.output_limit
     return _body_tokens(asks, pool), min(MOST_TOKENS, expected * asks.answers)
 
 

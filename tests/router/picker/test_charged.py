@@ -14,7 +14,17 @@ from dualmap.router.picker.picked import UNCOUNTED
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
-from tests.router.picker.streams import DUPLEX, NO_MODE, STREAM, Gateway, answer_body, answer_head, head, prompt
+from tests.router.picker.streams import (
+    COMPLETIONS,
+    DUPLEX,
+    NO_MODE,
+    STREAM,
+    Gateway,
+    answer_body,
+    answer_head,
+    head,
+    prompt,
+)
 from tests.router.tools import spec
 from tests.support.manual_clock import settle
 
@@ -24,12 +34,14 @@ TENANT = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=Secr
 TOKEN = b"data: " + orjson.dumps({"choices": [{"text": "x", "finish_reason": None}]}) + b"\n\n"
 
 
-async def charged(start_runtime: StartRuntime, *messages: Any, modes: Any, **fields: Any) -> dict[str, int]:
+async def charged(
+    start_runtime: StartRuntime, *messages: Any, modes: Any, path: str = COMPLETIONS, **fields: Any
+) -> dict[str, int]:
     runtime = await start_runtime(instances=(spec("a", url="http://10.0.0.1:8000"),), tenants=(TENANT,))
     warnings: list[str] = []
     gateway = Gateway(runtime, warn=warnings.append)
     stream, task = gateway.open(
-        head(modes=modes, authorization="Bearer acme-secret"), prompt("hello", stream=True, **fields)
+        head(path, modes=modes, authorization="Bearer acme-secret"), prompt("hello", stream=True, **fields)
     )
     await settle()
     (live,) = runtime.context.live
@@ -49,6 +61,13 @@ async def charged(start_runtime: StartRuntime, *messages: Any, modes: Any, **fie
 async def test_without_bodies_a_request_draws_and_keeps_what_it_allows(start_runtime: StartRuntime) -> None:
     kept = await charged(start_runtime, answer_head(fields=STREAM), modes=(DUPLEX, NO_MODE), max_tokens=3000, n=2)
     assert (kept["requests"], kept["output_tokens"]) == (1, 6000)
+
+
+async def test_without_bodies_what_is_passed_on_draws_what_it_allows_too(start_runtime: StartRuntime) -> None:
+    parts = answer_head(fields=STREAM), "/inference/v1/generate"
+    fields = {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 3000}}
+    kept = await charged(start_runtime, parts[0], modes=(DUPLEX, NO_MODE), path=parts[1], **fields)
+    assert (kept["requests"], kept["output_tokens"]) == (1, 3000)
 
 
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, DUPLEX])
