@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.http.continued_chat import measure_rest
 from dualmap.router.http.continued_response import ContinuedResponse
 from dualmap.router.http.kept_stream import KeptBudget, KeptStream
 from dualmap.router.http.rest_of_answer import Rest, begin_rest, rest_of
@@ -111,3 +112,24 @@ def assert_one_response(so_far: AnswerSoFar, rest: Rest, uncut: list[bytes], eve
     first = (event_object(uncut[0]) or {})["response"]
     assert (got["id"], got["output"][0]["id"]) == (first["id"], wanted["output"][0]["id"])
     assert {**got, "output": None} == {**wanted, "output": None}
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGE, RESPONSE])
+@pytest.mark.parametrize("text", ["and so on", "and so on \n\n", "\n and"])
+async def test_a_chat_that_goes_on_is_rendered_as_its_prompt_and_the_text(server: Server, path: str, text: str) -> None:
+    """The suite's chat template keeps white space; what the router asks shows it, whatever tokens join."""
+
+    async def ask(path: str, body: bytes) -> bytes:
+        answer = await server.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+        return answer.content
+
+    body, so_far = asked(server, path), AnswerSoFar()
+    so_far.texts, so_far.chars, so_far.has_ids = [text], len(text), False
+    rest = rest_of(path, body, so_far, context_tokens=None, text_tokens=None)
+    assert isinstance(rest, Rest)
+
+    measured = await measure_rest(ask, server.model, path, body, so_far, rest)
+
+    counted = await server.post("/tokenize", prompt=text, add_special_tokens=False)
+    assert (measured.trims, measured.text_tokens) == (False, counted["count"])
