@@ -46,8 +46,6 @@ from dualmap.research.chaos.fleet_process import FleetProcess
 from tests.support.served_instance import ReadRequest, served_instance
 
 ALLOWED, SECRET = "small", "secret"
-REQUESTS_A_DAY = 150
-TOKENS_A_DAY = 40_000
 ADMIN_KEY = "the-operator's-key"
 MARK = "x-shape-mark"
 """Header field by which an instance knows a request of this run: routers pass it on."""
@@ -60,18 +58,17 @@ STEERING: Final = (
     "x-encoder-hosts-ports", "x-gateway-destination-endpoint", "x-prefiller-url", "x-data-parallel-host-port",
 )  # fmt: skip
 
+LIMITS: Final = {"counted": "requests_per_day", "drawn": "tokens_per_day", "expected": "tokens_per_day"}
+"""The quota of each tenant that has one."""
 TENANTS: Final[list[dict[str, Any]]] = [
-    {"name": "counted", "keys": [{"name": "k", "key": "counted-key"}], "limits": {"requests_per_day": REQUESTS_A_DAY}},
-    {
-        "name": "drawn", "keys": [{"name": "k", "key": "drawn-key"}], "limits": {"tokens_per_day": TOKENS_A_DAY},
-        "draws": "asked",
-    },
-    {"name": "expected", "keys": [{"name": "k", "key": "expected-key"}], "limits": {"tokens_per_day": TOKENS_A_DAY}},
-    {"name": "walled", "keys": [{"name": "k", "key": "walled-key"}], "models": [ALLOWED]},
-    {"name": "low", "keys": [{"name": "k", "key": "lower-key"}], "priority_class": "low"},
-    {"name": "innocent", "keys": [{"name": "k", "key": "innocent-key"}]},
-]  # fmt: skip
-KEYS: Final = {each["name"]: each["keys"][0]["key"] for each in TENANTS}
+    {"name": "counted"},
+    {"name": "drawn", "draws": "asked"},
+    {"name": "expected"},
+    {"name": "walled", "models": [ALLOWED]},
+    {"name": "low", "priority_class": "low"},
+    {"name": "innocent"},
+]
+KEYS: Final = {each["name"]: f"the-key-of-{each['name']}" for each in TENANTS}
 CLASSES: Final = [{"name": "high", "engine_priority": 0}, {"name": "low", "engine_priority": 9}]
 
 
@@ -513,8 +510,14 @@ async def campaign(fleet: FleetProcess, instances: Instances, options: argparse.
     return outcomes
 
 
-def judge(outcomes: Mapping[str, Outcome], lines: Sequence[dict[str, Any]], usage: Mapping[str, Any]) -> bool:
+def judge(
+    outcomes: Mapping[str, Outcome],
+    lines: Sequence[dict[str, Any]],
+    usage: Mapping[str, Any],
+    options: argparse.Namespace,
+) -> bool:
     """Print each check; whether all hold."""
+    most_requests, most_tokens = options.quota_requests, options.quota_tokens
     arrived: dict[str, dict[str, Any]] = {}
     ended: dict[str, dict[str, Any]] = {}
     arrivals = Counter[str]()
@@ -534,13 +537,13 @@ def judge(outcomes: Mapping[str, Outcome], lines: Sequence[dict[str, Any]], usag
         return sorted((mark for mark in among if mark.startswith(f"{tenant}-")), key=lambda mark: arrived[mark]["at_s"])
 
     counted = of("counted")
-    past["requests beyond the quota"] = counted[REQUESTS_A_DAY:]
+    past["requests beyond the quota"] = counted[most_requests:]
     drawn = sum(map(tokens, of("drawn")))
-    past["tokens beyond the quota that draws what is asked for"] = of("drawn") if drawn > TOKENS_A_DAY else []
+    past["tokens beyond the quota that draws what is asked for"] = of("drawn") if drawn > most_tokens else []
     late = []
     for mark in of("expected"):
         before = sum(tokens(each) for each in of("expected") if ended[each]["at_s"] < arrived[mark]["at_s"] - 1.0)
-        late += [mark] if before > TOKENS_A_DAY else []
+        late += [mark] if before > most_tokens else []
     past["admitted after the quota was computed"] = late
     past["a model that the tenant may not use"] = [
         mark for mark in of("walled", arrived) if arrived[mark]["model"] not in (None, ALLOWED)
@@ -554,12 +557,15 @@ def judge(outcomes: Mapping[str, Outcome], lines: Sequence[dict[str, Any]], usag
     past["an innocent request not answered"] = [
         mark for mark, each in innocent.items() if not each.broken and each.status != 200
     ]
+    refused = Counter(each.tenant for each in outcomes.values() if each.status == 429)
     for name in ("drawn", "expected"):
         computed = sum(map(tokens, of(name)))
         row = usage.get(name, {})
         metered = row.get("prompt_tokens", 0) + row.get("output_tokens", 0)
-        print(json.dumps({"tenant": name, "quota": TOKENS_A_DAY, "computed": computed, "metered": metered}))
-    print(json.dumps({"tenant": "counted", "quota": REQUESTS_A_DAY, "computed": len(counted)}))
+        print(json.dumps({"tenant": name, "quota": most_tokens, "computed": computed, "metered": metered,
+                          "refused": refused[name]}))  # fmt: skip
+    print(json.dumps({"tenant": "counted", "quota": most_requests, "computed": len(counted),
+                      "refused": refused["counted"]}))  # fmt: skip
     for what, marks in past.items():
         shapes = Counter(outcomes[mark].sent.shape for mark in marks)
         print(json.dumps({"check": what, "past": len(marks), "shapes": dict(shapes.most_common(12))}))
@@ -591,6 +597,8 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=24, help="requests in flight")
     parser.add_argument("--kill-every", type=int, default=150, help="requests between two kills; 0: none")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--quota-requests", type=int, default=60, help="of tenant counted, a day")
+    parser.add_argument("--quota-tokens", type=int, default=15_000, help="of tenants drawn and expected, a day")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep logs and ledgers there")
     parser.add_argument("--without-draws", action="store_true", help="leave the setting of what is drawn out")
     parser.add_argument("--shapes", action="store_true", help="list the shapes, and end")
@@ -609,7 +617,7 @@ def main() -> int:
         for number in range(4):
             instances.start(number)
         config = folder / "fleet.yaml"
-        config.write_text(json.dumps(settings_of(instances, draws=not options.without_draws)))  # JSON is YAML
+        config.write_text(json.dumps(settings_of(instances, options)))  # JSON is YAML
         fleet = FleetProcess.start(
             folder, ("--port", "0", "--replicas", "3", "--workers", "1", "--config", str(config))
         )
@@ -620,7 +628,7 @@ def main() -> int:
                 time.sleep(0.1)
             outcomes = asyncio.run(campaign(fleet, instances, options))
             usage = _usage(fleet)
-            holds = judge(outcomes, instances.lines(), usage)
+            holds = judge(outcomes, instances.lines(), usage, options)
             (fleet.kill_all if options.keep else fleet.stop)()
         finally:
             fleet.kill_all()
@@ -629,10 +637,24 @@ def main() -> int:
     return 0 if holds else 1
 
 
-def settings_of(instances: Instances, *, draws: bool) -> dict[str, Any]:
-    """The settings of the fleet. Without ``draws`` no tenant has a setting for what it draws."""
+def tenants_of(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The tenants with their keys and quotas."""
+    made = []
+    for each in TENANTS:
+        name = each["name"]
+        tenant = {**each, "keys": [{"name": "k", "key": KEYS[name]}]}
+        if name in LIMITS:
+            tenant["limits"] = {LIMITS[name]: options.quota_requests if name == "counted" else options.quota_tokens}
+        if options.without_draws:
+            tenant.pop("draws", None)
+        made.append(tenant)
+    return made
+
+
+def settings_of(instances: Instances, options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the fleet."""
     return {
-        "tenants": [{name: value for name, value in each.items() if draws or name != "draws"} for each in TENANTS],
+        "tenants": tenants_of(options),
         "router": {"admin_key": ADMIN_KEY, "tenant_cache_secret": "a-secret-of-the-fleet", "replica_lease_s": 1.5},
         "worker": {"lease_ms": 800},
         "scheduling": {"classes": CLASSES, "engine_priorities": True},
