@@ -262,7 +262,7 @@ class Intake:
         if group is None:
             return None
         if asked is not None:
-            return group.draws(*asked)
+            return group.draws(*asked, are_most=True)
         return group.draws(prompt.tokens, _drawn_output(request, prompt))
 
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool], asked: int | None) -> RequestSpec:
@@ -280,7 +280,8 @@ class Intake:
             budgets, asks = self._budgets.of(caller.tenant, route.pool.settings.name), request.asks
             group = (budgets.requests if asks is None else budgets.all).of(_drawn_by(request, route, caller))
             if group is not None:
-                draws = group.draws(*((0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)))
+                tokens = (0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)
+                draws = group.draws(*tokens, are_most=asked is not None)
             account = str(Account(tenant, caller.key, "", route.model))
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,

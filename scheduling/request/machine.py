@@ -1706,7 +1706,7 @@ class RequestMachine:
         draws, charged = self.spec.draws, self.charged
         if draws is None:
             return None
-        if charged is not None and charged.uncounted:
+        if charged is not None and (charged.uncounted or (draws.are_most and not charged.reported)):
             return returned(draws, None, None, answered=True)
         if charged is not None:
             return returned(draws, charged.prompt_tokens, charged.output_tokens, answered=True)

@@ -167,9 +167,9 @@ class BudgetGroup:
         self._with_amounts: Final = itemgetter(*places)
         """Picks the figures of a form out of ``_figures`` and the amounts behind them."""
 
-    def draws(self, prompt_tokens: int, output_tokens: int) -> Draws:
-        """The draws of a request; the tokens of the answer are the expected ones."""
-        return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)))
+    def draws(self, prompt_tokens: int, output_tokens: int, *, are_most: bool = False) -> Draws:
+        """The draws of a request; the tokens of the answer are the expected ones, or the most that it may have."""
+        return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)), are_most)
 
     def packed(self, amounts: Sequence[int]) -> bytes:
         """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
@@ -208,6 +208,9 @@ class Draws:
 
     group: BudgetGroup
     costs: tuple[int, ...]
+    are_most: bool = False
+    """They are the most that the request may use. They stand until its instance reports a usage: a count by others may
+    be too low, as one event of a stream can have several tokens."""
 
     @classmethod
     def of(cls, *draws: Draw) -> Draws:

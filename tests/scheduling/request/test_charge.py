@@ -109,6 +109,17 @@ def test_a_client_that_leaves_a_stream_pays_for_what_came_of_it() -> None:
         assert kept(made) == (1, PROMPT, output)
 
 
+def test_the_most_that_a_request_may_use_stays_drawn_until_its_instance_reports_a_usage() -> None:
+    """One event can have several tokens, so no count of events is exact."""
+    most = GROUP.draws(PROMPT, EXPECTED, are_most=True)
+    for outcome, usage, stays in ((GONE, None, (PROMPT, EXPECTED)), (Outcome.COMPLETED, Usage(40, 0, 9), (40, 9))):
+        made = Life(draws=most, account="acme k - m", expected_output_tokens=EXPECTED)
+        made.dispatch()
+        for event in (Sent(), FirstToken(), Ended(outcome, usage, Counted(7))):
+            made.on(event)
+        assert kept(made) == (1, *stays)
+
+
 def test_a_client_that_leaves_a_whole_answer_while_it_is_computed_pays_what_was_expected() -> None:
     made = life(streams=False)
     for event in (Sent(), PrefillPresumed(), Ended(GONE, None, NOTHING_COUNTED)):
