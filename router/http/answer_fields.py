@@ -16,7 +16,8 @@ MOST_TOKENS: Final = 2**31 - 1
 """The largest count that is taken over from a usage."""
 GIVEN_BACK_REASON: Final = "recomputed"
 """The stop reason by which a decoder of vLLM-Ascend gives a request back. A client's stop string can be the same."""
-_NO_USAGE: Final = Usage()
+_DETAILS: Final = frozenset({"prompt_tokens_details", "input_tokens_details"})
+_CACHE_COUNTS: Final = frozenset({"cache_read_input_tokens", "cache_creation_input_tokens"})
 
 
 def is_aborted(value: Mapping[str, Any]) -> bool:
@@ -55,7 +56,10 @@ def response_of(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def usage_of_answer(value: Mapping[str, Any]) -> Usage | None:
     """The usage of an answer, or of an event of one, as its instance counted it; None where it has none."""
-    for holder in (value, value.get("response"), value.get("message")):
+    usage = value.get("usage")
+    if isinstance(usage, dict):
+        return read_usage(usage)
+    for holder in (value.get("response"), value.get("message")):
         usage = holder.get("usage") if isinstance(holder, dict) else None
         if isinstance(usage, dict):
             return read_usage(usage)
@@ -67,30 +71,36 @@ def read_usage(usage: Mapping[str, Any]) -> Usage | None:
 
     Anthropic's does not count among its ``input_tokens`` what it names ``cache_…_input_tokens``.
     """
-    prompt, output = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    field = usage.get
+    prompt, output = _count(field("prompt_tokens")), _count(field("completion_tokens"))
     if prompt is None:
-        prompt = _count(usage, "input_tokens")
+        prompt = _count(field("input_tokens"))
     if output is None:
-        output = _count(usage, "output_tokens")
-    cached = _cached(usage.get("prompt_tokens_details"))
-    if cached is None:
-        cached = _cached(usage.get("input_tokens_details"))
-    read, created = _count(usage, "cache_read_input_tokens"), _count(usage, "cache_creation_input_tokens")
-    if prompt is not None and (read is not None or created is not None):
-        prompt = min(MOST_TOKENS, prompt + (read or 0) + (created or 0))
-    found = Usage(prompt, read if cached is None else cached, output)
-    return None if found == _NO_USAGE else found
+        output = _count(field("output_tokens"))
+    cached = None
+    if not _DETAILS.isdisjoint(usage):
+        cached = _cached(field("prompt_tokens_details"))
+        if cached is None:
+            cached = _cached(field("input_tokens_details"))
+    if not _CACHE_COUNTS.isdisjoint(usage):
+        read, created = _count(field("cache_read_input_tokens")), _count(field("cache_creation_input_tokens"))
+        if prompt is not None and (read is not None or created is not None):
+            prompt = min(MOST_TOKENS, prompt + (read or 0) + (created or 0))
+        if cached is None:
+            cached = read
+    return None if prompt is None and output is None and cached is None else Usage(prompt, cached, output)
 
 
 def _cached(details: object) -> int | None:
-    return _count(details, "cached_tokens") if isinstance(details, dict) else None
+    return _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
 
-def _count(fields: Mapping[str, Any], name: str) -> int | None:
-    """The count in a field; None where it has none. Integers beyond 64 bits are floats to the parser."""
-    number = fields.get(name)
+def _count(number: object) -> int | None:
+    """The count that a field has; None where it has none. Integers beyond 64 bits are floats to the parser."""
     if type(number) is int:
-        return min(number, MOST_TOKENS) if number >= 0 else None
+        if 0 <= number <= MOST_TOKENS:
+            return number
+        return MOST_TOKENS if number > 0 else None
     if type(number) is float and number >= MOST_TOKENS:
         return None if math.isnan(number) else MOST_TOKENS
     return None

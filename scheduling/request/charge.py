@@ -84,6 +84,15 @@ class Charge:
     """They are expected ones: a limit keeps what the request drew."""
 
 
+def is_plain(usage: Usage, answer_bound: int | None) -> bool:
+    """Whether ``possible`` would leave the usage as it is, as far as that is seen without the bounds of its request:
+    nearly all are so, and need none. ``answer_bound``: the most tokens of one answer; None: not known."""
+    prompt, output, cached = usage.prompt_tokens, usage.output_tokens, usage.cached_tokens
+    if prompt is None or output is None or answer_bound is None:
+        return False
+    return prompt <= TEMPLATE_TOKENS and output <= answer_bound and (cached is None or cached <= prompt)
+
+
 def possible(usage: Usage, expected: Expected) -> Usage:
     """The usage as far as an engine can have it."""
     prompt, output, cached = usage.prompt_tokens, usage.output_tokens, usage.cached_tokens
@@ -107,6 +116,15 @@ def counted_output(counted: Counted, expected: Expected, bytes_per_token: float)
     return max(counted.output_tokens, min(by_bytes, expected.most_output_tokens))
 
 
+def reported_charge(usage: Usage, seen_tokens: int) -> Charge | None:
+    """The charge by a usage that has the tokens of prompt and answer; None where it lacks one of them. Its router has
+    seen so many tokens of the answer."""
+    prompt, output, cached = usage.prompt_tokens, usage.output_tokens, usage.cached_tokens
+    if prompt is None or output is None:
+        return None
+    return Charge(prompt, output if output >= seen_tokens else seen_tokens, cached or 0, True)
+
+
 def charge(
     usage: Usage | None,
     counted: Counted | None,
@@ -122,11 +140,13 @@ def charge(
         counted: what the router has seen; None: nothing of the answer passes here.
         computes_unseen: its instance was answering it, of which nothing was to be seen yet.
     """
+    seen_tokens = 0 if counted is None else counted.output_tokens
+    if usage is not None and (reported := reported_charge(usage, seen_tokens)) is not None:
+        return reported
     prompt = expected.prompt_tokens if usage is None or usage.prompt_tokens is None else usage.prompt_tokens
     cached = 0 if usage is None or usage.cached_tokens is None else usage.cached_tokens
     if usage is not None and usage.output_tokens is not None:
-        seen = 0 if counted is None else counted.output_tokens
-        return Charge(prompt, max(usage.output_tokens, seen), cached, usage.prompt_tokens is not None)
+        return Charge(prompt, max(usage.output_tokens, seen_tokens), cached)
     if counted is None:
         return Charge(prompt, expected.output_tokens, cached, uncounted=True)
     output = counted_output(counted, expected, bytes_per_token)

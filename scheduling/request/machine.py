@@ -41,7 +41,17 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.answers import Verdict
-from dualmap.scheduling.request.charge import NOTHING_COUNTED, Charge, Counted, Expected, charge, keeps_tokens, possible
+from dualmap.scheduling.request.charge import (
+    NOTHING_COUNTED,
+    Charge,
+    Counted,
+    Expected,
+    charge,
+    is_plain,
+    keeps_tokens,
+    possible,
+    reported_charge,
+)
 from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.metering import KEPT, used_by
@@ -1613,13 +1623,14 @@ class RequestMachine:
         counted: Counted | None = None,
     ) -> Effects:
         """Settle what is open with the instances, and release what may be reserved."""
-        answered, evidence = outcome is _COMPLETED, self.rules.evidence
-        if usage is not None:
+        answered, evidence, spec = outcome is _COMPLETED, self.rules.evidence, self.spec
+        if usage is not None and not is_plain(usage, self._answer_bound()):
             usage = possible(usage, self._expected())
-        self.outcome, self.usage, self.ended_s = outcome, usage, self.age_s(now_s)
-        if self.on_time is None and self.spec.chain is not None:
+        self.outcome, self.usage, self.ended_s = outcome, usage, now_s - self.started_s
+        if self.on_time is None and spec.chain is not None:
             self.on_time = self._judged_by_end(outcome, self.ended_s)
-        if self.spec.account or self.spec.draws is not None:
+        is_counted = spec.account or spec.draws is not None
+        if is_counted:
             self.charged = self._charge(before, outcome, counted)
         if self.held_since_s is not None:
             self._hold_ends(now_s)
@@ -1629,15 +1640,17 @@ class RequestMachine:
             self._end_trial(completed=answered)
         if self.disputed:
             evidence.settle(self.disputed, now_s, answered=outcome in ANSWERED)
+        left: Effects = ()
         if before in ON_AN_INSTANCE:  # else it has been judged, or never was on one
             evidence.ended(self.answering_id, outcome, now_s)
-        left: Effects = ()
-        if before in ON_AN_INSTANCE or before is _BROKEN_OFF:
+            left = (self._leave(None),)
+        elif before is _BROKEN_OFF:
             left = (self._leave(None),)
         may_be_reserved = reserved and (self.tries or before not in _NEVER_RESERVED)
-        if self.spec.chain is not None and (may_be_reserved or self.was_kept):
-            return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
-        if self.registered or (reserved and before is _PLACING and self.spec.account):
+        if spec.chain is not None and (may_be_reserved or self.was_kept):
+            gives_back, used = (self._returned(outcome), self._used(outcome)) if is_counted else (None, "")
+            return (*left, *self._last_releases(answered, gives_back, used), _CLOSE)
+        if self.registered or (reserved and before is _PLACING and spec.account):
             over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
             return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
@@ -1665,6 +1678,11 @@ class RequestMachine:
         own = self._over(self.request_id, self.attempt, "", answered, on_own, used)
         return Post(over), Post(own, last=True)
 
+    def _answer_bound(self) -> int | None:
+        """The most tokens that each of its answers may have; None: not known."""
+        limit, target = self.spec.output_limit, self.target
+        return target.kv_capacity_tokens if limit is None and target is not None else limit
+
     def _expected(self) -> Expected:
         """What it is expected to use, and may use at most."""
         spec, target, answers = self.spec, self.target, self.spec.answers
@@ -1685,16 +1703,20 @@ class RequestMachine:
             return None
         if not keeps_tokens(outcome, begun=self.first_token_s is not None):
             return None
-        answered, spec = outcome in ANSWERED, self.spec
+        answered, spec, usage = outcome in ANSWERED, self.spec, self.usage
         if counted is None and not answered and before is not _ANSWERING:
             counted = NOTHING_COUNTED  # its client had nothing of it
+        if usage is not None:
+            reported = reported_charge(usage, 0 if counted is None else counted.output_tokens + self.sent_tokens)
+            if reported is not None:
+                return reported
         if counted is not None:
             # An answer of what is passed on may be anything: bytes are no tokens there.
             answer_bytes = 0 if spec.chain is None else counted.answer_bytes
             counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
         expected = self._expected()
         return charge(
-            self.usage,
+            usage,
             counted,
             expected if spec.chain is not None else replace(expected, prompt_tokens=spec.body_tokens),
             self.rules.fleet.learned.bytes_per_token,
