@@ -6,9 +6,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import InferenceRequest
@@ -16,7 +17,7 @@ from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.request.machine import DecodeLeg, RequestMachine
+from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
@@ -64,8 +65,8 @@ class PlacementRound:
     @classmethod
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
         """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
-        decision, reply, named = placed.decision, placed.reply, placed.candidates
-        loads = reply.loads
+        decision, reply = placed.decision, placed.reply
+        named, loads = placed.candidates, reply.loads
         if len(loads) <= KEPT_CANDIDATES:
             return cls(named, loads, decision, attempt, reply.status, 0, reply.now_ms, reply.enqueued_ms)
         names = _candidates(named, loads)
@@ -181,32 +182,36 @@ class Explanation:
         }
 
 
-def explanation(
-    machine: RequestMachine,
-    request: InferenceRequest,
-    pool: ServedPool,
-    seen: tuple[int, int, HotnessTree],
-    expected_cached_tokens: int,
-    now_s: float,
-    now_unix_s: float,
-) -> Explanation:
-    """Describe what has happened to a request so far. ``seen`` are the epoch, the version of the hotness tree and the
-    tree with which the request began."""
-    spec, received_unix_s = machine.spec, now_unix_s - machine.age_s(now_s)
-    if spec.chain is None:
+class Explained(Protocol):
+    """A request as far as it explains itself, see ``LiveRequest``."""
+
+    machine: RequestMachine
+    inference_request: InferenceRequest
+    pool: ServedPool
+    seen_epoch: int
+    seen_tree_version: int
+    seen_tree: HotnessTree
+    """These three are as they were when it began."""
+
+
+def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
+    """Describe what has happened to a request so far."""
+    machine, request, pool = live.machine, live.inference_request, live.pool
+    spec, received_unix_s = machine.spec, now_unix_s - (now_s - machine.started_s)
+    chain = spec.chain
+    if chain is None:
         return _explanation_of_passed_on(machine, request, pool, received_unix_s)
-    chain, decode, usage = spec.chain, machine.decode, machine.usage or _NO_USAGE
-    epoch, tree_version, tree = seen
-    key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
-    is_placed = machine.tries or machine.placed is not None
-    decode_id, decode_placed_s, decode_rounds, transferred_tokens = (
-        _NOT_DECODED if decode is None else _decoded(decode, chain)
-    )
-    failures, failed_after_s = _failures(machine) if machine.failures else _NO_FAILURES
-    class_name, class_rank = _class_of(pool, spec.class_rank) if pool.scheduling.classes else _NO_CLASS
+    tree, usage, scheduling = live.seen_tree, machine.usage or _NO_USAGE, pool.scheduling
+    key_blocks = tree.key_blocks(chain, scheduling.max_key_blocks)
+    class_name, class_rank = _class_of(pool, spec.class_rank) if scheduling.classes else _NO_CLASS
+    rounds: list[PlacementRound] = []
+    placed: Placed | None = None
+    for search, attempt in machine.searches:
+        for placed in search.rounds:
+            rounds.append(PlacementRound.of(placed, attempt))
     # Arguments go by place, and none is unpacked: every request pays for this once, and by name it costs six times as
     # much.
-    return Explanation(
+    explained = Explanation(
         machine.request_id,
         request.model,
         pool.settings.name,
@@ -216,15 +221,15 @@ def explanation(
         len(chain.hashes),
         key_blocks,
         chain.prefix_hash(key_blocks),
-        tree_version,
-        epoch,
+        live.seen_tree_version,
+        live.seen_epoch,
         received_unix_s,
-        tuple([PlacementRound.of(placed, attempt) for search, attempt in machine.searches for placed in search.rounds]),
-        failures,
-        failed_after_s,
+        tuple(rounds),
+        (),
+        (),
         machine.instance_id or None,
         machine.placed_s,
-        machine.held_so_far_s(now_s) if is_placed else None,
+        machine.held_so_far_s(now_s) if machine.tries or machine.placed is not None else None,
         None if (estimate := machine.estimate) is None else estimate.decision.expected_ttft_s,
         machine.first_token_s,
         machine.ended_s,
@@ -239,19 +244,35 @@ def explanation(
         machine.prefilled_s,
         request.client,
         machine.continuations,
-        decode_id,
-        decode_placed_s,
-        decode_rounds,
-        transferred_tokens,
+        None,
+        None,
+        (),
+        None,
         spec.tenant,
         "" if request.caller is None else request.caller.key,
-        limits_told(spec.draws, machine.drawn),
+        (),
         class_name,
         class_rank,
-        _standing(machine) if spec.tenant else None,
+        placed.reply.standing if placed is not None and spec.tenant else None,
         tree.hot_tokens(chain),
         machine.on_time,
     )
+    drawn = machine.drawn
+    if machine.failures or machine.decode is not None or (drawn is not None and drawn.unmet is not None):
+        return replace(explained, **_of_few(machine, chain))
+    return explained
+
+
+def _of_few(machine: RequestMachine, chain: Chain) -> dict[str, Any]:
+    """The fields that few requests have: failures, a second leg, limits that kept it out."""
+    found: dict[str, Any] = {"limits": limits_told(machine.spec.draws, machine.drawn)}
+    found["failures"], found["failed_after_s"] = _failures(machine)
+    decode = machine.decode
+    if decode is not None:
+        found["decode_instance_id"], found["decode_placed_s"] = decode.last_id or None, decode.placed_s
+        found["decode_rounds"] = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
+        found["transferred_tokens"] = chain.prompt_tokens - decode.cached_tokens
+    return found
 
 
 _NO_USAGE: Final = Usage()
@@ -263,14 +284,6 @@ def _class_of(pool: ServedPool, rank: int) -> tuple[str, int]:
     classes = pool.scheduling.classes
     rank = min(rank, len(classes) - 1)
     return classes[rank].name, rank
-
-
-def _standing(machine: RequestMachine) -> Standing | None:
-    """The standing of its tenant that the store last replied."""
-    for search, _ in reversed(machine.searches):
-        if search.rounds:
-            return search.rounds[-1].reply.standing
-    return None
 
 
 def _share_told(explained: Explanation, standing: Standing) -> str:
@@ -295,18 +308,7 @@ def _share_told(explained: Explanation, standing: Standing) -> str:
             return had_sent
 
 
-_Decoded = tuple[str | None, float | None, tuple[PlacementRound, ...], int | None]
-_NOT_DECODED: Final[_Decoded] = (None, None, (), None)
-
-
-def _decoded(decode: DecodeLeg, chain: Chain) -> _Decoded:
-    """Where a decode leg went, when that was reserved, every decision on it, and the tokens that were transferred."""
-    rounds = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
-    return decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens
-
-
 _Failures = tuple[tuple[str, ...], tuple[float, ...]]
-_NO_FAILURES: Final[_Failures] = ((), ())
 
 
 def _failures(machine: RequestMachine) -> _Failures:
@@ -364,12 +366,12 @@ class DecisionLog:
         return len(self._entries)
 
     def add(self, explanation: Explanation) -> None:
-        if self._limit == 0:
-            return
-        self._entries[explanation.request_id] = _encoder.encode(explanation)
-        self._entries.move_to_end(explanation.request_id)
-        if len(self._entries) > self._limit:
-            self._entries.popitem(last=False)
+        entries, request_id = self._entries, explanation.request_id
+        if request_id in entries:
+            del entries[request_id]  # one that ends again is the newest
+        entries[request_id] = _encoder.encode(explanation)
+        if len(entries) > self._limit:
+            entries.popitem(last=False)
 
     def get(self, request_id: str) -> Explanation | None:
         packed = self._entries.get(request_id)

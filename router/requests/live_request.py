@@ -619,11 +619,7 @@ class LiveRequest:
         return None if self.machine.spec.chain is None else self._explanation(self.expected_cached_tokens)
 
     def _explanation(self, expected_cached_tokens: int) -> Explanation:
-        now_s = self._now_s()
-        seen = self.seen_epoch, self.seen_tree_version, self.seen_tree
-        return explanation(
-            self.machine, self.inference_request, self.pool, seen, expected_cached_tokens, now_s, time.time()
-        )
+        return explanation(self, expected_cached_tokens, self._now_s(), time.time())
 
 
 _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] = {
