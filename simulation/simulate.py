@@ -377,8 +377,8 @@ class Simulation:
         classes = self._scheduling.classes
         return class_rank(classes, request.priority or None) if classes else 0
 
-    def _output_limit(self, leg_id: str) -> int:
-        return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else 0
+    def _output_limit(self, leg_id: str) -> int | None:
+        return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else None
 
     def _replica_of(self, leg_id: str) -> SimulatedReplica:
         return self.replicas[int(request_id_of(leg_id)) % len(self.replicas)]

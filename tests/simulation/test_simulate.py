@@ -4,6 +4,7 @@ from typing import Literal
 
 import pytest
 
+from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.request.eviction import MOST_EVICTIONS
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import POLICIES, PolicyName, PriorityClassSettings, SchedulingSettings
@@ -92,6 +93,22 @@ def test_the_same_run_gives_the_same_result_to_the_last_digit(policy: PolicyName
     trace = CONVERSATION.at_rate(5.0)
 
     assert figures(simulate(trace, scenario(policy))) == figures(simulate(trace, scenario(policy)))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_lengths_of_answers_are_learned_whether_or_not_requests_have_a_limit(known: bool) -> None:
+    short = Trace(
+        "short",
+        CONVERSATION.block_tokens,
+        tuple(replace(request, output_tokens=5) for request in CONVERSATION.requests),
+    )
+    simulation = Simulation(short.at_rate(2.0), scenario(output_limits_known=known))
+
+    simulation.run()
+
+    learned = simulation.replicas[0].fleet.learned
+    expected = expected_answer_tokens(learned.answer_tokens, 5 if known else None)
+    assert 5 <= expected < 20  # of the prior of 256 tokens about nothing is left after 400 answers
 
 
 def test_requests_far_apart_are_undisturbed_and_many_of_a_busy_fleet_are_not() -> None:
