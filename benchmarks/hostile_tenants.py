@@ -349,6 +349,8 @@ def _work_of(read: ReadRequest) -> tuple[list[int], int, int]:
             break
     else:
         each = 16
+    if read.path == "/generative_scoring":
+        each = 1  # its items are scored, and nothing is generated
     n = fields.get("n")
     return prompts, len(prompts) * (n if isinstance(n, int) else 1), each
 
@@ -407,6 +409,7 @@ async def send(address: tuple[str, int], tenant: str, mark: str, sent: Sent) -> 
     outcome = Outcome(tenant, sent)
     fields = {
         "host": f"{address[0]}:{address[1]}", "authorization": f"Bearer {KEYS[tenant]}", MARK: mark,
+        "x-request-id": mark,
         "content-type": "application/json", "content-length": str(len(sent.body)), "connection": "close", **sent.fields,
     }  # fmt: skip
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if value)
@@ -513,7 +516,7 @@ async def campaign(fleet: FleetProcess, instances: Instances, options: argparse.
 def judge(
     outcomes: Mapping[str, Outcome],
     lines: Sequence[dict[str, Any]],
-    usage: Mapping[str, Any],
+    records: Mapping[str, Mapping[str, Any]],
     options: argparse.Namespace,
 ) -> bool:
     """Print each check; whether all hold."""
@@ -527,7 +530,12 @@ def judge(
         else:
             arrived[line["mark"]] = line
             arrivals[line["mark"]] += 1
-    kept = {mark for mark in ended if mark in arrived and not outcomes[mark].broken and outcomes[mark].status < 500}
+    lost = {mark for mark, record in records.items() if record["outcome"] == "lost"}
+    kept = {
+        mark
+        for mark in ended
+        if mark in arrived and mark not in lost and not outcomes[mark].broken and outcomes[mark].status < 500
+    }
     past = defaultdict[str, list[str]](list)
 
     def tokens(mark: str) -> int:
@@ -538,7 +546,8 @@ def judge(
 
     counted = of("counted")
     past["requests beyond the quota"] = counted[most_requests:]
-    drawn = sum(map(tokens, of("drawn")))
+    # The tokens of a form with a file are not known before: docs/operate/tenants.md excepts them.
+    drawn = sum(tokens(mark) for mark in of("drawn") if not arrived[mark]["path"].startswith("/v1/audio/"))
     past["tokens beyond the quota that draws what is asked for"] = of("drawn") if drawn > most_tokens else []
     late = []
     for mark in of("expected"):
@@ -560,9 +569,13 @@ def judge(
     refused = Counter(each.tenant for each in outcomes.values() if each.status == 429)
     for name in ("drawn", "expected"):
         computed = sum(map(tokens, of(name)))
-        row = usage.get(name, {})
-        metered = row.get("prompt_tokens", 0) + row.get("output_tokens", 0)
-        print(json.dumps({"tenant": name, "quota": most_tokens, "computed": computed, "metered": metered,
+        metered = {mark: tokens_of(record) for mark, record in records.items() if mark.startswith(f"{name}-")}
+        below = {mark: lack for mark in of(name) if (lack := tokens(mark) - metered.get(mark, 0)) > 0}
+        shapes = Counter[str]()
+        for mark, lack in below.items():
+            shapes[outcomes[mark].sent.shape] += lack
+        print(json.dumps({"tenant": name, "quota": most_tokens, "computed": computed, "metered": sum(metered.values()),
+                          "computed beyond what was metered": dict(shapes.most_common(6)),
                           "refused": refused[name]}))  # fmt: skip
     print(json.dumps({"tenant": "counted", "quota": most_requests, "computed": len(counted),
                       "refused": refused["counted"]}))  # fmt: skip
@@ -573,6 +586,7 @@ def judge(
     tries = Counter(arrivals.values())
     print(json.dumps({"requests": len(outcomes), "statuses": dict(sorted(statuses.items())),
                       "left": sum(each.left for each in outcomes.values()),
+                      "given back, as a killed replica had them": len(lost),
                       "broken by kills": sum(each.broken for each in outcomes.values()),
                       "tries a request": dict(sorted(tries.items()))}))  # fmt: skip
     words = Counter(
@@ -581,6 +595,10 @@ def judge(
     for (tenant, status, message), count in words.most_common(8):
         print(json.dumps({"tenant": tenant, "status": status, "message": message, "times": count}))
     return not any(past.values())
+
+
+def tokens_of(record: Mapping[str, Any]) -> int:
+    return int(record["prompt_tokens"] + record["output_tokens"])
 
 
 def message_of(answer: bytes) -> str:
@@ -627,8 +645,8 @@ def main() -> int:
                 assert time.monotonic() < end_s, fleet.output
                 time.sleep(0.1)
             outcomes = asyncio.run(campaign(fleet, instances, options))
-            usage = _usage(fleet)
-            holds = judge(outcomes, instances.lines(), usage, options)
+            records = records_of(fleet)
+            holds = judge(outcomes, instances.lines(), records, options)
             (fleet.kill_all if options.keep else fleet.stop)()
         finally:
             fleet.kill_all()
@@ -671,11 +689,21 @@ def settings_of(instances: Instances, options: argparse.Namespace) -> dict[str, 
     }
 
 
-def _usage(fleet: FleetProcess) -> dict[str, Any]:
-    fields = {"authorization": f"Bearer {ADMIN_KEY}"}
-    request = urllib.request.Request(f"{fleet.endpoint}/admin/usage?by=tenant", headers=fields)
+def _read(fleet: FleetProcess, path: str) -> Any:
+    request = urllib.request.Request(f"{fleet.endpoint}{path}", headers={"authorization": f"Bearer {ADMIN_KEY}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
-        return {row["tenant"]: row for row in json.loads(answer.read())["rows"]}
+        return json.loads(answer.read())
+
+
+def records_of(fleet: FleetProcess) -> dict[str, dict[str, Any]]:
+    """The records by which requests were metered, by their marks."""
+    found, after = dict[str, dict[str, Any]](), "0"
+    while page := _read(fleet, f"/admin/usage/records?limit=10000&after={after}"):
+        if not page["records"]:
+            break
+        found |= {each["request_id"]: each for each in page["records"]}
+        after = page["next"]
+    return found
 
 
 if __name__ == "__main__":
