@@ -193,17 +193,18 @@ class _Rendering:
         self._message_starts = len(pieces)
         pieces.append(_OPENINGS.get(role) or _opening(role))
         if isinstance(content, str):
-            pieces.append(self._long_texts.get(content, content) if self._long_texts else content)
+            text = self._long_texts.get(content, content) if self._long_texts else content
+            pieces.append(without_billing_line(text) if role == "system" else text)
         elif isinstance(content, list):
             self._add_parts(content, f"messages[{index}].content")
+            if role == "system":
+                self._drop_billing_lines()
         elif content is not None:
             self._add_unread(content)
-        if role == "system":
-            self._drop_billing_line()
         if len(message) > 2:
             self._add_extras(message)
 
-    def _drop_billing_line(self) -> None:
+    def _drop_billing_lines(self) -> None:
         """Leave the line out of each text of a system message that differs in every request, as vLLM does."""
         pieces = self.pieces
         for place in range(self._message_starts + 1, len(pieces)):

@@ -24,7 +24,7 @@ from dualmap.router.errors import (
     UnsupportedEncodingError,
 )
 from dualmap.router.http.answer_fields import GIVEN_BACK_REASON
-from dualmap.router.http.doubled_fields import RULED_FIELDS, doubled_fields
+from dualmap.router.http.doubled_fields import CLASS_FIELDS, RULED_FIELDS, doubled_fields
 from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
 from dualmap.router.http.paths import (
     INFERENCE_PATHS,
@@ -39,6 +39,7 @@ from dualmap.router.http.rest_of_answer import answers_of, prompts_of, why_not_c
 from dualmap.router.http.steering import EXTRA_ARGS, REPORT_KEY, SAMPLING, TRANSFER_KEYS, may_steer, overriding_fields
 from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (
+    COMPLETIONS_PATH,
     COMPLETIONS_PATHS,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
@@ -62,10 +63,12 @@ UNKNOWN_CALLER_BYTES: Final = 4 << 20
 """Longest body that waits until its sender is known."""
 
 _NO_LONG_TEXTS: Final[LongTexts] = {}
+_NONE_DOUBLED: Final[frozenset[str]] = frozenset()
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search"})
 """Fields with which an answer needs the computed prompt itself."""
 _STEERING: Final = frozenset({*TRANSFER_KEYS, REPORT_KEY, *EXTRA_ARGS, SAMPLING})
 
+_LIMITS: Final = "max_tokens", "max_completion_tokens"
 _ANSWERS: Final = frozenset({"n", "best_of"})
 _MOST_ANSWERS: Final = 1 << 20
 """More are counted as so many; no engine computes them."""
@@ -185,8 +188,8 @@ def read_inference_request(
     try:
         if request.get(b"content-encoding") is not None:
             check_encoding(request)
-        body = json_object(request.body)
-        doubled = frozenset() if request.caller is None else doubled_fields(request.body, body, request.caller)
+        body, caller = json_object(request.body), request.caller
+        doubled = _NONE_DOUBLED if caller is None else doubled_fields(request.body, body, caller)
     except UnreadableJsonError as error:
         read = unread_request(request, request_id, error.reason)
         read.may_steer = at_once(may_steer(request.body, trusts_transfers=trusts_transfers))
@@ -302,11 +305,9 @@ def inference_request_of(
 ) -> InferenceRequest:
     """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
     judged here: one that cannot be read counts as absent."""
-    path, model, stream = request.path, body.get("model"), bool(lax_bool(body.get("stream")))
-    # Engines take a request's id from its header, and else from its body; a response's id is another one.
-    named = body.get("request_id") if path != RESPONSES_PATH and request.get(b"x-request-id") is None else None
-    if isinstance(named, str) and _REQUEST_ID.fullmatch(named) is not None:
-        request_id = named
+    path, model, stream = request.path, body.get("model"), lax_bool(body.get("stream")) is True
+    if "request_id" in body:
+        request_id = _id_in(request, body) or request_id
     prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
     read = InferenceRequest(
         request_id,
@@ -317,12 +318,9 @@ def inference_request_of(
         stream=stream,
         body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
     )
-    tier, priority, asked = body.get("service_tier"), body.get("priority"), request.get(b"x-dualmap-priority")
-    if tier is not None or priority is not None or asked is not None:
-        read.asked_class = None if asked is None else asked.decode("latin-1").strip()
-        read.service_tier = tier if isinstance(tier, str) else None
-        read.sent_priority = priority if type(priority) is int else None
-        read.names_priority = "priority" in body
+    asked_class = request.get(b"x-dualmap-priority")
+    if asked_class is not None or not CLASS_FIELDS.isdisjoint(body):
+        _read_class(read, asked_class, body)
     if not _STEERING.isdisjoint(body):
         read.overrides = overriding_fields(body, long_texts, trusts_transfers=trusts_transfers)
     if prompt is None:
@@ -331,13 +329,18 @@ def inference_request_of(
         read.asks = passed_on_tokens(path, body, len(request.body))
         return read
     if path in COMPLETIONS_PATHS:
-        read.leaves_usage_open = stream and "stream_options" not in body
-        read.refuses_usage = stream and not read.leaves_usage_open and _refuses_usage(body["stream_options"])
+        if stream:
+            read.leaves_usage_open = "stream_options" not in body
+            read.refuses_usage = not read.leaves_usage_open and _refuses_usage(body["stream_options"])
+            read.leaves_ids_open = body.get("return_token_ids") is None
         read.may_split = may_split(path, body) and not (trusts_transfers and body.get("kv_transfer_params"))
-        read.computed_answers = _computed_answers(path, body)
-        stop = body.get("stop")
-        read.stops_at_mark = stop == GIVEN_BACK_REASON or (isinstance(stop, list) and GIVEN_BACK_REASON in stop)
-        read.leaves_ids_open = body.get("return_token_ids") is None
+        if path == COMPLETIONS_PATH:
+            read.prompts = read.computed_answers = prompts_of(path, body)
+        if not _ANSWERS.isdisjoint(body):
+            read.computed_answers = _computed_answers(path, body)
+        if "stop" in body:
+            stop = body["stop"]
+            read.stops_at_mark = stop == GIVEN_BACK_REASON or (isinstance(stop, list) and GIVEN_BACK_REASON in stop)
     elif path == RESPONSES_PATH:
         own = body.get("request_id")  # by which it would be stored
         if isinstance(own, str) and is_marked_for_another(own, request.caller):
@@ -349,18 +352,36 @@ def inference_request_of(
             raise _no_response(previous)
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
-    read.prompts = prompts_of(path, body)
     if stream:
         read.answers = answers_of(path, body)
         read.not_continued = why_not_continued(path, body, read.answers)
     return read
 
 
+def _id_in(request: ClientRequest, body: Mapping[str, Any]) -> str | None:
+    """The request's id by its body; None where that has none. Engines take it from the header, and else from the body;
+    a response's id is another one."""
+    if request.path == RESPONSES_PATH or request.get(b"x-request-id") is not None:
+        return None
+    named = body["request_id"]
+    return named if isinstance(named, str) and _REQUEST_ID.fullmatch(named) is not None else None
+
+
+def _read_class(read: InferenceRequest, asked: bytes | None, body: Mapping[str, Any]) -> None:
+    """Read the priority class that a request asks for, by its header or by fields of its body that are not null."""
+    tier, priority = body.get("service_tier"), body.get("priority")
+    if tier is None and priority is None and asked is None:
+        return
+    read.asked_class = None if asked is None else asked.decode("latin-1").strip()
+    read.service_tier = tier if isinstance(tier, str) else None
+    read.sent_priority = priority if type(priority) is int else None
+    read.names_priority = "priority" in body
+
+
 def _computed_answers(path: str, body: Mapping[str, Any]) -> int:
-    """The number of answers that a request has computed: of ``best_of`` the client gets only some."""
-    each = 1
-    if not _ANSWERS.isdisjoint(body):
-        each = max(1, *[lax_int(body.get(name)) or 1 for name in _ANSWERS])
+    """The number of answers that a request with fields for it has computed: of ``best_of`` the client gets only
+    some."""
+    each = max(1, *[lax_int(body.get(name)) or 1 for name in _ANSWERS])
     return min(each, _MOST_ANSWERS) * prompts_of(path, body)
 
 
@@ -369,13 +390,13 @@ def _refuses_usage(options: object) -> bool:
     return options is None or (isinstance(options, dict) and not lax_bool(options.get("include_usage")))
 
 
-def _is_one_answer(path: str, body: Mapping[str, Any]) -> bool:
-    """Whether the request asks for one answer to one prompt."""
+def _is_one_answer(body: Mapping[str, Any]) -> bool:
+    """Whether a chat, or a completion, asks for one answer to one prompt."""
     if not _ANSWERS.isdisjoint(body) and any(
         body.get(name) is not None and lax_int(body[name]) != 1 for name in _ANSWERS
     ):
         return False
-    prompt = body.get("prompt") if path in COMPLETIONS_PATHS else None
+    prompt = body.get("prompt")
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 
 
@@ -386,9 +407,10 @@ def may_split(path: str, body: Mapping[str, Any]) -> bool:
         return False
     if not _NOT_SPLIT.isdisjoint(body) and any(map(body.get, _NOT_SPLIT)):
         return False
-    if lax_int(body.get("max_tokens")) in (0, 1) or lax_int(body.get("max_completion_tokens")) in (0, 1):
-        return False
-    return _is_one_answer(path, body)
+    for limit in _LIMITS:
+        if limit in body and lax_int(body[limit]) in (0, 1):
+            return False
+    return _is_one_answer(body)
 
 
 def mint_request_id() -> str:
