@@ -70,6 +70,10 @@ class Evidence:
             case Verdict.ANSWER | Verdict.DISPUTED:
                 self.breakers.ended_without_evidence(instance_id, now_s)
 
+    def has_answered(self, instance_id: str, since_s: float) -> bool:
+        """Whether the instance has given a first token, or a whole answer, since then."""
+        return self.quarantine.has_answered(instance_id, since_s)
+
     def settle(self, disputed: Iterable[tuple[str, InstanceFailure]], now_s: float, *, answered: bool) -> None:
         """A request is over that these instances had failed in a disputed way; ``answered``: by an instance that did
         not do the same, so they are to blame."""

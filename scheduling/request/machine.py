@@ -229,6 +229,8 @@ DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""
+FASTEST_TOKEN_S: Final = 0.005
+"""Nor less: what is learned of streams that come in a few pieces says nothing of a token."""
 _NEEDS_PREFILL: Final = (FailureKind.NO_DECODER, FailureKind.RECOMPUTED, FailureKind.TRANSFER)
 """No other decoder is tried with the same KV. A transfer that is stuck may be so for its source, which a decoder whose
 leg is aborted may have told to free the KV."""
@@ -843,8 +845,10 @@ class RequestMachine:
     """It would be late, unless others leave an instance for it."""
     _continues: bool = False
     """It is admitted once more for the rest of its answer."""
-    _is_overdue: bool = False
-    """The time for the whole of it was over while it was answered."""
+    presumed_s: float | None = None
+    """When the prefill of its present try was presumed over, on the driver's clock."""
+    _overdue_in: Phase | None = None
+    """Its phase on its instance when it had taken longer than a request may; None: it has not."""
 
     def __init__(self, request_id: str, spec: RequestSpec, rules: RequestRules, now_s: float) -> None:
         self.request_id = request_id
@@ -1257,6 +1261,7 @@ class RequestMachine:
         self._move(Input.PREFILL_PRESUMED)
         if before not in PREFILL_UNDER_WAY:
             return _NOTHING
+        self.presumed_s = now_s
         return (Post(Release(self.request_id, self.instance_id)),)
 
     def _first_token(self, _: FirstToken, now_s: float) -> Effects:
@@ -1409,16 +1414,17 @@ class RequestMachine:
 
     # failures --------------------------------------------------------------------------------------------------
     def _failed(self, event: Failed, now_s: float) -> Effects:
-        failure, decode = event.failure, None if event.leg is _PREFILL else self.decode
+        before, decode = self.phase, None if event.leg is _PREFILL else self.decode
+        failure = self._as_shown(event.failure, now_s)
         if event.begun:
             self._move(Input.BROKE_OFF)
-            self._is_overdue = failure.kind is FailureKind.OVERDUE
+            self._note_overdue(failure, before)
             self._judge(self.answering_id, failure, now_s)
             self._note_loss(self.answering_id, failure, now_s)
             return _NOTHING
         if self.phase not in ON_AN_INSTANCE:
             raise TransitionError(f"no instance can fail a request that is {self.phase}")
-        before, failed_id = self.phase, self.instance_id
+        failed_id = self.instance_id
         if decode is not None:
             failed_id = decode.last_id or failed_id
         # First what the failure shows, then what follows from it: whether another decoder or instance may try depends
@@ -1439,12 +1445,13 @@ class RequestMachine:
         else:
             self._exclude(decode, failure)
         self.failure = failure
+        self._note_overdue(failure, before)
         left: Effects = (self._leave(failure),)
         self.placed = None
         # From here on it is admitted again, or refused: the effects of leaving come first either way.
         if event.overdue:
             return left + self._refuse(Refusal.OVERDUE, now_s)
-        if failure.kind is FailureKind.TIMEOUT and not self.spec.streams:
+        if failure.kind in _TIMES_OUT and not self.spec.streams:
             # A complete answer was due: most likely it was being computed, and another instance would take as long.
             return left + self._refuse(Refusal.TOO_SLOW, now_s)
         if len(self.continuations) > self.rules.max_continuations:
@@ -1452,6 +1459,31 @@ class RequestMachine:
         if self.tries - self.former_tries >= self.rules.max_tries:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)
         return left + self._admit(now_s)
+
+    def _as_shown(self, failure: InstanceFailure, now_s: float) -> InstanceFailure:
+        """The failure by what it shows. A whole answer that took too long shows nothing of its instance where it may be
+        so long, or others were answered beside it. An instance that hangs is found by requests whose first tokens are
+        seen, by short answers, and by the leader."""
+        if failure.kind is not FailureKind.TIMEOUT or self.spec.streams or self.first_token_s is not None:
+            return failure
+        waited_s = now_s - self.dispatched_s
+        lately_s = now_s - waited_s / 2  # one that hangs since the middle of the wait has answered others before
+        if self._may_answer_for(waited_s) or self.rules.evidence.has_answered(self.answering_id, lately_s):
+            return replace(failure, kind=FailureKind.OVERDUE)
+        return failure
+
+    def _may_answer_for(self, time_s: float) -> bool:
+        """Whether its answer may be so long that an engine computes it for this time."""
+        spec = self.spec
+        if spec.chain is None:
+            return spec.body_tokens > 0
+        return spec.output_limit is None or spec.output_limit * spec.answers * SLOWEST_TOKEN_S >= time_s
+
+    def _note_overdue(self, failure: InstanceFailure, before: Phase) -> None:
+        if failure.kind is FailureKind.OVERDUE:
+            self._overdue_in = before
+        else:
+            self.presumed_s = None
 
     def _continue(self, failed_id: str, sent_tokens: int, now_s: float) -> None:
         """Start again with what its client has of the answer as a part of its prompt. Instances that failed it before
@@ -1697,14 +1729,15 @@ class RequestMachine:
 
     def _charge(self, before: Phase, outcome: Outcome, counted: Counted | None) -> Charge | None:
         """The tokens that it is charged; None: none, as it was never sent, or an instance failed it."""
-        sent = before in WAS_SENT or (before is _BROKEN_OFF and self._is_overdue)
+        sent_in = before if before in WAS_SENT else self._overdue_in
         # While the rest of its answer is looked for, its client has a part of it.
-        if not (sent or (self.sent_tokens and before is not _BROKEN_OFF)):
+        if not (sent_in or (self.sent_tokens and before is not _BROKEN_OFF)):
             return None
         if not keeps_tokens(outcome, begun=self.first_token_s is not None):
             return None
         answered, spec, usage = outcome in ANSWERED, self.spec, self.usage
-        if counted is None and not answered and before is not _ANSWERING:
+        is_unknown = spec.chain is None and self._overdue_in is not None  # it keeps what it drew
+        if counted is None and not answered and before is not _ANSWERING and not is_unknown:
             counted = NOTHING_COUNTED  # its client had nothing of it
         if usage is not None:
             reported = reported_charge(usage, 0 if counted is None else counted.output_tokens + self.sent_tokens)
@@ -1715,13 +1748,27 @@ class RequestMachine:
             answer_bytes = 0 if spec.chain is None else counted.answer_bytes
             counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
         expected = self._expected()
+        computes_unseen = not answered and not spec.streams and sent_in in _COMPUTES
+        if computes_unseen:
+            expected = replace(expected, output_tokens=self._unseen_tokens(expected))
         return charge(
             usage,
             counted,
             expected if spec.chain is not None else replace(expected, prompt_tokens=spec.body_tokens),
             self.rules.fleet.learned.bytes_per_token,
-            computes_unseen=not answered and before is Phase.PRESUMED,
+            computes_unseen=computes_unseen,
         )
+
+    def _unseen_tokens(self, expected: Expected) -> int:
+        """The tokens that its engine may have computed of its answers since its prefill was over."""
+        since_s, tpot_s = self.presumed_s, self.rules.fleet.learned.tpot_s
+        if since_s is None:
+            since_s = self.dispatched_s if self.prefilled_s is None else self.started_s + self.prefilled_s
+        assert self.ended_s is not None
+        answering_s = self.started_s + self.ended_s - since_s
+        token_s = SLOWEST_TOKEN_S if tpot_s is None else max(tpot_s, FASTEST_TOKEN_S)
+        by_time = round(answering_s / token_s) * self.spec.answers
+        return min(max(expected.output_tokens, by_time), expected.most_output_tokens)
 
     def _returned(self, outcome: Outcome) -> Draws | None:
         """The part of its draws that it gives back to its budgets."""
@@ -1794,6 +1841,9 @@ _REFUSED_IN_ANY_CASE: Final = frozenset(
 
 _OF_ITS_OWN_DOING: Final = frozenset({Refusal.LIMITED, Refusal.QUARANTINED})
 """Refusals for what a client, or its tenant, does itself: the fleet was not late."""
+_TIMES_OUT: Final = frozenset({FailureKind.TIMEOUT, FailureKind.OVERDUE})
+_COMPUTES: Final = frozenset({Phase.PRESUMED, Phase.DECODING})
+"""The phases in which an answer that is only seen whole is being computed."""
 _PREFILL_IS_OVER: Final = frozenset({Phase.PRESUMED, Phase.STAGED, Phase.DECODING, Phase.ANSWERING})
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {

@@ -72,7 +72,8 @@ class FailureKind(StrEnum):
     EVICTED = "evicted"
     """It was to leave for a request of a higher class."""
     OVERDUE = "overdue"
-    """The time for the whole request was over, which its instance is not to blame for."""
+    """It took longer than a request may, for which its instance is not to blame: the time for the whole of it was over,
+    or that for the first byte of an answer that does not stream."""
     MOVED = "moved"
     """The gateway that relays it sent it to another instance, and does not say why."""
 

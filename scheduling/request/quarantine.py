@@ -13,6 +13,7 @@ Each replica has a memory of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -137,6 +138,10 @@ class Quarantine:
     def answered(self, instance_id: str, now_s: float) -> None:
         """The instance gave a token, or a whole answer."""
         self._answered_s[instance_id] = now_s
+
+    def has_answered(self, instance_id: str, since_s: float) -> bool:
+        """Whether the instance has given a token, or a whole answer, since then."""
+        return self._answered_s.get(instance_id, -math.inf) >= since_s
 
     def unreachable(self, instance_id: str, now_s: float) -> None:
         """No connection could be made to the instance, or it was closed unanswered."""

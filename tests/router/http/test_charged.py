@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from dualmap.router.replica.runtime import Runtime
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
-from dualmap.scheduling.request.outcome import Outcome
+from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, StartRouter, Talk
 from tests.router.tools import spec
@@ -39,7 +39,7 @@ class Fleet:
         self.lives: list[Any] = []
         """All requests that were placed, in their order."""
 
-    async def __call__(self, script: Any, **limits: int) -> Fleet:
+    async def __call__(self, script: Any, *, first_byte_timeout_s: float = 600.0, **limits: int) -> Fleet:
         start_instance, start_router, start_runtime = self._start
         key = TenantKeySettings(name="ci", key=SecretStr("acme-secret"))
         tenant = TenantSettings(name="acme", keys=(key,), limits=limits)
@@ -53,7 +53,9 @@ class Fleet:
             return live
 
         self.runtime.intake.place = placed
-        self.router = await start_router(self.runtime.intake, tenants=self.runtime.tenants)
+        self.router = await start_router(
+            self.runtime.intake, tenants=self.runtime.tenants, first_byte_timeout_s=first_byte_timeout_s
+        )
         return self
 
     async def live(self) -> Any:
@@ -120,6 +122,26 @@ async def test_a_client_that_leaves_a_stream_keeps_what_came(fleet: Fleet, event
     kept = await fleet.kept(live)
     assert live.machine.outcome is Outcome.CLIENT_GONE
     assert kept["output_tokens"] == events + 1 and kept["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize("max_tokens", [None, 100_000])
+async def test_long_answers_that_miss_the_time_for_their_first_byte_blame_no_instance_and_are_charged(
+    fleet: Fleet, max_tokens: int | None
+) -> None:
+    async def compute(talk: Talk) -> None:
+        await talk.until_closed()
+
+    await fleet(compute, first_byte_timeout_s=0.1, prompt_tokens_per_minute=10**6, output_tokens_per_minute=10**6)
+    client = await fleet.router.connect()
+    for _ in range(6):  # five faults in a row would eject the instance
+        client.request(kit.CHAT, {"model": "default", "messages": [USER], "max_tokens": max_tokens}, headers=KEY)
+        answer = await client.answer()
+        assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+        live = fleet.lives[-1]
+        assert (await fleet.kept(live))["prompt_tokens"] > 0
+        [(_, failure, _)] = live.machine.failures
+        assert (failure.kind, live.machine.tries) == (FailureKind.OVERDUE, 1)
+    assert not live.machine.rules.evidence.breakers.failing()
 
 
 @pytest.mark.parametrize("reported", [0, 3, 10**29])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.request.charge import (
     MOST_CONTEXT_TOKENS,
     NOTHING_COUNTED,
@@ -20,7 +21,7 @@ from dualmap.scheduling.request.machine import Ended, Failed, FirstToken, Post, 
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.tenants.budgets import BudgetGroup, Limit, Measure, Period, budgets_of
-from tests.scheduling.request.lives import Life
+from tests.scheduling.request.lives import Life, member
 
 LIMITS = [Limit(measure, Period.MINUTE, 10_000) for measure in Measure]
 GROUP = BudgetGroup(budgets_of("acme", LIMITS))
@@ -29,6 +30,7 @@ ASKED = Expected(PROMPT, EXPECTED, 200, 3000)
 GONE = Outcome.CLIENT_GONE
 DEAD = InstanceFailure(FailureKind.CLOSED, "the connection broke")
 OVERDUE = InstanceFailure(FailureKind.OVERDUE, "the time is over")
+SLOW = InstanceFailure(FailureKind.TIMEOUT, "no first byte within 600 s")
 
 
 def life(**more: object) -> Life:
@@ -145,6 +147,75 @@ def test_a_request_that_took_too_long_pays_for_what_came_and_blames_no_instance(
 
     assert kept(made) == (1, PROMPT, 900)
     assert OVERDUE.verdict.value == "answer"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(("limit", "tpot_s", "output"), [(None, 0.03, 20_000), (2600, 0.03, 2600), (None, None, 2400)])
+def test_a_whole_answer_that_takes_too_long_pays_for_the_time_and_blames_no_instance(
+    limit: int | None, tpot_s: float | None, output: int, begun: bool
+) -> None:
+    made = life(streams=False, output_limit=limit)
+    made.fleet.learned = Learned(tpot_s=tpot_s)
+    made.machine.target = replace(member("a"), kv_capacity_tokens=100_000)
+    made.on(Sent())
+    made.on(PrefillPresumed())
+
+    made.on(Failed(SLOW, begun=begun), after_s=600.0)
+    if begun:  # by a gateway, which has answered its client
+        made.on(Ended(Outcome.TIMED_OUT, None, None))
+
+    assert made.machine.outcome is Outcome.TIMED_OUT
+    assert kept(made) == (1, PROMPT, output)
+    assert not made.rules.evidence.breakers.failing()
+    assert made.machine.tries == 1
+
+
+def test_a_client_that_leaves_a_long_whole_answer_pays_for_the_time_that_it_took() -> None:
+    made = life(streams=False)
+    made.fleet.learned = Learned(tpot_s=0.1)
+    made.on(Sent())
+    made.on(PrefillPresumed(), after_s=2.0)
+    made.on(Ended(GONE, None, NOTHING_COUNTED), after_s=300.0)
+
+    assert kept(made) == (1, PROMPT, 3000)
+
+
+def test_several_whole_answers_are_computed_at_once() -> None:
+    made = life(streams=False, answers=3, output_limit=2000)
+    made.fleet.learned = Learned(tpot_s=0.1)
+    made.on(Sent())
+    made.on(PrefillPresumed())
+    made.on(Ended(GONE, None, NOTHING_COUNTED), after_s=100.0)
+
+    assert kept(made) == (1, PROMPT, 3000)
+
+
+@pytest.mark.parametrize(("answered_s", "is_to_blame"), [(None, True), (100.0, True), (590.0, False)])
+def test_an_instance_is_to_blame_for_a_short_whole_answer_unless_it_answered_others_meanwhile(
+    answered_s: float | None, is_to_blame: bool
+) -> None:
+    made = life(streams=False, output_limit=100)
+    made.on(Sent())
+    if answered_s is not None:
+        made.rules.evidence.began("a", made.now_s + answered_s)
+    for _ in range(4):
+        made.rules.evidence.breakers.failed("a", DEAD, made.now_s)
+
+    made.on(Failed(SLOW), after_s=600.0)
+
+    assert (made.rules.evidence.breakers.failing() == {"a"}) is is_to_blame
+    assert kept(made) == ((0, 0, 0) if is_to_blame else (1, PROMPT, 0))
+
+
+def test_an_instance_is_to_blame_for_a_stream_without_a_first_token_whatever_it_gave_others() -> None:
+    made = life()
+    made.on(Sent())
+    made.rules.evidence.began("a", made.now_s + 599.0)
+
+    made.on(Failed(SLOW), after_s=600.0)
+
+    assert made.machine.failure is SLOW
+    assert "Reserve" in made.names
 
 
 def test_a_request_that_is_refused_as_the_clients_error_counts_as_a_request() -> None:
