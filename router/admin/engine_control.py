@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +15,9 @@ import httpx
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from dualmap.router.admin.auth import caller_of
+from dualmap.router.admin.auth import caller_of, key_of
 from dualmap.router.admin.engine_effects import Effect, effect_of
-from dualmap.router.admin.explanations import meant_by
+from dualmap.router.admin.explanations import PEER_TIMEOUT_S, meant_by
 from dualmap.router.admin.instances import STATE_RACES
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
 from dualmap.router.errors import ForbiddenPathError, InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
@@ -26,6 +27,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.statestore.errors import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,10 @@ _LOAD: Final = "/v1/load_lora_adapter"
 _UNLOAD: Final = "/v1/unload_lora_adapter"
 _KEEPS: Final = "keep_prefix_cache"
 """Parameter of those two: the prefix cache is not emptied."""
+_LOCAL: Final = "local"
+"""Parameter of ``ABORT_PATH`` by which a peer says that it has called the engines."""
+_OWN: Final = frozenset({"pool", _KEEPS, _LOCAL})
+"""Parameters that no engine gets."""
 _ADAPTERS: Final = frozenset({_LOAD, _UNLOAD})
 _OF_ONE_POOL: Final = _ADAPTERS | {"/collective_rpc"}
 """Paths whose call names something that belongs to one model."""
@@ -98,8 +104,11 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         if runtime.tenants.tenants:
             body = await _of_the_caller(body, caller_of(runtime.tenants, request), runtime)
         _mark_aborted(body, runtime)
+        if request.query_params.get(_LOCAL) == "true":
+            return Response()
+        await _tell_peers(request, body, runtime)
     effect = effect_of(path, request.query_params)
-    query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in ("pool", _KEEPS)])
+    query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in _OWN])
     renews = _leaves_old_kv(path, body) and not _keeps_cache(request)
     tls = runtime.trust.context
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
@@ -156,7 +165,7 @@ async def _empty_cache(client: httpx.AsyncClient, url: str) -> bool:
 
 def _mark_aborted(body: bytes, runtime: Runtime) -> None:
     """Note that their client ends the requests of this replica that a call names: what engines abort then is no fault
-    of theirs, and goes on nowhere."""
+    of theirs, and goes on at no other instance."""
     try:
         named = orjson.loads(body)["request_ids"]
     except (orjson.JSONDecodeError, TypeError, KeyError):
@@ -167,6 +176,26 @@ def _mark_aborted(body: bytes, runtime: Runtime) -> None:
             live = runtime.context.live.get(request_id)
             if live is not None:
                 live.abort_requested = True
+
+
+async def _tell_peers(request: Request, body: bytes, runtime: Runtime) -> None:
+    """Have the other replicas note it too, before any engine hears of it: only the one that serves a request can know
+    that its end is no fault. With the key of the caller, whose requests a peer finds out for itself."""
+    try:
+        addresses = await runtime.addresses()
+    except StoreError:
+        return  # a replica alone knows no peers
+    own_id, key = runtime.context.replica_id, key_of(request)
+    headers = {b"authorization": b"Bearer " + key} if key else {}
+    client = runtime.peer_client.http
+
+    async def tell(url: str) -> None:
+        # One that cannot be reached takes the end for a fault, and its stream goes on.
+        with contextlib.suppress(httpx.HTTPError, httpx.InvalidURL):
+            path = f"{url}{ABORT_PATH}?{_LOCAL}=true"
+            await client.post(path, content=body, headers=headers, timeout=PEER_TIMEOUT_S)
+
+    await asyncio.gather(*(tell(url) for url in {url for name, url in addresses.items() if url and name != own_id}))
 
 
 async def _follow(pool: ServedPool, instance_id: str, effect: Effect, answer: _ServerAnswer) -> None:

@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx
 import orjson
 import pytest
 from pydantic import SecretStr
 
 from dualmap.router.errors import UnknownModelError
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
+from dualmap.router.peer_client import PeerClient
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.outcome import Outcome
@@ -121,6 +123,44 @@ async def test_requests_that_their_client_ends_are_marked_and_an_engine_without_
     assert (ended.abort_requested, other.abort_requested) == (True, False)
     assert answer.status_code == 403
     assert "--enable-scale-out" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["", "acme-secret", "other-secret"])
+async def test_the_replica_that_serves_a_request_knows_of_its_end_before_the_engine(
+    start_runtime: Any, client_of: Any, engine: StartEngine, store: Any, key: str
+) -> None:
+    made = await engine()
+    tenants = [
+        TenantSettings(name=name, keys=(TenantKeySettings(name="ci", key=SecretStr(f"{name}-secret")),))
+        for name in ("acme", "other")
+    ]
+    more: dict[str, Any] = {"tenants": tenants} if key else {}
+    asked, serving = [await start_runtime(instances=(tools.spec("a", url=made.url),), **more) for _ in range(2)]
+    caller = serving.tenants.caller({b"x-api-key": b"acme-secret"}.get) if key else None
+    live, other = [await serving.intake.place(tools.request(request_id=name, caller=caller)) for name in ("r", "s")]
+    urls = {"replica-2": "http://two", "dead": "http://dead"}
+    for name, url in urls.items():
+        await store.pool("default").heartbeat(name, 60_000, {"ops_url": url})
+    seen: list[tuple[str, int]] = []
+    side = client_of(serving)
+
+    async def peer(request: httpx.Request) -> httpx.Response:
+        seen.append((request.url.host, len(made.asked)))
+        if request.url.host == "dead":
+            raise httpx.ConnectError("nobody listens")
+        answer: httpx.Response = await side.send(request)
+        return answer
+
+    asked.peer_client = PeerClient(httpx.MockTransport(peer))
+    headers = {"x-api-key": key} if key else {}
+
+    answer = await client_of(asked).post(ABORT_PATH, json={"request_ids": ["cmpl-r-0"]}, headers=headers)
+
+    is_own = key != "other-secret"
+    assert answer.status_code == (200 if is_own else 404)
+    assert (live.abort_requested, other.abort_requested) == (is_own, False)
+    assert sorted(seen) == ([("dead", 0), ("two", 0)] if is_own else [])
+    assert len(made.asked) == is_own, "engines are called once, by the replica that was called"
 
 
 async def test_a_tenant_ends_no_request_but_its_own(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:
