@@ -41,6 +41,7 @@ from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATH,
     COMPLETIONS_PATHS,
+    CONTINUING_PATHS,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
@@ -306,6 +307,8 @@ def inference_request_of(
     """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
     judged here: one that cannot be read counts as absent."""
     path, model, stream = request.path, body.get("model"), lax_bool(body.get("stream")) is True
+    if path in CONTINUING_PATHS:
+        _check_responses(request, body)
     if "request_id" in body:
         request_id = _id_in(request, body) or request_id
     prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
@@ -342,14 +345,9 @@ def inference_request_of(
             stop = body["stop"]
             read.stops_at_mark = stop == GIVEN_BACK_REASON or (isinstance(stop, list) and GIVEN_BACK_REASON in stop)
     elif path == RESPONSES_PATH:
-        own = body.get("request_id")  # by which it would be stored
-        if isinstance(own, str) and is_marked_for_another(own, request.caller):
-            raise _no_response(own)
         read.leaves_id_open = "request_id" not in body
         read.stores = body.get("store") is not False
         previous = body.get("previous_response_id")
-        if isinstance(previous, str) and not is_response_of(previous, request.caller):
-            raise _no_response(previous)
         read.pinned_to = storing_instance(previous)
         read.continues = previous if read.pinned_to is not None else None
     if stream:
@@ -376,6 +374,19 @@ def _read_class(read: InferenceRequest, asked: bytes | None, body: Mapping[str, 
     read.service_tier = tier if isinstance(tier, str) else None
     read.sent_priority = priority if type(priority) is int else None
     read.names_priority = "priority" in body
+
+
+def _check_responses(request: ClientRequest, body: Mapping[str, Any]) -> None:
+    """Refuse a body that continues another tenant's stored response, or would be stored under its id.
+
+    Raises:
+        NotFoundError: it does.
+    """
+    own, previous = body.get("request_id"), body.get("previous_response_id")
+    if isinstance(own, str) and is_marked_for_another(own, request.caller):
+        raise _no_response(own)
+    if isinstance(previous, str) and not is_response_of(previous, request.caller):
+        raise _no_response(previous)
 
 
 def _computed_answers(path: str, body: Mapping[str, Any]) -> int:

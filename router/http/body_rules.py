@@ -8,6 +8,7 @@ none, so a field that a right depends on is there once.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from dualmap.router.errors import InvalidRequestError, RouterError, UnsupportedEncodingError
 from dualmap.router.http.admission import content_encoding
@@ -16,9 +17,7 @@ from dualmap.router.http.doubled_fields import CLASS_FIELDS, MODEL_FIELDS, SALT_
 from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.prompts.inference_request import InferenceRequest
-from dualmap.router.tenants.cache_salts import CacheSalts
-from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.router.prompts.inference_request import CONTINUING_PATHS, InferenceRequest
 
 
 def apply_body_rules(plane: DataPlane, request: ClientRequest, read: InferenceRequest) -> None:
@@ -27,11 +26,10 @@ def apply_body_rules(plane: DataPlane, request: ClientRequest, read: InferenceRe
     Raises:
         RouterError: it is refused, with the reason.
     """
-    caller, salts = request.caller, plane.cache_salts
-    if caller is not None:
-        check_rights(request, read, caller, salts)
-        if salts is not None:
-            separate(request, read, salts)
+    salts = plane.cache_salts
+    check_rights(plane, request, read)
+    if salts is not None and request.caller is not None:
+        separate(request, read, salts)
     if read.may_steer:
         raise InvalidRequestError(
             f"the body says where KV is transferred or how a cache is reported, which is not passed on, and cannot be"
@@ -39,8 +37,8 @@ def apply_body_rules(plane: DataPlane, request: ClientRequest, read: InferenceRe
         )
 
 
-def check_rights(request: ClientRequest, read: InferenceRequest, caller: Caller, salts: CacheSalts | None) -> None:
-    """Refuse a body that was not read as its engine reads it, where a right of its caller depends on it.
+def check_rights(plane: DataPlane, request: ClientRequest, read: InferenceRequest) -> None:
+    """Refuse a body that was not read as its engine reads it, where a right depends on it.
 
     Raises:
         InvalidRequestError: it was not read.
@@ -51,11 +49,11 @@ def check_rights(request: ClientRequest, read: InferenceRequest, caller: Caller,
     why = _unread_because(request, read)
     if not why and not read.doubled:
         return
-    for right, names in _rights(request, caller, salts):
+    for right, names in _rights(plane, request):
         if why:
-            raise _refused(request, caller, right, why)
+            raise _refused(request, right, why)
         if doubled := sorted(read.doubled & names):
-            raise _refused(request, caller, right, f"it has the field {doubled[0]!r} more than once")
+            raise _refused(request, right, f"it has the field {doubled[0]!r} more than once")
 
 
 def _unread_because(request: ClientRequest, read: InferenceRequest) -> str:
@@ -68,16 +66,23 @@ def _unread_because(request: ClientRequest, read: InferenceRequest) -> str:
     return read.unread
 
 
-def _refused(request: ClientRequest, caller: Caller, right: str, why: str) -> RouterError:
+def _refused(request: ClientRequest, right: str, why: str) -> RouterError:
+    who = "a client without a tenant" if request.caller is None else f"tenant {request.caller.tenant.name}"
     text = (
-        f"tenant {caller.tenant.name} has {right}, which depends on the body, and the router has to read that as the"
+        f"{who} has {right}, which depends on the body, and the router has to read that as the"
         f" engine does: {why}; send one JSON object in UTF-8, or a plain form, not compressed and each field once"
     )
     return UnsupportedEncodingError(text) if content_encoding(request) is not None else InvalidRequestError(text)
 
 
-def _rights(request: ClientRequest, caller: Caller, salts: CacheSalts | None) -> Iterator[tuple[str, frozenset[str]]]:
-    """The rights of a caller that depend on the body of its request, in words, and the fields that they depend on."""
+def _rights(plane: DataPlane, request: ClientRequest) -> Iterator[tuple[str, frozenset[str]]]:
+    """The rights that depend on the body of a request, in words, and the fields that they depend on and that must not
+    be doubled."""
+    caller = request.caller
+    if request.path in CONTINUING_PATHS and (caller is not None or plane.tenants.has_tenants):
+        yield "access to stored responses of its own alone", _NONE
+    if caller is None:
+        return
     tenant = caller.tenant
     if tenant.models or tenant.pools:
         yield "models of its own", MODEL_FIELDS
@@ -87,5 +92,16 @@ def _rights(request: ClientRequest, caller: Caller, salts: CacheSalts | None) ->
         yield "limits of tokens", TOKEN_FIELDS
     if tenant.priority_class or caller.priority_class:
         yield "a priority class", CLASS_FIELDS
-    if salts is not None and is_salted(request, caller):
+    elif _sets_priorities(plane):  # no higher than the default class: the engine must not take the client's priority
+        yield "the default priority class at most", _NONE
+    if plane.cache_salts is not None and is_salted(request, caller):
         yield "a KV cache of its own", SALT_FIELDS
+
+
+def _sets_priorities(plane: DataPlane) -> bool:
+    """Whether engines of any pool are told the priorities of classes."""
+    schedulings = (pool.scheduling for pool in plane.intake.pools.pools.values())
+    return any(each.engine_priorities and each.classes for each in schedulings)
+
+
+_NONE: Final[frozenset[str]] = frozenset()

@@ -40,6 +40,8 @@ POOLED_PATHS = frozenset(
 """Paths that are scheduled by load alone: their prompts are counted, and looked for in no cache."""
 SCHEDULED_PATHS = COMPLETIONS_PATHS | {MESSAGES_PATH, RESPONSES_PATH} | POOLED_PATHS
 """Every other path is passed to any suitable instance of the pool."""
+CONTINUING_PATHS = frozenset({RESPONSES_PATH, f"{RESPONSES_PATH}/render"})
+"""The paths whose bodies may name a stored response: one that is continued, or the id under which one is stored."""
 SALTED_PATHS = SCHEDULED_PATHS | {
     "/generative_scoring",
     "/inference/v1/generate",

@@ -69,10 +69,14 @@ def instance() -> Iterator[ServedInstance]:
 
 
 @pytest.fixture
-def scheduling() -> SchedulingSettings:
+def scheduling(request: pytest.FixtureRequest) -> SchedulingSettings:
+    """A parameter of False: engines are told no priorities."""
     classes = (PriorityClassSettings(name="default"), PriorityClassSettings(name="batch", engine_priority=10))
     return SchedulingSettings(
-        policy="dualmap-least-cost", queue_order="deadline", classes=classes, engine_priorities=True
+        policy="dualmap-least-cost",
+        queue_order="deadline",
+        classes=classes,
+        engine_priorities=getattr(request, "param", True),
     )
 
 
@@ -126,6 +130,7 @@ async def test_a_body_that_is_not_read_as_the_engine_reads_it_is_refused_where_r
     assert instance.reads == []
 
 
+@pytest.mark.parametrize("scheduling", [False], indirect=True)
 @pytest.mark.parametrize("shape", sorted(UNREAD))
 async def test_it_is_passed_on_as_it_came_for_callers_whose_rights_do_not_depend_on_it(
     router: Router, instance: ServedInstance, shape: str
@@ -138,6 +143,45 @@ async def test_it_is_passed_on_as_it_came_for_callers_whose_rights_do_not_depend
         assert len(instance.reads) == number
         assert instance.last.model == "secret"
         assert instance.last.body == body or "content type" in shape, "that one is read, and gets a priority"
+
+
+async def test_no_body_that_is_not_read_brings_a_clients_priority_to_an_engine_that_is_told_those_of_classes(
+    router: Router, instance: ServedInstance
+) -> None:
+    body = json.dumps(chat(priority=-100)).encode("utf-16")
+
+    for path in (*APIS, "/tokenize", "/v1/unknown"):
+        refused = await send(router, body, path, key="requests-secret")
+        assert (refused.status == 400 and "class" in refused.error["message"]) or path == "/v1/responses"
+    assert instance.reads == []
+
+
+@pytest.mark.parametrize("scheduling", [False], indirect=True)
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/", "/v1/responses/render"])
+@pytest.mark.parametrize("field", ["previous_response_id", "request_id"])
+@pytest.mark.parametrize("key", ["requests-secret", "key-of-no-tenant"])
+async def test_no_body_reaches_a_stored_response_of_another_tenant(
+    router: Router, instance: ServedInstance, key: str, field: str, path: str
+) -> None:
+    body = {"model": "m", "input": "what did I say?", field: response_id("r", "one", "tokens")}
+
+    assert (await send(router, body, path, key=key)).status == 404
+    for encoding in ("utf-16", "utf-32"):
+        refused = await send(router, json.dumps(body).encode(encoding), path, key=key)
+        assert refused.status == 400 and "stored responses" in refused.error["message"]
+    many = json.dumps({"a": [""] * (MAX_JSON_VALUES + 1), **body}).encode()
+    assert (await send(router, many, path, key=key)).status == 400
+    assert (await send(router, body, path, key=key, headers=JSON + "content-encoding: x\r\n")).status == 415
+    assert instance.reads == []
+
+
+async def test_without_tenants_a_response_whose_body_is_not_read_is_passed_on(
+    start_runtime: Any, start_router: Any, instance: ServedInstance
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("one", url=instance.url),), pools=(PoolSettings(model="m"),))
+    router = await start_router(runtime.intake)
+
+    assert (await send(router, json.dumps(chat(input="hi")).encode("utf-16"), "/v1/responses", key="")).status == 200
 
 
 @pytest.mark.parametrize("padding", ["", "x" * 70_000])
