@@ -10,6 +10,9 @@ import re
 from typing import Any, Final
 
 _MAX_DIGITS: Final = 4300
+_LEADING_ZEROS: Final = re.compile(r"\A([+-]?)0[0_]*(?=[0-9])")
+"""Zeros that pydantic drops before it reads the rest, with any underscores among them: ``0__50`` is 50. It takes a
+minus behind them as well, which is left out here: no engine accepts a negative count."""
 _WHOLE_NUMBER: Final = re.compile(r"[+-]?[0-9]+(?:_[0-9]+)*(?:\.0+)?")
 _MAX_WHOLE_FLOAT: Final = 2.0**63
 
@@ -27,8 +30,11 @@ def lax_int(value: Any) -> int | None:
         return int(value)
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _MAX_WHOLE_FLOAT else None
-    if isinstance(value, str) and len(value) <= _MAX_DIGITS and _WHOLE_NUMBER.fullmatch(value.strip()):
-        return int(value.strip().partition(".")[0])
+    if isinstance(value, str):
+        number = _LEADING_ZEROS.sub(r"\1", value.strip())
+        whole = number.partition(".")[0]
+        if len(whole) <= _MAX_DIGITS and _WHOLE_NUMBER.fullmatch(number):
+            return int(whole)
     return None
 
 

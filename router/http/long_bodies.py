@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http.admission import (
@@ -19,10 +19,11 @@ from dualmap.router.http.admission import (
     unread_request,
 )
 from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.doubled_fields import TOKEN_FIELDS
 from dualmap.router.http.long_json import LongJson, scan_json
 from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.steering import may_steer
+from dualmap.router.http.steering import SAMPLING, may_steer
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
 
@@ -73,6 +74,7 @@ class LongBodies:
             self._bodies.count(counted)
             yield
             value = json_object(found.short)
+            _check_counts(value, found)
             yield
             read = inference_request_of(
                 request,
@@ -107,6 +109,19 @@ def read_at_once(request: ClientRequest, request_id: str, trusts_transfers: bool
     if len(request.body) > LONG_BODY_BYTES:
         return None
     return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS, trusts_transfers=trusts_transfers)
+
+
+def _check_counts(body: Mapping[str, Any], found: LongJson) -> None:
+    """An engine reads a number out of a text of any length, such as 100,000 blanks and 50.
+
+    Raises:
+        UnreadableJsonError: a field for the number or the length of answers is a text that was left out.
+    """
+    sampling = body.get(SAMPLING)
+    for fields in (body, sampling if isinstance(sampling, dict) else {}):
+        for name in TOKEN_FIELDS & fields.keys():
+            if isinstance(fields[name], str) and fields[name] in found.long_texts:
+                raise UnreadableJsonError(f"its field {name!r} is a long text")
 
 
 def _beyond_bounds(request: ClientRequest, request_id: str, found: LongJson) -> InferenceRequest:

@@ -32,6 +32,16 @@ def test_values_are_understood_as_pydantic_understands_them(value: Any) -> None:
         assert read(value) == understood(kind, value), (kind, value)
 
 
+@pytest.mark.parametrize(
+    "written",
+    ["0__50", "00_50", "0_0__5_0", "+0__50", "-0__50", "0__0", "0_", "_0", "0__", "0_.0", "5__0", "\u00a0 50\t",
+     " " * 5000 + "50", "0" * 5000 + "50", "0_" * 5000 + "50", "50." + "0" * 5000, "9" * 4300],
+    ids=lambda written: f"{written[:6]}-{len(written)}",
+)  # fmt: skip
+def test_a_number_is_read_out_of_any_text_that_pydantic_reads_one_out_of(written: str) -> None:
+    assert lax_int(written) == understood(int, written)
+
+
 @pytest.mark.parametrize("value", [None, [], {}, [1], {"a": 1}, float("nan"), float("inf"), 1e300])
 def test_what_is_no_number_is_unknown(value: Any) -> None:
     assert lax_int(value) is None

@@ -144,3 +144,11 @@ async def test_a_long_body_reaches_the_instance_under_the_models_own_name_and_is
     client.request(CHAT, sent)
     assert (await client.answer()).status == 200
     assert instance.talks[0].body == sent.replace(b'"model": "m"', b'"model": "real"', 1)
+
+
+@pytest.mark.parametrize("fields", [{"n": " " * 70_000 + "50"}, {"sampling_params": {"n": "0" * 70_000 + "50"}}])
+async def test_a_body_whose_number_of_answers_is_a_long_text_counts_as_unread(
+    reader: LongBodies, fields: dict[str, Any]
+) -> None:
+    assert "'n' is a long text" in (await read(reader, CHAT, chat("hi", **fields))).unread
+    assert (await read(reader, CHAT, chat("hi", user=" " * 70_000 + "50"))).unread == ""
