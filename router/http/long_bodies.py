@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -40,6 +41,43 @@ MAX_PROMPT_PARTS = 10_000
 """Messages, content parts, prompts or tools of a request, of each."""
 
 
+class Turns:
+    """One turn at a time, by tenants in rotation: however many bodies of a tenant wait, one of another tenant waits for
+    one of each."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By tenant, the next one first."""
+
+    async def take(self, tenant: str) -> None:
+        """Wait for a turn. The caller must call ``give`` when it is over, unless this raises."""
+        if not self._is_taken:
+            self._is_taken = True
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # the turn had come
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give the turn to the next one that waits."""
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            queue = self._waiting.pop(tenant)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue  # behind all others
+            if not turn.done():  # else it was cancelled
+                turn.set_result(None)
+                return
+        self._is_taken = False
+
+
 class LongBodies:
     """Long bodies take turns, so neither memory nor time grows with the number of clients."""
 
@@ -52,12 +90,15 @@ class LongBodies:
         self._max_json_bytes = max_json_bytes
         self._max_prompt_parts = max_prompt_parts
         self._trusts_transfers = trusts_transfers
-        self._turn = asyncio.Lock()
+        self._turns = Turns()
 
     async def read(self, request: ClientRequest, request_id: str) -> InferenceRequest:
         """The request of a client, read from its complete HTTP request; see ``read_inference_request``."""
-        async with self._turn:
+        await self._turns.take("" if request.caller is None else request.caller.tenant.name)
+        try:
             return await in_steps(self._read(request, request_id))
+        finally:
+            self._turns.give()
 
     def _read(self, request: ClientRequest, request_id: str) -> Generator[None, None, InferenceRequest]:
         counted = 0

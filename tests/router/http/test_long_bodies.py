@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from dualmap.router.http.body_budget import BodyBudget
-from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies
+from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies, Turns
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import sent_prompt
@@ -152,3 +152,38 @@ async def test_a_body_whose_number_of_answers_is_a_long_text_counts_as_unread(
 ) -> None:
     assert "'n' is a long text" in (await read(reader, CHAT, chat("hi", **fields))).unread
     assert (await read(reader, CHAT, chat("hi", user=" " * 70_000 + "50"))).unread == ""
+
+
+async def test_a_body_waits_for_one_of_each_other_tenant_however_many_wait() -> None:
+    turns, order = Turns(), list[str]()
+
+    async def read_one(tenant: str, name: str) -> None:
+        await turns.take(tenant)
+        order.append(name)
+        await asyncio.sleep(0)
+        turns.give()
+
+    await turns.take("first")
+    async with asyncio.TaskGroup() as tasks:
+        for name in (*(f"heavy-{number}" for number in range(20)), "light-0", "light-1", "other-0"):
+            tasks.create_task(read_one(name.partition("-")[0], name))
+        await asyncio.sleep(0)
+        turns.give()
+    assert order[:7] == ["heavy-0", "light-0", "other-0", "heavy-1", "light-1", "heavy-2", "heavy-3"]
+    assert len(order) == 23
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+async def test_a_turn_that_nobody_waits_for_any_more_goes_to_the_next_one(has_come: bool) -> None:
+    turns = Turns()
+    await turns.take("a")
+    left, next_one = asyncio.create_task(turns.take("b")), asyncio.create_task(turns.take("b"))
+    await asyncio.sleep(0)
+    if has_come:
+        turns.give()
+    left.cancel()
+    if not has_come:
+        turns.give()
+    await asyncio.wait_for(next_one, 5.0)
+    turns.give()
+    await asyncio.wait_for(turns.take("c"), 5.0)
