@@ -326,6 +326,8 @@ def inference_request_of(
         _read_class(read, asked_class, body)
     if not _STEERING.isdisjoint(body):
         read.overrides = overriding_fields(body, long_texts, trusts_transfers=trusts_transfers)
+    if path == RESPONSES_PATH and "background" in body:
+        read.in_background = bool(lax_bool(body["background"]))
     if prompt is None:
         salt = body.get("cache_salt")
         read.sent_salt = salt if isinstance(salt, str) else None

@@ -188,6 +188,8 @@ class InferenceRequest:
     """The number of answers in its stream, as many to each prompt."""
     asks: AskedTokens | None = None
     """The tokens that it asks for, where it is passed on; None: none."""
+    in_background: bool = False
+    """Its instance answers at once, and goes on computing the response, whatever its client does."""
     stores: bool = False
     """Its instance may store the response."""
     pinned_to: str | None = None

@@ -82,7 +82,7 @@ class Intake:
             route = await self.find_route(request)
             if request.prompt is None:
                 asks, most = request.asks, None
-                if asks is not None and request.caller is not None and request.caller.tenant.draws_asked:
+                if asks is not None and _draws_most(request):
                     most = await self._asked(request, route, 0, asks.output_limit, asks.answers)
                 live = self._taken_in(request, route, None, self._passed_on(request, route, most), began_s)
             else:
@@ -103,7 +103,7 @@ class Intake:
                 if request.continues is not None:
                     prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
                 asked = None
-                if request.caller is not None and request.caller.tenant.draws_asked:
+                if _draws_most(request):
                     counted = prompt.tokens if prompt.count is not None else 0
                     output_tokens = await self._asked(
                         request, route, counted, prompt.output_limit, request.computed_answers
@@ -198,7 +198,7 @@ class Intake:
         bound = answer_bound(limit, answers, None if length is None else max(1, length - prompt_tokens))
         if bound is None:
             raise InvalidRequestError(
-                "your tenant's limits count what a request asks for, and no instance says how long the context of"
+                "your tenant's limits count what this request asks for, and no instance says how long the context of"
                 f" {route.pool.settings.model!r} is: limit the answer (max_tokens), or try again when one is ready",
                 param="max_tokens",
             )
@@ -321,6 +321,12 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     rank = class_rank(classes, *asked, caller.tenant.priority_class)
     # A class that a token or the gateway names is no higher than the tenant's.
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
+
+
+def _draws_most(request: InferenceRequest) -> bool:
+    """Whether a request draws all that it asks for: its tenant's do, or it runs on behind its answer, which has no
+    usage then."""
+    return request.caller is not None and (request.caller.tenant.draws_asked or request.in_background)
 
 
 def _drawn_output(request: InferenceRequest, prompt: ReadPrompt) -> int:

@@ -182,6 +182,29 @@ async def test_all_answers_of_a_request_are_drawn(fleet: Fleet, more: dict[str, 
     assert live.machine.spec.draws.costs == (50 * one,)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_response_in_the_background_keeps_all_that_it_asks_for(fleet: Fleet, leaves: bool) -> None:
+    arrived = asyncio.Event()
+    queued: dict[str, Any] = {"id": "resp_x", "object": "response", "status": "queued", "output": [], "usage": None}
+
+    async def script(talk: Talk) -> None:
+        arrived.set()
+        await (talk.until_closed() if leaves else talk.answer(queued))
+
+    await fleet(script, prompt_tokens_per_minute=10**6, output_tokens_per_minute=10**6)
+    client = await fleet.router.connect()
+    body = {"model": "default", "input": "hi", "max_output_tokens": 5000, "background": True}
+    client.request("/v1/responses", body, headers=KEY)
+    live = await fleet.live()
+    if leaves:
+        await arrived.wait()
+        client.close()
+    else:
+        assert (await client.answer()).status == 200
+    kept = await fleet.kept(live)
+    assert kept["output_tokens"] == 5000 and kept["prompt_tokens"] > 0
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_usage_behind_whatever_a_client_wrote_is_charged(fleet: Fleet, stream: bool) -> None:
     usage = {"input_tokens": 900, "output_tokens": 5000, "total_tokens": 5900}
