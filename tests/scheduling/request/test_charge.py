@@ -17,10 +17,19 @@ from dualmap.scheduling.request.charge import (
     charge,
     possible,
 )
-from dualmap.scheduling.request.machine import Ended, Failed, FirstToken, Post, PrefillPresumed, Sent
+from dualmap.scheduling.request.machine import (
+    Arrived,
+    Ended,
+    Failed,
+    FirstToken,
+    Post,
+    PrefillPresumed,
+    Registered,
+    Sent,
+)
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
-from dualmap.scheduling.tenants.budgets import BudgetGroup, Limit, Measure, Period, budgets_of
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Limit, Measure, Period, budgets_of
 from tests.scheduling.request.lives import Life, member
 
 LIMITS = [Limit(measure, Period.MINUTE, 10_000) for measure in Measure]
@@ -205,6 +214,21 @@ def test_an_instance_is_to_blame_for_a_short_whole_answer_unless_it_answered_oth
 
     assert (made.rules.evidence.breakers.failing() == {"a"}) is is_to_blame
     assert kept(made) == ((0, 0, 0) if is_to_blame else (1, PROMPT, 0))
+
+
+@pytest.mark.parametrize("body_tokens", [40, 0])
+def test_what_is_passed_on_and_takes_too_long_keeps_what_it_drew_where_it_computes(body_tokens: int) -> None:
+    draws = GROUP.draws(PROMPT, EXPECTED)
+    made = Life(draws=draws, account="acme k - m", chain=None, streams=False, body_tokens=body_tokens)
+    made.on(Arrived())
+    made.on(Registered(Drawn()))
+    made.on(Sent())
+
+    made.on(Failed(SLOW), after_s=600.0)
+
+    assert kept(made) == ((1, PROMPT, EXPECTED) if body_tokens else (0, 0, 0))
+    assert made.machine.failure is not None
+    assert (made.machine.failure.kind is FailureKind.OVERDUE) is (body_tokens > 0)
 
 
 def test_an_instance_is_to_blame_for_a_stream_without_a_first_token_whatever_it_gave_others() -> None:
