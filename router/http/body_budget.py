@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from dualmap.router.errors import ReplicaFullError
+from dualmap.scheduling.values import value
+
+UNKNOWN_CALLERS: Final = ""
+"""They share one part: the key that signed their tokens is being fetched."""
 
 
 class BodyBudget:
-    """Counts the bytes of bodies that are being read, wait, or may have to be sent once more."""
+    """Counts the bytes of bodies that are being read, wait, or may have to be sent once more.
 
-    def __init__(self, limit_bytes: int) -> None:
+    A tenant may hold ``own_bytes``, and beyond that no more than it leaves free. So it fills half of the budget, a
+    second one half of the rest, and bodies of everybody else still fit, however slowly these send theirs.
+    """
+
+    def __init__(self, limit_bytes: int, *, own_bytes: int = 0) -> None:
         self._limit_bytes = limit_bytes
+        self._own_bytes = own_bytes
+        self._held: dict[str, int] = {}
+        """Bytes by tenant."""
         self.held_bytes = 0
 
-    def take(self, count: int) -> None:
+    def of(self, tenant: str | None) -> BodyShare:
+        """The part of a tenant; None: of clients without one, which is all that is left."""
+        return BodyShare(self, tenant)
+
+    def take(self, count: int, tenant: str | None = None) -> None:
         """Count bytes that were read; the caller must call ``give_back`` for them.
 
         Raises:
             ReplicaFullError: they are too many, and were not counted.
         """
-        if self.held_bytes + count > self._limit_bytes:
+        free_bytes = self._limit_bytes - self.held_bytes - count
+        if free_bytes < 0:
             raise ReplicaFullError(
                 f"the bodies of requests on this replica have reached {self._limit_bytes} bytes in all; try again, or"
                 " raise router.max_buffered_body_bytes",
                 retry_after_s=1.0,
             )
+        if tenant is not None:
+            held_bytes = self._held.get(tenant, 0) + count
+            if held_bytes > max(self._own_bytes, free_bytes):
+                raise ReplicaFullError(
+                    f"the bodies of your tenant's requests on this replica have reached {held_bytes - count} bytes,"
+                    " its part of what is left; try again when others have ended",
+                    retry_after_s=1.0,
+                )
+            self._held[tenant] = held_bytes
         self.held_bytes += count
 
     def count(self, count: int) -> None:
@@ -31,6 +58,28 @@ class BodyBudget:
         come meanwhile are refused. The caller must call ``give_back`` for them."""
         self.held_bytes += count
 
-    def give_back(self, count: int) -> None:
+    def give_back(self, count: int, tenant: str | None = None) -> None:
         """Free counted bytes again."""
         self.held_bytes -= count
+        if tenant is not None and count:
+            left = self._held[tenant] - count
+            if left:
+                self._held[tenant] = left
+            else:
+                del self._held[tenant]
+
+
+@value
+class BodyShare:
+    """A budget as one tenant draws on it."""
+
+    budget: BodyBudget
+    tenant: str | None
+
+    def take(self, count: int) -> None:
+        """See ``BodyBudget.take``."""
+        self.budget.take(count, self.tenant)
+
+    def give_back(self, count: int) -> None:
+        """See ``BodyBudget.give_back``."""
+        self.budget.give_back(count, self.tenant)

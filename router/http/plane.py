@@ -105,7 +105,7 @@ def build_data_plane(
         max_idle=MAX_IDLE_CONNECTIONS,
         trust=trust or InstanceTrust(),
     )
-    bodies = BodyBudget(settings.max_buffered_body_bytes)
+    bodies = BodyBudget(settings.max_buffered_body_bytes, own_bytes=settings.max_body_bytes)
     observer = observer or NullObserver()
     return DataPlane(
         settings=settings,

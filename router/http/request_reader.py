@@ -13,7 +13,7 @@ from typing import Final
 import httptools
 
 from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
-from dualmap.router.http.body_budget import BodyBudget
+from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget, BodyShare
 from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import is_inference, meant_path, split_target
 from dualmap.scheduling.tenants.tenant import Caller
@@ -54,8 +54,8 @@ class ClientRequest:
     """Done once ``caller`` can be found out, where the key that signed the client's token is being fetched."""
     from_gateway: bool = False
     """It came over a connection of the gateway that names tenants."""
-    bodies: BodyBudget | None = None
-    """Budget in which the body is counted until it is dropped."""
+    bodies: BodyShare | None = None
+    """Part of the budget in which the body is counted until it is dropped."""
     hides_body: bool = False
     """It has a body that its gateway does not send here."""
     was_rewritten: bool = False
@@ -71,6 +71,13 @@ class ClientRequest:
         index = dict(reversed(self.fields))
         self.get = index.get
         self.all_differ = len(index) == len(self.fields)
+
+    @property
+    def pays(self) -> str | None:
+        """The tenant whose part of the budget its body is counted in; None: that of clients without one."""
+        if self.caller is not None:
+            return self.caller.tenant.name
+        return None if self.caller_known is None else UNKNOWN_CALLERS
 
     def count(self, name: bytes) -> int:
         """How often a (lower-case) name occurs."""
@@ -110,6 +117,8 @@ class RequestReader:
     ) -> None:
         self._check_head = check_head
         self._bodies = bodies
+        self._share = bodies.of(None)
+        """The part of the caller whose body is being read."""
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
@@ -213,7 +222,7 @@ class RequestReader:
 
     def drop_body(self) -> None:
         """The request being read will not be complete."""
-        self._bodies.give_back(len(self._body))
+        self._share.give_back(len(self._body))
         self._body = b""
 
     def _stop(self, refusal: RouterError | None) -> None:
@@ -286,6 +295,7 @@ class RequestReader:
             if request.refusal is not None:
                 raise request.refusal
             self._body_limit = self._check_head(request)
+            self._share = self._bodies.of(request.pays)
             announced = request.get(b"content-length")
             if announced is not None and int(announced) > self._body_limit:
                 raise self._too_large(request)
@@ -312,7 +322,7 @@ class RequestReader:
         if self._body_bytes > self._body_limit:
             self._refuse(self._too_large(request))
         try:
-            self._bodies.take(len(piece))
+            self._share.take(len(piece))
         except RouterError as refusal:
             self._refuse(refusal)
         if not self._body:
@@ -331,7 +341,7 @@ class RequestReader:
         request = self._request
         assert request is not None
         if request.refusal is None:
-            request.body, request.bodies = bytes(self._body), self._bodies
+            request.body, request.bodies = bytes(self._body), self._share
         self._request = None
         self._body = b""
         self.expects_continue = False

@@ -36,6 +36,7 @@ class Fleet:
 
     def __init__(self, start_instance: Any, start_router: Any, start_runtime: Any) -> None:
         self._start = start_instance, start_router, start_runtime
+        self.start_router = start_router
         self.lives: list[Any] = []
         """All requests that were placed, in their order."""
 
@@ -43,8 +44,9 @@ class Fleet:
         start_instance, start_router, start_runtime = self._start
         key = TenantKeySettings(name="ci", key=SecretStr("acme-secret"))
         tenant = TenantSettings(name="acme", keys=(key,), limits=limits)
+        other = TenantSettings(name="other", keys=(TenantKeySettings(name="ci", key=SecretStr("others-secret")),))
         instance = await start_instance(script)
-        self.runtime = await start_runtime(instances=(spec("one", url=instance.url),), tenants=(tenant,))
+        self.runtime = await start_runtime(instances=(spec("one", url=instance.url),), tenants=(tenant, other))
         place = self.runtime.intake.place
 
         async def placed(request: Any) -> Any:
@@ -273,3 +275,25 @@ async def test_a_stop_string_of_a_client_gives_no_request_back(fleet: Fleet, str
     answer = await client.answer()
     assert answer.status == 200 and answer.headers["x-dualmap-attempts"] == "1" and b"recomputed" in answer.body
     assert (await fleet.kept(await fleet.live()))["output_tokens"] == 70
+
+
+async def test_bodies_that_a_tenant_never_ends_leave_room_for_those_of_others(fleet: Fleet) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.answer({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+
+    await fleet(script, requests_in_flight=1)
+    router = await fleet.start_router(
+        fleet.runtime.intake, tenants=fleet.runtime.tenants, max_body_bytes=4096, max_buffered_body_bytes=20_000
+    )
+    head = f"POST {kit.CHAT} HTTP/1.1\r\nhost: h\r\n{KEY}content-length: 2000\r\n\r\n"
+    clients = []
+    for _ in range(12):
+        clients.append(await router.connect())
+        clients[-1].send(head.encode() + b" " * 1999)
+    await kit.eventually(lambda: router.plane.bodies.held_bytes >= 9000)
+    other = await router.connect()
+    other.request(kit.CHAT, {**CHAT, "stream": False}, headers="x-api-key: others-secret\r\n")
+    assert (await other.answer()).status == 200
+    for client in clients:
+        client.close()
+    await kit.eventually(lambda: router.plane.bodies.held_bytes == 0)
