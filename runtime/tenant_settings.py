@@ -133,8 +133,8 @@ class TenantFields(BaseModel):
             frozenset(self.pools),
             self.priority_class or "",
             self.weight,
-            self.shares_cache,
-            self.draws == "asked",
+            shares_cache=self.shares_cache,
+            draws_asked=self.draws == "asked",
         )
 
 

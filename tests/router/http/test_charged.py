@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 import pytest
@@ -40,10 +40,17 @@ class Fleet:
         self.lives: list[Any] = []
         """All requests that were placed, in their order."""
 
-    async def __call__(self, script: Any, *, first_byte_timeout_s: float = 600.0, **limits: int) -> Fleet:
+    async def __call__(
+        self,
+        script: Any,
+        *,
+        first_byte_timeout_s: float = 600.0,
+        draws: Literal["expected", "asked"] = "expected",
+        **limits: Any,
+    ) -> Fleet:
         start_instance, start_router, start_runtime = self._start
         key = TenantKeySettings(name="ci", key=SecretStr("acme-secret"))
-        tenant = TenantSettings(name="acme", keys=(key,), limits=limits)
+        tenant = TenantSettings(name="acme", keys=(key,), limits=limits, draws=draws)
         other = TenantSettings(name="other", keys=(TenantKeySettings(name="ci", key=SecretStr("others-secret")),))
         instance = await start_instance(script)
         self.runtime = await start_runtime(instances=(spec("one", url=instance.url),), tenants=(tenant, other))
@@ -205,6 +212,19 @@ async def test_a_response_in_the_background_keeps_all_that_it_asks_for(fleet: Fl
         assert (await client.answer()).status == 200
     kept = await fleet.kept(live)
     assert kept["output_tokens"] == 5000 and kept["prompt_tokens"] > 0
+
+
+async def test_a_tenant_whose_settings_say_so_draws_and_keeps_all_that_it_asks_for(fleet: Fleet) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.answer({"choices": []})  # no usage
+
+    await fleet(script, draws="asked", output_tokens_per_minute=10**6)
+    client = await fleet.router.connect()
+    client.request(kit.CHAT, {**CHAT, "stream": False, "max_tokens": 700}, headers=KEY)
+    live = await fleet.live()
+    assert (await client.answer()).status == 200
+    assert live.machine.spec.draws.costs == (700,)
+    assert await fleet.kept(live) == {"output_tokens": 700}
 
 
 @pytest.mark.parametrize("stream", [True, False])
