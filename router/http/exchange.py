@@ -576,7 +576,8 @@ class Exchange:
 
     def counted(self) -> Counted:
         """What has come of the answer so far, as far as it is no error."""
-        if self._head is None or self._head.status >= 400:
+        head = self._head
+        if head is None or head.status >= 400:
             return NOTHING_COUNTED
         if self._event_stream:
             return Counted(self._outputs)

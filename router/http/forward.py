@@ -60,12 +60,10 @@ from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.tenants.budgets import Measure
 
 _WHOLE: Final = Leg.WHOLE
 _INTERNAL_ERROR: Final = Outcome.INTERNAL_ERROR
 _COMPLETED: Final = Outcome.COMPLETED
-_REQUESTS: Final = Measure.REQUESTS
 
 MEASURED_WITHIN_S: Final = 10.0
 """Time for an instance to count the tokens of a text. Without the count an answer may become longer than its limit, as
@@ -81,12 +79,14 @@ async def serve_inference(request: ClientRequest, downstream: ClientDownstream, 
     placed: PlacedRequest | None = None
     forwarding: _Forwarding | None = None
     try:
-        trusts, long_bodies = plane.settings.trust_transfers, plane.long_bodies
-        inference_request = read_at_once(request, request_id, trusts) or await long_bodies.read(request, request_id)
+        trusts, caller = plane.settings.trust_transfers, request.caller
+        inference_request = read_at_once(request, request_id, trusts)
+        if inference_request is None:
+            inference_request = await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
-        inference_request.client, inference_request.caller = request.client, request.caller
-        if request.caller is not None:
-            inference_request.cut_off = downstream.cut_off
+        inference_request.client = request.client
+        if caller is not None:
+            inference_request.caller, inference_request.cut_off = caller, downstream.cut_off
         apply_body_rules(plane, request, inference_request)
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
@@ -217,6 +217,20 @@ def _not_elsewhere(failure: InstanceFailure, why: CannotContinueError) -> str:
 class _Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
+    _split: SplitLegs | None = None
+    """Legs of the split request, once a prefill leg of it was sent."""
+    _kept: KeptStream | None = None
+    """The kept stream of the present try, once its answer is a stream."""
+    _original = b""
+    """The client's body, once a request for the rest of its answer has taken its place."""
+    _so_far: AnswerSoFar | None = None
+    _exchange: Exchange | None = None
+    """The exchange for its answer, where that may be evicted."""
+    _several: SeveralAnswers | None = None
+    """The answers of its stream, once they go on by requests of their own."""
+    _asks_ids = False
+    _hides_ids = False
+
     def __init__(
         self,
         request: ClientRequest,
@@ -231,29 +245,18 @@ class _Forwarding:
         self._client = downstream
         self.downstream: Downstream = downstream
         self.plane = plane
-        self._split: SplitLegs | None = None
-        """Legs of the split request, once a prefill leg of it was sent."""
         self._deadline_s = downstream.received_s + plane.settings.total_timeout_s
         how = plane.settings.continue_streams
         self._not_continued = inference_request.not_continued
         """Why a stream that breaks off does not go on elsewhere; empty where it may."""
         if how == "off" and not self._may_be_given_back:
             self._not_continued = "router.continue_streams is off"
-        self._asks_ids = how == "tokens" and not self._not_continued and inference_request.leaves_ids_open
-        self._hides_ids = self._asks_ids
-        self._kept: KeptStream | None = None
-        """The kept stream of the present try, once its answer is a stream."""
-        self._original = b""
-        """The client's body, once a request for the rest of its answer has taken its place."""
-        self._so_far: AnswerSoFar | None = None
-        if inference_request.answers > 1 and not self._not_continued:
-            self._so_far = AnswerSoFar(inference_request.answers, inference_request.prompts)
-        self._exchange: Exchange | None = None
-        """The exchange for its answer, where that may be evicted."""
-        if placed.is_evictable and not self._not_continued:
-            placed.on_evict = self._evict
-        self._several: SeveralAnswers | None = None
-        """The answers of its stream, once they go on by requests of their own."""
+        if not self._not_continued:
+            self._asks_ids = self._hides_ids = how == "tokens" and inference_request.leaves_ids_open
+            if inference_request.answers > 1:
+                self._so_far = AnswerSoFar(inference_request.answers, inference_request.prompts)
+            if placed.is_evictable:
+                placed.on_evict = self._evict
         self.sender = Sender(
             request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
         )
@@ -270,7 +273,9 @@ class _Forwarding:
                 )
             elif result.failure is None and isinstance(self.downstream, Continuation):
                 self.downstream.end()
-            outcome, usage = self._outcome(result), self._usage(result)
+            outcome = self._outcome(result)
+            if result.failure is None:
+                usage = self._usage_of(result.ending)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
             usage = self._usage_of(self.sender.left)
@@ -511,8 +516,8 @@ class _Forwarding:
         kv_within_s: float | None = None,
     ) -> Sending:
         """The client's request, with these fields, to an instance whose answer it gets; see ``Sending``."""
-        leaves_usage_open, usage = self._inference_request.leaves_usage_open, AS_SENT
-        if self._may_ask_usage:
+        request, usage = self._inference_request, AS_SENT
+        if request.stream and self._may_ask_usage:
             usage = self.plane.usage_requests.next(target.url, is_charged=self._is_charged)
         as_it_came = not (more or usage.requests)
         return Sending(
@@ -522,11 +527,11 @@ class _Forwarding:
             self.fleet_fields,
             self._begin_answer,
             on_first_token,
-            leaves_usage_open,
+            request.leaves_usage_open,
             usage.requests,
             usage.hides,
             awaits_output,
-            self._inference_request.stops_at_mark,
+            request.stops_at_mark,
             kv_within_s,
             self.answer_exchange,
             on_sent,
@@ -537,7 +542,7 @@ class _Forwarding:
     def _is_charged(self) -> bool:
         """Whether the tokens of its answer count for a limit."""
         caller = self._inference_request.caller
-        return caller is not None and any(limit.measure is not _REQUESTS for limit in caller.tenant.limits)
+        return caller is not None and caller.tenant.limits_tokens
 
     @property
     def _may_ask_usage(self) -> bool:
@@ -562,9 +567,8 @@ class _Forwarding:
     @property
     def _is_decoded(self) -> bool:
         """Whether its answer is a decoder's, which may fail it late or give it back, and say so."""
-        placed = self._placed
-        resumable = self._inference_request.path in COMPLETIONS_PATHS  # by no other is a stop_reason passed on
-        return resumable and placed.is_decoded
+        # On no other path is a stop_reason passed on.
+        return self._inference_request.path in COMPLETIONS_PATHS and self._placed.is_decoded
 
     @property
     def _may_be_given_back(self) -> bool:
@@ -675,7 +679,7 @@ class _Forwarding:
 
     # what is counted -----------------------------------------------------------------------------------------
     def _outcome(self, result: ExchangeResult) -> Outcome:
-        if self._is_ended_by_client(result):
+        if self._placed.abort_requested and self._is_ended_by_client(result):
             return Outcome.CLIENT_GONE
         if isinstance(self.downstream, Continuation) and self.downstream.failed is not None:
             return Outcome.UPSTREAM_FAILED
@@ -689,9 +693,6 @@ class _Forwarding:
         if status < 400:
             return _COMPLETED
         return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
-
-    def _usage(self, result: ExchangeResult) -> Usage | None:
-        return None if result.failure is not None else self._usage_of(result.ending)
 
     def _usage_of(self, ending: Ending) -> Usage | None:
         """The usage of the whole answer; None where its instance has reported none."""

@@ -75,6 +75,11 @@ class Sending:
 class Sender:
     """Sends one client's request, to any number of instances."""
 
+    counted = NOTHING_COUNTED
+    """What has come of the client's answer, or of its rest, from all exchanges for it, where its tokens are charged."""
+    left = NO_ENDING
+    """The findings in an answer that was left before its end."""
+
     def __init__(
         self,
         request: ClientRequest,
@@ -89,10 +94,7 @@ class Sender:
         self._plane = plane
         self._loss_notifier = loss_notifier
         self._deadline_s = deadline_s
-        self.counted = NOTHING_COUNTED
-        """What has come of the client's answer, or of its rest, from all exchanges for it."""
-        self.left = NO_ENDING
-        """The findings in an answer that was left before its end."""
+        self._counts = inference_request.caller is not None  # no other client's tokens are charged
         # A field the router checks itself, or replaces, must not reach an instance.
         self._fields = fields_for_instance(
             request.fields,
@@ -149,7 +151,8 @@ class Sender:
             result = await exchange.done
         except BaseException:
             self.left = exchange.left()
-            self.counted += exchange.counted()
+            if self._counts:
+                self._count(exchange)
             sending.abandoned(connection, exchange)
             raise
         finally:
@@ -157,9 +160,15 @@ class Sender:
             loss_notifier.unwatch(instance_id, exchange)
             sending.downstream.set_source(None)
         plane.upstreams.release(connection)
-        self.counted += exchange.counted()
+        if self._counts:
+            self._count(exchange)
         self._learn_of_usage(sending, result)
         return result
+
+    def _count(self, exchange: Exchange) -> None:
+        """Count what has come of an answer, beside what came of it before."""
+        counted = exchange.counted()
+        self.counted = counted if self.counted is NOTHING_COUNTED else self.counted + counted
 
     def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
         """Learn from a stream whether its instance sends usage unrequested."""
