@@ -6,13 +6,14 @@ the request, and leaves the heap when its time comes.
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, Protocol
 
 from dualmap.router.timers import CallLater, TimerHandle
 from dualmap.runtime.clock import Clock
+from dualmap.scheduling.values import record
 
 _LEAST_PAUSE_S: Final = 0.02
 """Deadlines that pass one soon after the other are reported together."""
@@ -26,13 +27,11 @@ class HasDeadline(Protocol):
     def deadline_passed(self) -> None: ...
 
 
+@record
 class Deadline:
     """A deadline of a live request."""
 
-    __slots__ = ("request",)
-
-    def __init__(self, request: HasDeadline) -> None:
-        self.request: HasDeadline | None = request
+    request: HasDeadline | None
 
     def forget(self) -> None:
         """The request is to hear of it no more."""
@@ -57,9 +56,8 @@ class Deadlines:
 
     def watch(self, request: HasDeadline, at_s: float) -> Deadline:
         """Report this time, once it has passed, to the request, unless ``Deadline.forget`` comes first."""
-        deadline = Deadline(request)
-        heap = self._heap
-        heapq.heappush(heap, (at_s, next(self._numbers), deadline))
+        deadline, heap = Deadline(request), self._heap
+        heappush(heap, (at_s, next(self._numbers), deadline))
         if at_s < self._fires_at_s:
             self._arm(at_s)
         if len(heap) > self._most:
@@ -70,7 +68,7 @@ class Deadlines:
         """Report what has passed by now. The timer does so on its own; a reader of counts calls it to be exact."""
         heap, now_s = self._heap, self._now_s()
         while heap and (heap[0][0] <= now_s or heap[0][2].request is None):
-            deadline = heapq.heappop(heap)[2]
+            deadline = heappop(heap)[2]
             request, deadline.request = deadline.request, None
             if request is not None:
                 request.deadline_passed()
@@ -89,5 +87,5 @@ class Deadlines:
 
     def _sweep(self) -> None:
         self._heap = [entry for entry in self._heap if entry[2].request is not None]
-        heapq.heapify(self._heap)
+        heapify(self._heap)
         self._most = max(_FEWEST_SWEPT, 2 * len(self._heap))

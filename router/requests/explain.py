@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from typing import Any, Final, Protocol
 
 import msgspec
-from msgspec.structs import replace
 
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import InferenceRequest

@@ -33,7 +33,7 @@ from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
-from dualmap.scheduling.request.metering import Account
+from dualmap.scheduling.request.metering import account_text
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
@@ -79,21 +79,23 @@ class Intake:
         live: LiveRequest | None = None
         began_s = self._context.clock.monotonic_s()  # its client waits from now on, also while its prompt is read
         try:
-            route = await self.find_route(request)
-            if request.prompt is None:
+            route = self._known_route(request) or await self._new_route(request)
+            sent, caller = request.prompt, request.caller
+            # All that it asks for is drawn where its tenant wants that, or it runs on behind its answer, without a usage.
+            draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
+            if sent is None:
                 asks, most = request.asks, None
-                if asks is not None and _draws_most(request):
+                if asks is not None and draws_most:
                     most = await self._asked(request, route, 0, asks.output_limit, asks.answers)
                 live = self._taken_in(request, route, None, self._passed_on(request, route, most), began_s)
             else:
                 # Read before anything is entered: a bad body touches no state.
-                pool = route.pool
-                sent = request.prompt
+                pool, read = route.pool, sent
                 if request.path == RESPONSES_PATH and pool.view.view.has_ranks:
                     # The server chooses the rank, and looks at no cache for that: nothing is known to be found there.
-                    sent = replace(sent, pooled=True)
+                    read = replace(sent, pooled=True)
                 prompt = await read_prompt(
-                    sent,
+                    read,
                     model=pool.settings.model,
                     lora=route.lora,
                     rule=pool.blocks,
@@ -103,12 +105,12 @@ class Intake:
                 if request.continues is not None:
                     prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
                 asked = None
-                if _draws_most(request):
+                if draws_most:
                     counted = prompt.tokens if prompt.count is not None else 0
                     output_tokens = await self._asked(
                         request, route, counted, prompt.output_limit, request.computed_answers
                     )
-                    asked = prompt_bound(request.prompt, prompt), output_tokens
+                    asked = prompt_bound(sent, prompt), output_tokens
                 request.prompt = None
                 live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt, asked), began_s)
             await live.place()
@@ -128,21 +130,29 @@ class Intake:
         Raises:
             RouterError: there is none.
         """
+        return self._known_route(request) or await self._new_route(request)
+
+    def _known_route(self, request: InferenceRequest) -> Route[ServedPool] | None:
+        """The route of a request, which its sender may use; None where the store may know one that is new."""
         try:
             return self._usable_route(request)
         except UnknownModelError:
             caller = request.caller
             if caller is not None and caller.tenant.models and request.model not in caller.tenant.models:
                 raise
+        return None
+
+    async def _new_route(self, request: InferenceRequest) -> Route[ServedPool]:
+        """The route of a request whose model was not known here, by what the store knows now."""
         # Also where the model is hidden from the sender: to it, that takes as long as one that does not exist.
         await asyncio.gather(*(pool.view.look_again() for pool in self.pools.pools.values()))
         return self._usable_route(request)
 
     def _usable_route(self, request: InferenceRequest) -> Route[ServedPool]:
-        route = self.route_of(request)
-        if request.caller is not None:
+        route, caller = self.route_of(request), request.caller
+        if caller is not None and (caller.tenant.models or caller.tenant.pools):
             settings = route.pool.settings
-            check_model(request.caller, request.model, settings.model, settings.name)
+            check_model(caller, request.model, settings.model, settings.name)
         return route
 
     def route_of(self, request: InferenceRequest) -> Route[ServedPool]:
@@ -221,6 +231,11 @@ class Intake:
                 requested_s = its_class.slo_ttft_s
             _set_engine_priority(request, scheduling, its_class)
         # Arguments go by place: by name this costs several times as much, and every request pays for it.
+        tenant, draws, account = "", None, ""
+        if caller is not None:
+            tenant = caller.tenant.name
+            draws = self._draws(request, route, caller, prompt, asked)
+            account = account_text(tenant, caller.key, class_name, route.model)
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
@@ -236,9 +251,9 @@ class Intake:
             request.pinned_to,
             request.only,
             request.hides_first_token,
-            "" if caller is None else caller.tenant.name,
-            None if caller is None else self._draws(request, route, caller, prompt, asked),
-            "" if caller is None else str(Account(caller.tenant.name, caller.key, class_name, route.model)),
+            tenant,
+            draws,
+            account,
             self._weight(caller),
             rank,
             not (request.not_continued or request.hides_first_token),
@@ -263,7 +278,10 @@ class Intake:
             return None
         if asked is not None:
             return group.draws(*asked, are_most=True)
-        return group.draws(prompt.tokens, _drawn_output(request, prompt))
+        # Where its answers cannot be counted it keeps what it draws, so that is the most that it allows.
+        hides, limit = request.hides_usage, prompt.output_limit
+        each = limit if hides and limit is not None else prompt.expected_output_tokens
+        return group.draws(prompt.tokens, each * request.computed_answers)
 
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool], asked: int | None) -> RequestSpec:
         """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
@@ -282,7 +300,7 @@ class Intake:
             if group is not None:
                 tokens = (0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)
                 draws = group.draws(*tokens, are_most=asked is not None)
-            account = str(Account(tenant, caller.key, "", route.model))
+            account = account_text(tenant, caller.key, "", route.model)
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
             only=request.only, tenant=tenant, draws=draws, account=account,
@@ -321,21 +339,6 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     rank = class_rank(classes, *asked, caller.tenant.priority_class)
     # A class that a token or the gateway names is no higher than the tenant's.
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
-
-
-def _draws_most(request: InferenceRequest) -> bool:
-    """Whether a request draws all that it asks for: its tenant's do, or it runs on behind its answer, which has no
-    usage then."""
-    return request.caller is not None and (request.caller.tenant.draws_asked or request.in_background)
-
-
-def _drawn_output(request: InferenceRequest, prompt: ReadPrompt) -> int:
-    """The tokens that it draws for all its answers. Where these cannot be counted it keeps them, so they are the most
-    that it allows."""
-    each, limit = prompt.expected_output_tokens, prompt.output_limit
-    if request.hides_usage and limit is not None:
-        each = limit
-    return each * request.computed_answers
 
 
 def _tokens_of(request: InferenceRequest, asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:

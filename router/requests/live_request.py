@@ -300,22 +300,21 @@ class LiveRequest:
             self.pool.metrics.overdue.value += 1
         self._count_on_time()
 
-    def _forget_deadline(self) -> None:
-        """It is over, and nothing judged it: its client left in time, or was refused for its own doing."""
-        deadline, self._deadline = self._deadline, None
-        if deadline is not None:
-            deadline.forget()
-
     def _count_on_time(self) -> None:
-        """Count once whether it was on time, as soon as it is judged; and that it is overdue no more."""
-        if self._is_overdue and self._deadline is None:
-            self._is_overdue = False
-            self.pool.metrics.overdue.value -= 1
+        """Count once whether it was on time, as soon as it is judged; and that it is overdue no more. At its end it may
+        not be judged: its client left in time, or was refused for its own doing."""
         deadline, machine = self._deadline, self.machine
-        if deadline is not None and machine.on_time is not None:
+        if deadline is None:
+            if self._is_overdue:
+                self._is_overdue = False
+                self.pool.metrics.overdue.value -= 1
+            return
+        on_time = machine.on_time
+        if on_time is not None or machine.is_done:
             deadline.forget()
             self._deadline = None
-            self.pool.metrics.count_on_time(machine.on_time, machine.outcome)
+            if on_time is not None:
+                self.pool.metrics.count_on_time(on_time, machine.outcome)
 
     async def prefill_ended(self) -> None:
         """Report that its prefill leg has answered. Afterwards ``to_send`` is its decode leg, unless none takes that.
@@ -570,30 +569,32 @@ class LiveRequest:
 
     def _close(self, _: Close) -> None:
         machine, context, pool = self.machine, self._context, self.pool
-        usage, chain = machine.usage or _NO_USAGE, machine.spec.chain
+        spec, usage, outcome = machine.spec, machine.usage or _NO_USAGE, machine.outcome
+        chain = spec.chain
         context.live.leave(self)
         if self.on_evict is not None:
-            self.pool.evictable.remove(machine.instance_id, self)
+            pool.evictable.remove(machine.instance_id, self)
             self.on_evict = None
-        self._count_placed()
+        if self._uncounted is not None:
+            self._count_placed()
         count_end(machine, pool.metrics)
         if self._deadline is not None or self._is_overdue:
             self._count_on_time()
-            self._forget_deadline()
-        if machine.spec.tenant and machine.outcome is not None:
-            context.metrics.tenants.of(machine.spec.tenant).count_end(machine.outcome, machine.usage)
+        if spec.tenant and outcome is not None:
+            context.metrics.tenants.of(spec.tenant).count_end(outcome, machine.usage)
         if chain is None:
             if context.ended is not None:
                 context.ended(self._explanation(0), self.inference_request.trace)
             return
         expected_cached = self.expected_cached_tokens
-        if machine.outcome in ANSWERED:
+        if outcome in ANSWERED:
             if machine.leg is _WHOLE:
                 pool.recent_answers.ended(machine.instance_id, chain, usage)
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
-            pool.stored_responses.answered(self, usage)
-        count_usage(machine, pool, self.prompt, expected_cached, prompts=self.inference_request.prompts)
+            if self.inference_request.stores:
+                pool.stored_responses.answered(self, usage)
+        count_usage(machine, pool, self.prompt, expected_cached, self.inference_request.prompts)
         told = self._explanation(expected_cached)
         context.decisions.add(told)
         if context.ended is not None:

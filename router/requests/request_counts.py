@@ -50,7 +50,7 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
 
 
 def count_usage(
-    machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int, *, prompts: int = 1
+    machine: RequestMachine, pool: ServedPool, prompt: ReadPrompt | None, expected_cached: int, prompts: int = 1
 ) -> None:
     """Count what was expected of the prompt beside what the instance counted, where it reported that. Of several
     ``prompts`` vLLM reports the cached tokens of one."""
@@ -60,17 +60,17 @@ def count_usage(
     expected_tokens = machine.spec.stored_tokens + chain.prompt_tokens
     is_answered = machine.outcome in ANSWERED
     if is_answered:
-        metrics.prompt_tokens_expected.inc(expected_tokens)
-        metrics.hit_tokens_expected.inc(expected_cached)
+        metrics.prompt_tokens_expected.value += expected_tokens
+        metrics.hit_tokens_expected.value += expected_cached
     if usage is not None and usage.prompt_tokens is not None and prompt is not None:
         if prompt.count is not None and pool.tokenizer is not None:
             pool.tokenizer.reported(prompt.count, chain.prompt_tokens, usage.prompt_tokens, machine.instance_id)
         cached_tokens = usage.cached_tokens if prompts == 1 else None
         metrics.compare_cached(expected_cached, cached_tokens)
         if cached_tokens is not None:
-            metrics.prompt_tokens_reported.inc(usage.prompt_tokens)
-            metrics.hit_tokens_reported.inc(cached_tokens)
+            metrics.prompt_tokens_reported.value += usage.prompt_tokens
+            metrics.hit_tokens_reported.value += cached_tokens
             return
     if is_answered:
-        metrics.prompt_tokens_unreported.inc(expected_tokens)
-        metrics.hit_tokens_unreported.inc(expected_cached)
+        metrics.prompt_tokens_unreported.value += expected_tokens
+        metrics.hit_tokens_unreported.value += expected_cached

@@ -163,7 +163,7 @@ class PoolMetrics:
         self.answer_s.observe(answer_s)
         if output_tokens is None:
             return
-        self.output_tokens.inc(output_tokens)
+        self.output_tokens.value += output_tokens
         if first_token_s is not None and output_tokens > 1:
             self.tpot_s.observe((answer_s - first_token_s) / (output_tokens - 1))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Final
 
 from dualmap.scheduling.request.outcome import Outcome, Usage
@@ -53,6 +54,12 @@ class Account:
         """Raises ValueError where it is none."""
         tenant, key, priority_class, model = text.split(" ", 3)
         return cls(tenant, key, "" if priority_class == NO_CLASS else priority_class, model)
+
+
+@lru_cache(maxsize=4096)
+def account_text(tenant: str, key: str, priority_class: str, model: str) -> str:
+    """The text of an account. Every request has one, and there are few of them."""
+    return str(Account(tenant, key, priority_class, model))
 
 
 @value
