@@ -190,19 +190,25 @@ class FailoverPool:
         before may have taken effect there."""
         told = False
 
-        async def release(pool: RequestPort) -> Sequence[Transition]:
+        def release(pool: RequestPort) -> Awaitable[Sequence[Transition]]:
             nonlocal told
-            if pool is self._primary:
-                told = True
-                return await pool.release(releases)
-            records = {} if told else await pool.records([each.request_id for each in releases])
-            self._ends.keep(releases, records, self._seeds)
-            return await pool.release(releases)
+            if pool is not self._primary:
+                return self._release_alone(pool, releases, told=told)
+            told = True
+            return pool.release(releases)
 
         transitions = await self._either(release)
         if self._local is None:
             self._ends.taken(releases)
         return transitions
+
+    async def _release_alone(
+        self, local: RequestPort, releases: Sequence[Release], *, told: bool
+    ) -> Sequence[Transition]:
+        """Have a local state take these; ``told``: the store may have taken them."""
+        records = {} if told else await local.records([each.request_id for each in releases])
+        self._ends.keep(releases, records, self._seeds)
+        return await local.release(releases)
 
     def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
         return self._either(lambda pool: pool.records(request_ids))

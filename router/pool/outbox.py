@@ -88,7 +88,7 @@ class Outbox:
                         settled()
                 # This runs when cancelled, too: ``flush`` must not wait for what nobody delivers any more.
                 self._owed -= len(posted)
-                if self._owed == 0 and self._flushed_by:
+                if self._flushed_by and self._owed == 0:
                     self._settled.set()
 
     def _next_posted(self) -> Sequence[_Posted]:

@@ -226,10 +226,10 @@ class WireCalls(Calls):
         verb, body = ("FCALL", script.function) if self._has_functions else ("EVALSHA", script.sha)
         tried_again = loaded = False
         while True:
-            wire = self._wire
-            is_known = wire is not None and wire.is_connected and self._server_clock.is_known
-            if self._own_clock is None and not is_known:
-                await self.now_ms()
+            if self._own_clock is None:
+                wire = self._wire
+                if wire is None or not wire.is_connected or not self._server_clock.is_known:
+                    await self.now_ms()
             clock = self._act_by(give_up_s)
             try:
                 return await self.command(verb, body, 1, base, clock, *arguments)
