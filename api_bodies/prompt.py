@@ -144,18 +144,19 @@ def completion_prompt(
 class _Rendering:
     """A prompt in the making."""
 
+    media_at: int | None = None
+    other_media = False
+    unread = False
+    _measured = (0, 0)
+    """Pieces, and their bytes."""
+    _message_starts = 0
+    _parts = 0
+
     def __init__(self, long_texts: LongTexts, max_parts: int) -> None:
         self.pieces: list[Piece] = []
-        self.media_at: int | None = None
         self.image_ends: list[int] = []
-        self.other_media = False
-        self.unread = False
-        self._measured = (0, 0)
-        """Pieces, and their bytes."""
-        self._message_starts = 0
         self._long_texts = long_texts
         self._max_parts = max_parts
-        self._parts = 0
 
     def add_text(self, text: str) -> None:
         self.pieces.append(self._long_texts.get(text, text) if self._long_texts else text)
@@ -190,12 +191,12 @@ class _Rendering:
             raise PromptError(f"messages[{index}].role must be a string", f"messages[{index}].role")
         content = message.get("content")
         pieces = self.pieces
-        self._message_starts = len(pieces)
         pieces.append(_OPENINGS.get(role) or _opening(role))
         if isinstance(content, str):
             text = self._long_texts.get(content, content) if self._long_texts else content
             pieces.append(without_billing_line(text) if role == "system" else text)
         elif isinstance(content, list):
+            self._message_starts = len(pieces) - 1
             self._add_parts(content, f"messages[{index}].content")
             if role == "system":
                 self._drop_billing_lines()

@@ -10,6 +10,7 @@ from dualmap.router.http.model_field import Edit
 from dualmap.router.prompts.inference_request import InferenceRequest
 
 BLANK: Final = b" \t\r\n"
+_OPENS: Final = ord("{")
 
 
 def added_fields(request: InferenceRequest) -> list[bytes]:
@@ -36,9 +37,9 @@ def field_edit(body: bytes, *fields: bytes) -> Edit:
     reader. The body must be a JSON object."""
     end, added = body.rindex(b"}"), b",".join(fields)
     last = end - 1
-    while body[last] in BLANK:  # a long body is not copied
+    while (byte := body[last]) in BLANK:  # a long body is not copied
         last -= 1
-    return (end, end), added if body[last : last + 1] == b"{" else b"," + added
+    return (end, end), added if byte == _OPENS else b"," + added
 
 
 def salt_field(salt: str) -> bytes:

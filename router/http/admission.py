@@ -86,12 +86,13 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
         path, method = request.path, request.method
         known = path in INFERENCE_PATHS
         inference = known or is_inference(path)
-        if method == "OPTIONS":  # a browser sends no key with it
-            return OPS_BODY_BYTES
-        if method == "CONNECT":
-            raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
-        if inference and not (known and method == "POST") and method not in _allowed(path):
-            raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
+        if not (known and method == "POST"):
+            if method == "OPTIONS":  # a browser sends no key with it
+                return OPS_BODY_BYTES
+            if method == "CONNECT":
+                raise MethodNotAllowedError("this is not a forward proxy: CONNECT is not supported")
+            if inference and method not in _allowed(path):
+                raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if tenants.is_closed and (inference or needs_api_key(path)):
             find_caller(request, tenants)
         if inference:

@@ -27,7 +27,8 @@ def apply_body_rules(plane: DataPlane, request: ClientRequest, read: InferenceRe
         RouterError: it is refused, with the reason.
     """
     salts = plane.cache_salts
-    check_rights(plane, request, read)
+    if read.unread or read.doubled or request.hides_body or not request.all_differ:
+        check_rights(plane, request, read)
     if salts is not None and request.caller is not None:
         separate(request, read, salts)
     if read.may_steer:
@@ -44,8 +45,6 @@ def check_rights(plane: DataPlane, request: ClientRequest, read: InferenceReques
         InvalidRequestError: it was not read.
         UnsupportedEncodingError: it is said to be compressed.
     """
-    if request.all_differ and not (read.unread or read.doubled or request.hides_body):
-        return
     why = _unread_because(request, read)
     if not why and not read.doubled:
         return

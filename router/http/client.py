@@ -224,9 +224,10 @@ class ClientConnection(asyncio.Protocol):
         if not self._waiting:
             self._after_last()
             return
-        request = self._request = self._waiting.popleft()
+        request, cors = self._waiting.popleft(), self._plane.cors
+        self._request = request
         self.path = request.path
-        self.page_fields = self._plane.cors.fields(request) if self._plane.cors is not None else ()
+        self.page_fields = () if cors is None else cors.fields(request)
         self.received_s = self._loop.time()
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"

@@ -26,6 +26,7 @@ _NONE: Final[frozenset[str]] = frozenset()
 _MODEL: Final = b'"model"'
 _SELDOM: Final = CLASS_FIELDS | SALT_FIELDS
 _TOKENS_AND_SELDOM: Final = TOKEN_FIELDS | _SELDOM
+_QUOTED: Final = {name: b'"%b"' % name.encode() for name in RULED_FIELDS}
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
 
 
@@ -42,9 +43,10 @@ def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> froze
         suspected = raw.count(_MODEL) > 1
     if not suspected:
         for name in body.keys() & (_TOKENS_AND_SELDOM if tenant.limits_tokens else _SELDOM):
-            suspected = suspected or raw.count(b'"%b"' % name.encode()) > 1
-    if not suspected:
-        return _NONE
+            if raw.count(_QUOTED[name]) > 1:
+                break
+        else:
+            return _NONE
     names = Counter(_names_of(raw))
     return frozenset(name for name in RULED_FIELDS if names[name] > 1)
 

@@ -42,4 +42,7 @@ def cut_mark(mark: bytes, before: bytes, piece: bytes) -> int:
 
 def first_outputs(mark: bytes, events: list[bytes]) -> int:
     """The events with output among these, of which the first is one."""
-    return max(1, sum(event.count(mark) for event in events))
+    outputs = 0
+    for event in events:
+        outputs += event.count(mark)
+    return outputs or 1

@@ -94,6 +94,8 @@ a slash can be written in several bytes."""
 
 def split_target(target: str) -> tuple[str, str]:
     """The path and the query of a request's target as servers read it: a fragment belongs to neither."""
+    if "?" not in target and "#" not in target:
+        return target, ""
     path, _, query = target.partition("#")[0].partition("?")
     return path, query
 

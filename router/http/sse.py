@@ -281,7 +281,9 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     if not streamed:
         return ending_of(usage_of_answer(json_object(data) or {}) if _USAGE in data else None)
     tail = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
-    usage = next(filter(None, (usage_of_answer(found) for found in events_with(_USAGE, tail))), None)
+    usage = None
+    if _USAGE in tail:
+        usage = next(filter(None, map(usage_of_answer, events_with(_USAGE, tail))), None)
     status = _error_in(tail)
     aborted = False
     if status is None and _is_aborted_in(tail):

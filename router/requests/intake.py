@@ -81,7 +81,7 @@ class Intake:
         try:
             route = self._known_route(request) or await self._new_route(request)
             sent, caller = request.prompt, request.caller
-            # All that it asks for is drawn where its tenant wants that, or it runs on behind its answer, without a usage.
+            # It draws all that it asks for where its tenant wants that, or where it runs on behind its answer.
             draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
             if sent is None:
                 asks, most = request.asks, None

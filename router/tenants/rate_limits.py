@@ -88,7 +88,8 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     for same in _reported_limits(draws.group, is_messages):
         tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
         limit, left_field, reset_field, place, amount = tightest
-        left, reset = left_of[place], _reset_text(drawn.unused_in_s(place, amount), now, is_messages=is_messages)
+        left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
+        reset = _reset_text(reset_s, now, is_messages=True) if is_messages else duration(reset_s).encode()
         fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset))
     return fields
 

@@ -1666,7 +1666,7 @@ class RequestMachine:
             self.charged = self._charge(before, outcome, counted)
         if self.held_since_s is not None:
             self._hold_ends(now_s)
-        if before is _AWAITING:
+        elif before is _AWAITING:
             self._leave_room()
         if self.trial is not None:
             self._end_trial(completed=answered)
@@ -1733,9 +1733,9 @@ class RequestMachine:
         # While the rest of its answer is looked for, its client has a part of it.
         if not (sent_in or (self.sent_tokens and before is not _BROKEN_OFF)):
             return None
-        if not keeps_tokens(outcome, begun=self.first_token_s is not None):
-            return None
         answered, spec, usage = outcome in ANSWERED, self.spec, self.usage
+        if not (answered or keeps_tokens(outcome, begun=self.first_token_s is not None)):
+            return None
         is_unknown = spec.chain is None and self._overdue_in is not None  # it keeps what it drew
         if counted is None and not answered and before is not _ANSWERING and not is_unknown:
             counted = NOTHING_COUNTED  # its client had nothing of it
@@ -1743,7 +1743,10 @@ class RequestMachine:
             reported = reported_charge(usage, 0 if counted is None else counted.output_tokens + self.sent_tokens)
             if reported is not None:
                 return reported
-        if counted is not None:
+        elif answered and counted is not None and spec.chain is not None and not counted.answer_bytes:
+            # Its events were counted, and need no bound.
+            return Charge(spec.stored_tokens + spec.chain.prompt_tokens, counted.output_tokens + self.sent_tokens)
+        if counted is not None and (self.sent_tokens or spec.chain is None):
             # An answer of what is passed on may be anything: bytes are no tokens there.
             answer_bytes = 0 if spec.chain is None else counted.answer_bytes
             counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
@@ -1775,9 +1778,9 @@ class RequestMachine:
         draws, charged = self.spec.draws, self.charged
         if draws is None:
             return None
-        if charged is not None and (charged.uncounted or (draws.are_most and not charged.reported)):
-            return returned(draws, None, None, answered=True)
         if charged is not None:
+            if charged.uncounted or (draws.are_most and not charged.reported):
+                return returned(draws, None, None, answered=True)
             return returned(draws, charged.prompt_tokens, charged.output_tokens, answered=True)
         if outcome is Outcome.CLIENT_ERROR and self.tries:  # it was sent: a limit of requests counts it
             return returned(draws, 0, 0, answered=True)

@@ -249,7 +249,7 @@ class Drawn:
     def unused_in_s(self, place: int, amount: int) -> float:
         """Time until nothing is used of a limit of so much a minute, or of this pool's part of it, if no other request
         drew. A part that is overdrawn grows to what is used."""
-        part = self.parts.get(place, amount)
+        part = self.parts.get(place, amount) if self.parts else amount
         used = part - self.left[place]
         if used <= 0:
             return 0.0
