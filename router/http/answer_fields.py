@@ -16,8 +16,9 @@ MOST_TOKENS: Final = 2**31 - 1
 """The largest count that is taken over from a usage."""
 GIVEN_BACK_REASON: Final = "recomputed"
 """The stop reason by which a decoder of vLLM-Ascend gives a request back. A client's stop string can be the same."""
-_DETAILS: Final = frozenset({"prompt_tokens_details", "input_tokens_details"})
-_CACHE_COUNTS: Final = frozenset({"cache_read_input_tokens", "cache_creation_input_tokens"})
+_OF_CACHES: Final = frozenset(
+    {"prompt_tokens_details", "input_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens"}
+)
 
 
 def is_aborted(value: Mapping[str, Any]) -> bool:
@@ -78,11 +79,10 @@ def read_usage(usage: Mapping[str, Any]) -> Usage | None:
     if output is None:
         output = _count(field("output_tokens"))
     cached = None
-    if not _DETAILS.isdisjoint(usage):
+    if not _OF_CACHES.isdisjoint(usage):
         cached = _cached(field("prompt_tokens_details"))
         if cached is None:
             cached = _cached(field("input_tokens_details"))
-    if not _CACHE_COUNTS.isdisjoint(usage):
         read, created = _count(field("cache_read_input_tokens")), _count(field("cache_creation_input_tokens"))
         if prompt is not None and (read is not None or created is not None):
             prompt = min(MOST_TOKENS, prompt + (read or 0) + (created or 0))

@@ -278,9 +278,10 @@ class Intake:
             return None
         if asked is not None:
             return group.draws(*asked, are_most=True)
-        # Where its answers cannot be counted it keeps what it draws, so that is the most that it allows.
-        hides, limit = request.hides_usage, prompt.output_limit
-        each = limit if hides and limit is not None else prompt.expected_output_tokens
+        each = prompt.expected_output_tokens
+        if request.hides_usage and prompt.output_limit is not None:
+            # Its answers cannot be counted, so it keeps what it draws: the most that it allows.
+            each = prompt.output_limit
         return group.draws(prompt.tokens, each * request.computed_answers)
 
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool], asked: int | None) -> RequestSpec:

@@ -1680,8 +1680,9 @@ class RequestMachine:
             left = (self._leave(None),)
         may_be_reserved = reserved and (self.tries or before not in _NEVER_RESERVED)
         if spec.chain is not None and (may_be_reserved or self.was_kept):
-            gives_back, used = (self._returned(outcome), self._used(outcome)) if is_counted else (None, "")
-            return (*left, *self._last_releases(answered, gives_back, used), _CLOSE)
+            if not is_counted:
+                return (*left, *self._last_releases(answered, None, ""), _CLOSE)
+            return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
         if self.registered or (reserved and before is _PLACING and spec.account):
             over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
             return (*left, Post(over, last=True), _CLOSE)
