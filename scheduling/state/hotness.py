@@ -43,7 +43,10 @@ class HotnessTree:
 
     def hot_tokens(self, chain: Chain) -> int:
         """Tokens of the chain's longest hot prefix, whose requests spread; 0 where its ordinary key is not hot."""
-        hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        hot = self.hot
+        if not hot:
+            return 0
+        hashes = chain.hashes if chain.key_stride == 1 else chain.key_hashes
         if len(hashes) < MIN_KEY_BLOCKS or hashes[MIN_KEY_BLOCKS - 1] not in hot:
             return 0
         # A hot prefix has hot parents: the first one that is not hot is found by halving.
