@@ -19,6 +19,7 @@ from dualmap.api_bodies.lax_values import lax_int
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.responses_api import is_part_of_answer, is_partial
 from dualmap.router.http.answer_so_far import AnswerSoFar, read_ids
+from dualmap.router.prompts.asked_tokens import completed_prompts
 from dualmap.router.prompts.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -111,7 +112,7 @@ def answers_of(path: str, request: Mapping[str, Any]) -> int:
 
 def prompts_of(path: str, request: Mapping[str, Any]) -> int:
     """The number of prompts of a request; 1 where that cannot be read."""
-    return len(_prompts(request)) if path == COMPLETIONS_PATH else 1
+    return completed_prompts(request) if path == COMPLETIONS_PATH else 1
 
 
 def _prompts(request: Mapping[str, Any]) -> list[Any]:

@@ -71,13 +71,20 @@ def unread_tokens(path: str, body_bytes: int, *, form: bool = False) -> AskedTok
 
 def _invoked(body: Mapping[str, Any], body_bytes: int) -> AskedTokens:
     """A body that may be of any API: the engine takes it for one that it fits."""
-    paths = [path for name, path in (("messages", CHAT_PATH), ("prompt", COMPLETIONS_PATH)) if name in body]
+    names = (("messages", CHAT_PATH), ("prompt", COMPLETIONS_PATH), ("prompt_embeds", COMPLETIONS_PATH))
+    paths = [path for name, path in names if name in body]
     limits = [output_limit(path, body) for path in paths]
     unlimited = not all(limits)
-    prompt = body.get("prompt")
-    prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     limit = None if unlimited else max((each or 0 for each in limits), default=1)
-    return AskedTokens(body_bytes, limit, prompts * _answers(body))
+    return AskedTokens(body_bytes, limit, completed_prompts(body) * _answers(body))
+
+
+def completed_prompts(body: Mapping[str, Any]) -> int:
+    """The number of prompts that a body for completions has, those given as embeddings among them; 1 where that cannot
+    be read."""
+    prompt, embeds = body.get("prompt"), body.get("prompt_embeds")
+    texts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else int(bool(prompt))
+    return max(1, texts + (len(embeds) if isinstance(embeds, list) else int(bool(embeds))))
 
 
 def prompt_bound(sent: SentPrompt, read: ReadPrompt) -> int:

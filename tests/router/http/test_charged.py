@@ -176,7 +176,17 @@ async def test_a_usage_that_no_engine_can_have_charges_neither_less_than_came_no
     assert kept["prompt_tokens"] < 5000
 
 
-@pytest.mark.parametrize("more", [{"n": 50}, {"n": 2, "best_of": 50}, {"n": 10, "prompt": ["a", "b", "c", "d", "e"]}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"n": 50},
+        {"n": 2, "best_of": 50},
+        {"n": 10, "prompt": ["a", "b", "c", "d", "e"]},
+        {"n": 10, "prompt": None, "prompt_embeds": ["AAAA"] * 5},
+        {"n": 10, "prompt": ["a", "b"], "prompt_embeds": ["AAAA"] * 3},
+        {"n": 25, "prompt": "a", "prompt_embeds": "AAAA"},
+    ],
+)
 async def test_all_answers_of_a_request_are_drawn(fleet: Fleet, more: dict[str, Any]) -> None:
     async def silent(talk: Talk) -> None:
         await talk.until_closed()

@@ -27,6 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         ("/invocations", {**CHAT, "max_output_tokens": 1}, AskedTokens(100, None)),
         ("/invocations", {"prompt": ["a", "b"], "max_tokens": 9, "n": 2}, AskedTokens(100, 9, 4)),
         ("/invocations", {"prompt": "a"}, AskedTokens(100, None)),
+        ("/invocations", {"prompt_embeds": ["A", "B"], "max_tokens": 9, "n": 2}, AskedTokens(100, 9, 4)),
         ("/invocations", {**CHAT, "prompt": "a", "max_tokens": None}, AskedTokens(100, None)),
         ("/invocations", {**CHAT, "prompt": "a", "max_tokens": 5, "max_completion_tokens": 7}, AskedTokens(100, 7)),
         ("/invocations", {"input": "a"}, AskedTokens(100, 1)),
