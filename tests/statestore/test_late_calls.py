@@ -27,6 +27,7 @@ from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.changes import Changes
+from dualmap.statestore.pool.chronicle import ChronicleRecord
 from dualmap.statestore.redis import RedisStore, wire
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
@@ -70,6 +71,8 @@ READS = frozenset(
         "allotments.wanted",
         "allotments.of",
         "allotments.entered",
+        *("chronicle.now_ms", "chronicle.last_step", "chronicle.last_record", "chronicle.samples"),
+        *("chronicle.happened", "chronicle.member_changes", "queues.waits"),
     ]
 )
 """Calls that change nothing."""
@@ -158,6 +161,9 @@ CHANGES: dict[str, Change] = {
         Allotment("acme/requests/minute", 60, 30, 4_000_000_000_000, 7)
     ),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
+    "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
+    "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),
+    "chronicle.member_changed": lambda pool, _: pool.chronicle.member_changed("late", "drain", "a"),
 }
 
 
@@ -274,7 +280,8 @@ TENANT_READS = frozenset({"news", "history", "now_ms"})
 TENANT_CHANGES: dict[str, Callable[[TenantBook, Edition], Awaitable[Any]]] = {
     "change": lambda book, known: book.change(
         known, {"acme": None, "late": b"1"}, by="late", action="set", before={}, after={}
-    )
+    ),
+    "mend": lambda book, known: book.mend(known, 5),  # of which the book has one
 }
 
 
