@@ -191,7 +191,7 @@ class Traffic:
         if api is Api.CHAT:
             body |= _special_chat(special)
         elif api is Api.MESSAGES and special < 0.15:
-            tool = {"name": "forecast", "input_schema": _TOOL_SCHEMA}
+            tool = {"name": "forecast", "strict": True, "input_schema": _TOOL_SCHEMA}
             body |= {"tools": [tool], "tool_choice": {"type": "any"}, "max_tokens": 400}
         elif api is Api.COMPLETIONS and special > 0.8:
             body["stop"] = [_words(rng, 1)]
@@ -207,7 +207,7 @@ class Traffic:
 
 def _special_chat(special: float) -> dict[str, Any]:
     if special < 0.1:
-        function = {"name": "forecast", "parameters": _TOOL_SCHEMA}
+        function = {"name": "forecast", "strict": True, "parameters": _TOOL_SCHEMA}
         choice = {"type": "function", "function": {"name": "forecast"}}
         return {"tools": [{"type": "function", "function": function}], "tool_choice": choice, "max_tokens": 400}
     if special < 0.2:

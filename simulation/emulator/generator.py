@@ -15,7 +15,7 @@ from itertools import count
 from dualmap.simulation.emulator.calls import Call, Generation
 from dualmap.simulation.emulator.clock import EngineClock
 from dualmap.simulation.emulator.connection import Responder
-from dualmap.simulation.emulator.errors import engine_dead, kv_load_failed, queue_full
+from dualmap.simulation.emulator.errors import ApiError, engine_dead, kv_load_failed, queue_full
 from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.kv_events import KvEventLog
 from dualmap.simulation.emulator.kv_legs import KvLegs
@@ -362,7 +362,11 @@ class Generator:
             else:
                 call.write(data)
         elif last:
-            call.responder.send(200, call.reply.whole(call.all_ends(), call.usage()))
+            try:
+                status, answer = 200, call.reply.whole(call.all_ends(), call.usage())
+            except ApiError as error:
+                status, answer = error.status, call.reply.refusal(error)
+            call.responder.send(status, answer)
 
     def _begin(self, call: Call, stream: StreamReply) -> None:
         if not call.begun:

@@ -124,12 +124,16 @@ class MessageReply:
         return named_event({"type": "error", "error": {"type": "internal_error", "message": error.message}})
 
     def whole(self, ends: Sequence[Ended], usage: Usage) -> bytes:
+        """Raises ApiError: the model called a tool by what is no object."""
         said = self._script.text(0, ends[0].tokens)
         content: list[dict[str, Any]] = []
         if self._call is None:
             content.append({"type": "text", "text": said})
         elif ends[0].finish_reason == "stop":  # a call that was cut short does not count
-            content.append(self._use(self._call, orjson.loads(said)))
+            arguments = orjson.loads(said)
+            if not isinstance(arguments, dict):
+                raise bad_request(f"1 validation error for AnthropicContentBlock: input: {said} is no dictionary")
+            content.append(self._use(self._call, arguments))
         reason, sequence = self._stop(ends[0])
         answer = {**self._message(content), "usage": self._usage(usage)}
         if reason is not None:  # one that was aborted has none
@@ -199,7 +203,7 @@ def _read_tool_choice(payload: Body) -> ToolCall | None:
             raise missing(f"tools.{index}.name", each)
         if not isinstance(each.get("input_schema"), Mapping):
             raise missing(f"tools.{index}.input_schema", each)
-        tools.append(Tool(each["name"], parameters_of(each, "input_schema")))
+        tools.append(Tool(each["name"], parameters_of(each, "input_schema"), each.get("strict") is True))
     choice = mapping(payload, "tool_choice")
     if choice is None:
         return None

@@ -283,7 +283,7 @@ def _prompt(payload: Body) -> bytes:
 def _read_tool_choice(payload: Body, listed: Sequence[Mapping[str, Any]]) -> ToolCall | None:
     choice = payload.get("tool_choice")
     functions = [
-        Tool(str(each["name"]), parameters_of(each, "parameters"))
+        Tool(str(each["name"]), parameters_of(each, "parameters"), each.get("strict") is True)
         for each in listed
         if each.get("type") == "function" and isinstance(each.get("name"), str)
     ]

@@ -14,6 +14,7 @@ MakeText = Callable[[int], str]
 """An answer's text from its seed."""
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_UNFIT = ("[1, 2]", '"a text"', "7", "null")
 _ANY_OBJECT = {"type": "object", "properties": {"answer": {"type": "string"}}}
 
 
@@ -23,8 +24,13 @@ class Tool:
 
     name: str
     parameters: object
+    strict: bool = False
+    """Arguments fit the schema. Without it vLLM holds a model to JSON alone."""
 
     def arguments(self, seed: int) -> str:
+        """Arguments from a seed: one of four, where they are not strict, is JSON that no schema of arguments allows."""
+        if not self.strict and seed % 4 == 3:
+            return _UNFIT[seed // 4 % len(_UNFIT)]
         return json_sample(self.parameters, seed)
 
 
@@ -124,7 +130,7 @@ def _chat_tools(payload: Body) -> list[Tool]:
         function = each.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise missing(f"tools.{index}.function.name", each)
-        tools.append(Tool(function["name"], parameters_of(function, "parameters")))
+        tools.append(Tool(function["name"], parameters_of(function, "parameters"), function.get("strict") is True))
     return tools
 
 

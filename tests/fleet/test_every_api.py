@@ -48,7 +48,7 @@ def test_json_and_tool_calls_fit_their_schemas_streamed_or_not(fleet: Fleet, cli
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": CITY}}
     place = client.chat.completions.create(model=fleet.model, messages=HELLO, response_format=wanted)
     assert "city" in json.loads(place.choices[0].message.content or "")
-    tools: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": CITY}}]
+    tools: Any = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": CITY}}]
     called: Any = client.chat.completions.create(model=fleet.model, messages=HELLO, tools=tools, tool_choice="required")
     arguments = called.choices[0].message.tool_calls[0].function.arguments
     streamed = ""
@@ -134,7 +134,7 @@ def test_messages_are_created_and_streamed(fleet: Fleet, claude: Anthropic) -> N
 
 
 def test_a_message_uses_a_tool_and_goes_on_with_its_result(fleet: Fleet, claude: Anthropic) -> None:
-    tools: Any = [{"name": "get_weather", "input_schema": CITY}]
+    tools: Any = [{"name": "get_weather", "strict": True, "input_schema": CITY}]
     used: Any = claude.messages.create(
         model=fleet.model, messages=HELLO, max_tokens=100, tools=tools, tool_choice={"type": "any"}
     )

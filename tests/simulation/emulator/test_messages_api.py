@@ -16,6 +16,7 @@ MODEL = "qwen2.5-7b"
 HELLO: Any = [{"role": "user", "content": "hello there"}]
 WEATHER: Any = {
     "name": "get_weather",
+    "strict": True,
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 
@@ -75,6 +76,24 @@ async def test_a_tool_is_used_when_it_must_be_streamed_or_not(
         final: Any = await stream.get_final_message()
     assert final.stop_reason == "tool_use"
     assert final.content[0].input == whole.content[0].input
+
+
+async def test_a_tool_that_is_not_strict_may_be_used_by_what_is_no_object_which_is_refused(
+    anthropic_client: anthropic.AsyncAnthropic,
+) -> None:
+    loose: Any = {**WEATHER, "strict": False}
+    refused, used = 0, 0
+    for number in range(24):
+        messages: Any = [{"role": "user", "content": f"Hello {number}"}]
+        try:
+            answer: Any = await anthropic_client.messages.create(
+                model=MODEL, messages=messages, max_tokens=100, tools=[loose], tool_choice={"type": "any"}
+            )
+            used += isinstance(answer.content[0].input, dict)
+        except anthropic.BadRequestError:
+            refused += 1
+
+    assert refused and used and refused + used == 24
 
 
 async def test_a_tool_s_use_that_is_cut_off_is_none(anthropic_client: anthropic.AsyncAnthropic) -> None:

@@ -15,10 +15,11 @@ WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "get_weather",
+        "strict": True,
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
     },
 }
-CLOCK: Any = {"type": "function", "function": {"name": "get_time"}}
+CLOCK: Any = {"type": "function", "function": {"name": "get_time", "strict": True}}
 
 
 async def refusal(client: httpx.AsyncClient, path: str, **body: Any) -> str:
