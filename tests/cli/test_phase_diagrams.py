@@ -10,7 +10,7 @@ import pytest
 
 from dualmap.cli.phase_diagrams import DRAWINGS, PAGE, Drawing, Frame, files, table
 from dualmap.cli.reference import sections
-from dualmap.router.errors import ConflictError, ReadOnlyError, RouterError, UnsupportedEncodingError
+from dualmap.router.errors import AdminClosedError, ConflictError, ForeignPageError, ReadOnlyError, RouterError
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, TRANSITIONS, Input, Phase
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.support.metric_names import existing_metrics
@@ -60,7 +60,7 @@ def test_the_table_has_a_row_for_each_phase_and_says_where_its_inputs_lead() -> 
 
 def test_the_page_says_of_every_error_and_failure_of_inference_what_the_client_gets() -> None:
     # of /admin, and of paths of the router's own
-    elsewhere = {ConflictError.code, ReadOnlyError.code, UnsupportedEncodingError.code}
+    elsewhere = {ConflictError.code, ReadOnlyError.code, AdminClosedError.code, ForeignPageError.code}
     codes = {kind.code for kind in kinds(RouterError)} - elsewhere
     words = {*codes, *(kind.value for kind in FailureKind), *(outcome.value for outcome in Outcome)}
 

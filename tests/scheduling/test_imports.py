@@ -15,6 +15,7 @@ ALLOWED = {
     "bisect",
     "collections",
     "dataclasses",
+    "difflib",
     "enum",
     "functools",
     "heapq",
@@ -30,6 +31,7 @@ ALLOWED = {
     "statistics",
     "struct",
     "typing",
+    "urllib.parse",
     "xxhash",
 }
 """Nothing that does I/O, reads a clock or hides randomness; nothing of the other rooms."""
@@ -42,7 +44,7 @@ def imported_rooms(source: Path) -> set[str]:
             names |= {alias.name.removeprefix("dualmap.") for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add("." * node.level + (node.module or "").removeprefix("dualmap."))
-    return {name.split(".")[0] for name in names}
+    return {name if name in ALLOWED else name.split(".")[0] for name in names}
 
 
 @pytest.mark.parametrize("source", sorted(ROOM.rglob("*.py")), ids=lambda path: path.relative_to(ROOM).as_posix())

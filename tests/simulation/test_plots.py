@@ -25,7 +25,7 @@ def test_every_plot_is_a_drawing_that_names_its_axes(runs: list[RunResult]) -> N
     drawn = plots.run_plots(runs)
 
     assert set(drawn) == {
-        "on-time-share", "ttft-p90", "e2e-p90", "hit-rate", "pending-tokens", "load-cv", "key-length",
+        "on-time-share", "ttft-p90", "e2e-p90", "hit-rate", "pending-tokens", "load-cv", "key-length", "first-tokens",
     }  # fmt: skip
     for svg in drawn.values():
         assert svg.rstrip().endswith("</svg>")

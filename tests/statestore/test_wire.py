@@ -16,7 +16,7 @@ from redis.asyncio import ConnectionPool
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.pool.replies import TooLateError
+from dualmap.statestore.pool.replies import ForbiddenError, TooLateError
 from dualmap.statestore.pool.scripts import LIBRARY_PREFIX, NO_SCRIPTS, load_scripts
 from dualmap.statestore.redis.servers import Servers
 from dualmap.statestore.redis.wire import MOST_LIBRARIES, OwnClock, Wire, WireCalls
@@ -336,7 +336,7 @@ async def test_a_server_that_others_took_over_from_is_left(
         (b"-OOM command not allowed when used memory > 'maxmemory'.", StoreUnavailableError, "raise its maxmemory"),
         (b"-BUSY Redis is busy running a script.", StoreUnavailableError, "refuses calls"),
         (b"-MISCONF Redis is configured to save RDB snapshots", StoreUnavailableError, "refuses calls"),
-        (b"-NOPERM this user has no permissions to run the 'x' command", StoreConfigurationError, "too little"),
+        (b"-NOPERM this user has no permissions to run the 'x' command", ForbiddenError, "too little"),
         (b"-NOAUTH Authentication required.", StoreConfigurationError, "check user and password"),
         (b"-FENCED fence 7 is no longer the leader's", LeaseLostError, "^fence 7 is no longer the leader's$"),
         (b"-ERR unknown command 'FOO'", StoreError, "could not run a command: ERR unknown command"),
