@@ -161,7 +161,8 @@ async def test_a_stream_outlives_the_renewal_of_the_endpoints_certificate(
     go_on.set()
     rest = await streaming.chunk()
     while b"[DONE]" not in rest:  # what comes at once may be one chunk
-        assert (piece := await streaming.chunk())
+        piece = await streaming.chunk()
+        assert piece, "the stream ended before its answer"
         rest += piece
     assert b"after" in rest
 
