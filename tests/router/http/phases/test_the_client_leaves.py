@@ -7,7 +7,10 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
+from dualmap.router.tenants.directory import TenantDirectory
+from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router.http import kit
@@ -15,6 +18,7 @@ from tests.router.http.kit import PlacedRequest, Script, StartInstance, StartRou
 from tests.router.http.phases.answers import StartFleet, whole_answer, whole_stream
 
 USER = {"role": "user", "content": "hi"}
+TENANT = TenantSettings(name="acme", keys=(TenantKeySettings(name="ci", key=SecretStr("acme-secret")),))
 
 
 @pytest.mark.parametrize("leave", ["close", "reset"])
@@ -175,8 +179,9 @@ async def _leaves_after(
             await talk.chunk(event)
         await talk.until_closed()
 
-    intake, _, client = await fleet(script, settings={"continue_streams": continues})
-    client.request(path, {"model": "m", "stream": True, **body})
+    tenants = TenantDirectory((), [TENANT])  # answers of other clients are not charged, and so not counted
+    intake, _, client = await fleet(script, settings={"continue_streams": continues, "tenants": tenants})
+    client.request(path, {"model": "m", "stream": True, **body}, headers="x-api-key: acme-secret\r\n")
     await client.head()
     got = b""
     while not got.endswith(events[-1]):
