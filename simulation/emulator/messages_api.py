@@ -130,7 +130,10 @@ class MessageReply:
         if self._call is None:
             content.append({"type": "text", "text": said})
         elif ends[0].finish_reason == "stop":  # a call that was cut short does not count
-            arguments = orjson.loads(said)
+            try:
+                arguments = orjson.loads(said)
+            except orjson.JSONDecodeError:  # a stop sequence cut it
+                arguments = None
             if not isinstance(arguments, dict):
                 raise bad_request(f"1 validation error for AnthropicContentBlock: input: {said} is no dictionary")
             content.append(self._use(self._call, arguments))
