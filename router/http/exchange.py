@@ -174,7 +174,7 @@ class Exchange:
         self._port_refuses = port_refuses
         self._hides_usage = hides_usage
         self._awaits_output = awaits_output
-        self._may_give_back = awaits_output and not stops_at_mark
+        self._may_give_back = not stops_at_mark
         self._relay = relay
         self._last_pieces: list[bytes] = []
         """The last pieces of the body, behind the earlier ones. The earlier ones are dropped once the last ones are
