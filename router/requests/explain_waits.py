@@ -35,8 +35,8 @@ async def waits_of(explanation: Explanation, pool: ServedPool) -> dict[str, Any]
 
 
 async def _waits_in(each: PlacementRound, explanation: Explanation, pool: ServedPool) -> Sequence[Wait]:
-    ended_s, placed_s = explanation.done_s, explanation.placed_s or 0.0
-    until_ms = None if ended_s is None else each.enqueued_ms + round((ended_s - placed_s) * 1000)
+    # The store reserved between the request's start and its reply, so its end counts from the start at the latest.
+    until_ms = None if explanation.done_s is None else each.enqueued_ms + round(explanation.done_s * 1000)
     slo_ms = round(explanation.slo_s * 1000)
     return await pool.store.queues.waits(
         explanation.request_id, each.decision.instance_id, slo_ms, each.enqueued_ms, each.placed_ms, until_ms

@@ -5,13 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dualmap.router.requests.explain import Explanation
+from dualmap.router.requests.explain import Explanation, PlacementRound
 from dualmap.router.requests.explain_waits import NAMED, reasons, waits_of
-from dualmap.scheduling.queues.queue_log import Deferral, Wait, WaitEnd, WentAhead
+from dualmap.scheduling.placing.decision import Decision, Reason
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.queues.queue_log import (
+    Deferral,
+    QueueStep,
+    StepKind,
+    Wait,
+    WaitEnd,
+    WentAhead,
+    wait_in_queue,
+)
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.statestore.errors import StoreUnavailableError
@@ -127,3 +138,24 @@ async def test_a_request_that_was_not_held_has_no_waits(slow: Any) -> None:
     explanation = (await higher).explain()
 
     assert await waits_of(replace(explanation, rounds=()), runtime.pools.pools["default"]) == {"waits": []}
+
+
+async def test_a_grant_is_found_of_a_request_whose_reservation_was_answered_late() -> None:
+    """The store reserved at 1000 ms, its reply took 500 ms, the grant came at 1600 ms and the answer at 1700 ms."""
+    steps = (QueueStep(StepKind.GRANTED, "slow", 1600, 1000),)
+
+    async def waits(request_id: str, instance_id: str, *figures: int) -> list[Wait]:
+        slo_ms, enqueued_ms, since_ms, until_ms = figures
+        return [wait_in_queue(instance_id, request_id, slo_ms, enqueued_ms, since_ms, steps, until_ms)]
+
+    pool: Any = SimpleNamespace(
+        store=SimpleNamespace(queues=SimpleNamespace(waits=waits)), scheduling=SimpleNamespace(classes=CLASSES)
+    )
+    held = PlacementRound(
+        ("a",), {}, Decision("a", 0, 100, 1.0, Reason.ONLY_ONE), 1, PlaceStatus.HELD, placed_ms=1000, enqueued_ms=1000
+    )
+    explanation = replace(EXPLAINED, rounds=(held,), placed_s=0.5, done_s=0.7)
+
+    (wait,) = (await waits_of(explanation, pool))["waits"]
+
+    assert wait["end"] == "granted"
