@@ -15,14 +15,6 @@ COPY README.md LICENSE hatch_build.py ./
 # There is no git here that tells the version: make image, Compose (VERSION=…) and CI give it; 0.0 is none.
 ARG VERSION=
 COPY dualmap dualmap
-COPY api_bodies api_bodies
-COPY cli cli
-COPY router router
-COPY runtime runtime
-COPY scheduling scheduling
-COPY simulation simulation
-COPY statestore statestore
-COPY workers workers
 RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/dualmap/bin/pip install --no-cache-dir --no-deps . \
     && rm -rf /opt/dualmap/lib/python3*/site-packages/pip /opt/dualmap/bin/pip*
 

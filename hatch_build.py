@@ -1,4 +1,4 @@
-"""Builds the native relay (router/relay/relay.c) where there is a C compiler; without it the wheel is pure Python.
+"""Builds the native relay (dualmap/router/relay/relay.c) where there is a C compiler; without it a wheel is pure Python.
 
 DUALMAP_NATIVE=no leaves the relay out, and with DUALMAP_NATIVE=yes a build without it fails.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("router/relay/relay.c")
+SOURCE = Path("dualmap/router/relay/relay.c")
 NAME = "_relay.abi3.so"
 """The extension is built for the stable ABI of Python 3.11, so it serves every later Python, too."""
 
@@ -30,9 +30,8 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         choice = os.environ.get("DUALMAP_NATIVE", "auto")
         if choice == "no":
             return
-        root = Path(self.root)
-        source = next((path for path in (root / SOURCE, root / "dualmap" / SOURCE) if path.is_file()), None)
-        if source is None:
+        source = Path(self.root) / SOURCE
+        if not source.is_file():
             raise FileNotFoundError(f"{SOURCE} is missing")
         editable = version == "editable"
         folder = source.parent if editable else self._make_folder()

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("dualmap", "api_bodies", "cli", "router", "runtime", "scheduling", "simulation", "statestore", "workers")
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in OUTSIDE)]
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -58,7 +57,7 @@ def texts() -> Iterator[Path]:
     """Everything that people read: documents, and sources for their messages and comments. Tests are left out."""
     yield from PAGES
     yield from (ROOT / name for name in ("Makefile", "Dockerfile", "mkdocs.yml", "docker-compose.yml"))
-    for folder in (*ROOMS, "research", "examples", "benchmarks", "deploy"):
+    for folder in ("dualmap", "examples", "benchmarks", "deploy"):
         yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".yml"})
 
 
@@ -98,7 +97,7 @@ def test_faults_are_found_by_short_cells_and_by_messages_that_the_product_has() 
     page = (ROOT / "docs" / "operate" / "faults.md").read_text("utf-8")
     _, _, table = page.partition("| symptom | command | expected output | what the fleet does |")
     rows = [cells(row) for row in table.partition("\n\n")[0].splitlines()[2:]]
-    sources = "".join(path.read_text("utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    sources = "".join(path.read_text("utf-8") for path in (ROOT / "dualmap").rglob("*.py"))
     sources = re.sub(r'"\s*\n\s*f?"', "", sources)
 
     assert len(rows) > 20

@@ -88,8 +88,7 @@ def test_pre_commit_runs_the_checks_of_scripts_test() -> None:
 
 def test_coverage_is_of_the_branches_of_every_package_and_may_not_sink() -> None:
     coverage = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["coverage"]
-    packages = {link.name for link in (ROOT / "dualmap").iterdir() if link.is_symlink()}
 
     assert coverage["run"]["branch"]
-    assert set(coverage["run"]["source"]) == packages
+    assert coverage["run"]["source"] == ["dualmap"]
     assert coverage["report"]["fail_under"] > 80

@@ -163,7 +163,7 @@ def test_nothing_else_formats_a_key() -> None:
     formatting = re.compile(r"\{\{|:queue:|:kv:|:request:")
     offenders = [
         path.relative_to(ROOT)
-        for path in (ROOT / "statestore").rglob("*.py")
+        for path in (ROOT / "dualmap" / "statestore").rglob("*.py")
         if path.name != "keys.py" and formatting.search(path.read_text())
     ]
 

@@ -145,7 +145,7 @@ def case(random: Random) -> Case:
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The harness, compiled."""
-    return compiled(ROOT / "router" / "relay", tmp_path_factory.mktemp("fuzz"))
+    return compiled(ROOT / "dualmap" / "router" / "relay", tmp_path_factory.mktemp("fuzz"))
 
 
 def compiled(sources: Path, folder: Path) -> Path:
