@@ -1,4 +1,4 @@
-"""Builds the native relay (dualmap/router/relay/relay.c) where there is a C compiler; without it a wheel is pure Python.
+"""Builds the native relay (dualmap/router/relay/relay.c) where there is a C compiler; else a wheel is pure Python.
 
 DUALMAP_NATIVE=no leaves the relay out, and with DUALMAP_NATIVE=yes a build without it fails.
 """

@@ -35,6 +35,7 @@ import time
 import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -508,7 +509,8 @@ async def campaign(fleet: FleetProcess, instances: Instances, options: argparse.
                     instances.kill(0)
                     instances.start(0)
                 else:
-                    fleet.kill(f"router-{kills % 3 + 1}")
+                    with suppress(ProcessLookupError):  # the one that was killed last is still being started again
+                        fleet.kill(f"router-{kills % 3 + 1}")
     await asyncio.sleep(SETTLE_S)
     return outcomes
 
