@@ -18,11 +18,11 @@ from statistics import fmean
 
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.simulation.commands.tenant_options import tenant_mix
-from dualmap.simulation.generators.calibration import quantile
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RequestOutcome
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.simulate import Simulation
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RequestOutcome
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.virtual_time.simulate import Simulation
+from dualmap.simulation.workload.trace_figures import quantile
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 INSTANCES = 8

@@ -45,7 +45,7 @@ from dualmap.cli.fleet_plan import free_ports
 from dualmap.research.chaos.answers import Answer, Api, Choice, MalformedError, StreamReader
 from dualmap.research.chaos.fleet_process import FleetProcess, unconfigured
 from dualmap.research.provenance import Provenance
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 APIS = {"chat": Api.CHAT, "completions": Api.COMPLETIONS, "messages": Api.MESSAGES, "responses": Api.RESPONSES}
 EMULATED = f"{sys.executable} -m dualmap emulate --instances 1 --port {{port}} --time-scale 4"

@@ -31,9 +31,9 @@ from dualmap.research.suites.suite import OURS
 from dualmap.research.variant import parse_variant
 from dualmap.research.workload import PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.results import Percentiles, RequestOutcome
-from dualmap.simulation.simulate import Simulation
-from dualmap.simulation.traces import Trace
+from dualmap.simulation.figures.results import Percentiles, RequestOutcome
+from dualmap.simulation.virtual_time.simulate import Simulation
+from dualmap.simulation.workload.traces import Trace
 
 VARIANT = parse_variant(OURS, SchedulingSettings())
 LONGEST_STEP_S = 1.0

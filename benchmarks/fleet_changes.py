@@ -21,12 +21,12 @@ from statistics import fmean
 from dualmap.research.confidence import Mean
 from dualmap.scheduling.request.machine import Refusal, TurnedAway
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.event_queue import Priority
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RequestOutcome, RunRecord
-from dualmap.simulation.scenario import FleetChange, Scenario, SpeedChange
-from dualmap.simulation.simulate import Simulation
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RequestOutcome, RunRecord
+from dualmap.simulation.virtual_time.event_queue import Priority
+from dualmap.simulation.virtual_time.scenario import FleetChange, Scenario, SpeedChange
+from dualmap.simulation.virtual_time.simulate import Simulation
+from dualmap.simulation.workload.sources import TraceSource
 
 CHANGE_S, END_S = 60.0, 140.0
 INSTANCES = 8

@@ -2,8 +2,8 @@
 
 Every workload runs twice through the same simulated fleet, with KV memory as the preset has it and with a part of it,
 so that caches turn over. In brackets the hit rate that the router expected. The rate is a share of what the fleet
-sustains (``simulation.bounds``). Figures are means over the seeds; the last column is the difference on time, seed by
-seed, with its 95 % confidence interval.
+sustains (``simulation.capacity.bounds``). Figures are means over the seeds; the last column is the difference on time,
+seed by seed, with its 95 % confidence interval.
 
     python benchmarks/kv_events_hit_rate.py --requests 1500 --seeds 4
 """
@@ -16,13 +16,13 @@ from statistics import fmean
 
 from dualmap.research.confidence import Mean
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.bounds import bounds_of
-from dualmap.simulation.generators import GENERATORS
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.runs import RunJob, map_jobs
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.capacity.bounds import bounds_of
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.virtual_time.runs import RunJob, map_jobs
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.workload.generators import GENERATORS
+from dualmap.simulation.workload.sources import TraceSource
 
 
 @dataclass(frozen=True)

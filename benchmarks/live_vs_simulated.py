@@ -30,12 +30,12 @@ from pathlib import Path
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.commands.options import policies_of
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.routed_chains import routed_chains
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.simulate import simulate
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.replay.routed_chains import routed_chains
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.virtual_time.simulate import simulate
+from dualmap.simulation.workload.sources import TraceSource
 
 CAPACITY_POINTS = 3.0
 HIT_POINTS = 2.0

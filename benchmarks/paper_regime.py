@@ -29,7 +29,7 @@ from dualmap.research.workload import PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.queues import granting
 from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, PlanStep, QueueHead, QueueOrder, QueuePlan
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.goodput import find_goodput
+from dualmap.simulation.capacity.goodput import find_goodput
 
 HOST = "kv_capacity_tokens=184151+host_kv_tokens=1200000"
 """KV memory of the card beside the weights, and 64 GB behind it."""

@@ -13,8 +13,8 @@ Three ceilings, from the nearest to the farthest:
   no imbalance, and even a single prompt is spread over the whole fleet, so that its own prefill takes a fraction of its
   time. First come, first served, it is no bound in theory: a placement could keep long prompts on instances of their
   own, and so let short ones overtake them.
-* ``ideal``: ``simulation.bounds``, which no placement and no order can pass. It leaves out the longest prompts and all
-  waiting, and most of the decoding of short traces.
+* ``ideal``: ``simulation.capacity.bounds``, which no placement and no order can pass. It leaves out the longest prompts
+  and all waiting, and most of the decoding of short traces.
 
 Room is the ceiling over the best other, seed by seed, with the 95 % confidence interval of its mean.
 """
@@ -36,9 +36,9 @@ from dualmap.research.targets import TARGETS
 from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PAPER_CAPS, PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.engine_types import EngineConfig
-from dualmap.simulation.runs import map_jobs
-from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.virtual_time.runs import map_jobs
+from dualmap.simulation.virtual_time.scenario import Scenario
 
 OURS = "dualmap-least-cost"
 CEILINGS = ("ideal hits", "one machine", "ideal")

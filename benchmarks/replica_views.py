@@ -5,7 +5,7 @@ each knows of the load of the instances and of their caches; beside them those o
 
 Requests come to the replicas in turn, first come, first served. A cell is the share on time in percent and, behind the
 stroke, the share of prompt tokens found in caches, both in the mean over the seeds. A column is a number of replicas
-and what each knows of the load (``simulation.load_view``), as ``8:late``; behind a further colon, as
+and what each knows of the load (``simulation.virtual_time.load_view``), as ``8:late``; behind a further colon, as
 ``8:late:reported``, instances report their caches to every replica.
 """
 
@@ -21,8 +21,8 @@ from dualmap.research.run_cache import RunCache
 from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.load_view import READ_VIEWS, LoadView
-from dualmap.simulation.runs import map_jobs
+from dualmap.simulation.virtual_time.load_view import READ_VIEWS, LoadView
+from dualmap.simulation.virtual_time.runs import map_jobs
 
 POLICIES = "dualmap,dualmap-least-cost,min-ttft,preble,dynamo,sglang,llm-d"
 COLUMNS = "shared,8:exact,8:late,1:gauges,8:own,8:late:reported"

@@ -12,7 +12,7 @@ from dualmap.research.studies.autoscaling import COLD_START_S, DAY_LEAST, DAY_MO
 from dualmap.research.studies.plan import DEFAULT_POLICY, FULL, variant_of
 from dualmap.research.variant import ScenarioOptions
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.simulation.autoscale import Autoscale
+from dualmap.simulation.virtual_time.autoscale import Autoscale
 
 
 def autoscale_of(text: str) -> Autoscale:

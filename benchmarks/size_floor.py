@@ -19,8 +19,8 @@ from dualmap.research.studies.clairvoyant import paid_hours, steady
 from dualmap.research.studies.plan import DEFAULT_POLICY, FULL, PAPER_INSTANCES, Plan, variant_of
 from dualmap.research.workload import Workload
 from dualmap.scheduling.values import value
-from dualmap.simulation.runs import default_workers
-from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.virtual_time.runs import default_workers
+from dualmap.simulation.virtual_time.scenario import FleetChange
 
 STEP_S = 30.0
 SIZES = range(1, 12)

@@ -20,12 +20,12 @@ from random import Random
 
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.simulation.commands.tenant_options import tenant_mix
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RequestOutcome, RunResult
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.simulate import Simulation, simulate
-from dualmap.simulation.tenant_mix import TenantMix
-from dualmap.simulation.traces import Trace, TraceRequest
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RequestOutcome, RunResult
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.virtual_time.simulate import Simulation, simulate
+from dualmap.simulation.workload.tenant_mix import TenantMix
+from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 INSTANCES = 8

@@ -28,6 +28,9 @@ FOLDERS = {
         "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin",
         "ui", "serving",
     ),
+    "simulation": (
+        "engine", "workload", "figures", "virtual_time", "capacity", "replay", "emulator", "calibrate", "commands",
+    ),
 }  # fmt: skip
 """The folders of a room. Each may import those before it, and the modules beside the folders, which import none of
 them."""

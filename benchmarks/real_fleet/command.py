@@ -35,10 +35,10 @@ from dualmap.simulation.commands.options import (
     trace_source,
 )
 from dualmap.simulation.errors import SimulationError
-from dualmap.simulation.on_time import TPOT_SLO_S
-from dualmap.simulation.plots import PlottingUnavailableError
-from dualmap.simulation.recording import render_mooncake
-from dualmap.simulation.replay_bodies import Endpoint
+from dualmap.simulation.figures.on_time import TPOT_SLO_S
+from dualmap.simulation.figures.plots import PlottingUnavailableError
+from dualmap.simulation.replay.replay_bodies import Endpoint
+from dualmap.simulation.workload.recording import render_mooncake
 from real_fleet import instances as instances_options
 from real_fleet import routers as routers_options
 from real_fleet.errors import LackingError

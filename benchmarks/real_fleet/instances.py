@@ -22,9 +22,9 @@ from typing import Any
 from dualmap.cli.fleet_plan import emulated_pool, first_of_free_ports, plain
 from dualmap.runtime.pool_settings import KvEventSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.settings import EmulatorSettings
-from dualmap.simulation.time_scale import scaled_scheduling
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.emulator.time_scale import scaled_scheduling
+from dualmap.simulation.engine.presets import find_preset
 from dualmap.workers.probe import EngineFacts, Prober
 from real_fleet.errors import LackingError
 from real_fleet.machine import Card

@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from string import ascii_uppercase
 
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 from real_fleet.errors import LackingError
 
 VOCABULARY = 4096
@@ -22,7 +22,7 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _SPACE = "Ġ"
 """A space as byte level BPE writes it."""
 _FIRST_WORD = 300
-"""Words begin there, as ``simulation.prompts`` has them when it sends ids."""
+"""Words begin there, as ``simulation.workload.prompts`` has them when it sends ids."""
 _SPLITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )

@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from dualmap.simulation.plots import Series, lines
-from dualmap.simulation.replay_report import ReplayedRequest, ReplayRecord, ReplayReport, summarize_replay
+from dualmap.simulation.figures.plots import Series, lines
+from dualmap.simulation.replay.replay_report import ReplayedRequest, ReplayRecord, ReplayReport, summarize_replay
 from real_fleet.errors import LackingError
 
 RESULTS, RECORDS, TABLE = "results.json", "records", "table.md"

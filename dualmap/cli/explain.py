@@ -15,7 +15,7 @@ from rich.table import Table
 from dualmap.cli.admin_api import AdminApi, NotKnownError, add_connection_arguments
 from dualmap.cli.errors import CommandError
 from dualmap.cli.settings import Settings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 
 LISTED = 20
 

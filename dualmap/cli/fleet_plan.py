@@ -19,8 +19,8 @@ from dualmap.cli.settings import Settings
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.state.instance import Role
-from dualmap.simulation.settings import EmulatorSettings
-from dualmap.simulation.time_scale import scaled_scheduling
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.emulator.time_scale import scaled_scheduling
 from dualmap.statestore.url import without_password
 
 # Stages in which children stop: those that accept requests first, those that serve them last.

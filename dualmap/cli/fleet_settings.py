@@ -14,7 +14,7 @@ from dualmap.cli.admin_api import AdminApi, add_connection_arguments
 from dualmap.cli.configuration import counted
 from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 
 _ACTIONS = {
     "set": "change scheduling settings for all replicas and workers, while they run",

@@ -19,7 +19,7 @@ from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.durations import duration_s
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 
 _FIGURES = (
     "prefill_tokens_per_s",

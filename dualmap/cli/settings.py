@@ -11,7 +11,7 @@ from dualmap.router.settings import RouterSettings, not_finite
 from dualmap.runtime.pool_settings import PoolSettings, UpstreamSettings
 from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.settings import WorkerSettings
 

@@ -20,7 +20,7 @@ from dualmap.cli.settings import Settings
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.spelling import did_you_mean
 from dualmap.runtime.tenant_settings import NAME_IN_WORDS, NAME_PATTERN, LimitSettings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 
 _ACTIONS = {
     "list": "all tenants",

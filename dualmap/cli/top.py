@@ -31,7 +31,7 @@ from dualmap.router.ui.chronicler import RECENT_SAMPLES, ended, lately_of
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 from dualmap.statestore.answers import PoolOverview
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreError

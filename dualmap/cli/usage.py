@@ -18,7 +18,7 @@ from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
 from dualmap.runtime.spelling import did_you_mean
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.terminal import terminal
 
 _GROUPS: Final = ("day", "pool", "tenant", "key", "class", "model")
 _COUNTS: Final = (

@@ -10,8 +10,8 @@ from typing import TypeVar
 from dualmap.research.figures import Figures
 from dualmap.research.run import Run, Search
 from dualmap.research.run_cache import RunCache
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.runs import map_jobs, run_job
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.virtual_time.runs import map_jobs, run_job
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")

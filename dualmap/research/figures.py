@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.figures.results import RunResult
 
 
 @dataclass(frozen=True, slots=True)

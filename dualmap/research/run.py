@@ -9,10 +9,10 @@ from dualmap.research.run_cache import RunCache
 from dualmap.research.targets import MAIN, Target
 from dualmap.research.variant import Variant
 from dualmap.research.workload import Workload
-from dualmap.simulation.arrivals import Loop
-from dualmap.simulation.goodput import find_goodput
-from dualmap.simulation.runs import RunJob
-from dualmap.simulation.scenario import Scenario
+from dualmap.simulation.capacity.goodput import find_goodput
+from dualmap.simulation.virtual_time.runs import RunJob
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.workload.arrivals import Loop
 
 START_SHARE = 0.8
 """Part of the sustainable rate of all requests where searches start."""

@@ -20,7 +20,7 @@ from dualmap import api_bodies, scheduling, simulation, statestore
 from dualmap.research.figures import Figures
 from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
-from dualmap.simulation.runs import RunJob
+from dualmap.simulation.virtual_time.runs import RunJob
 
 _APART = {
     "dualmap.api_bodies": frozenset[str](),

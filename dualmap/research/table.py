@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 
 from dualmap.research.confidence import Mean
 from dualmap.research.figures import Figures
-from dualmap.simulation.fitting_table import fitting_table
+from dualmap.simulation.figures.fitting_table import fitting_table
 
 Cell = str | float | int
 ABSENT = "–"

@@ -16,12 +16,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from dualmap.research.workload import Workload
 from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, SchedulingSettings
-from dualmap.simulation.autoscale import Autoscale
 from dualmap.simulation.errors import SimulationError
-from dualmap.simulation.load_view import LoadView
-from dualmap.simulation.roles import roles_of
-from dualmap.simulation.router_queue import RouterQueueRule
-from dualmap.simulation.scenario import Dispatch, Scenario, SpeedChange
+from dualmap.simulation.virtual_time.autoscale import Autoscale
+from dualmap.simulation.virtual_time.load_view import LoadView
+from dualmap.simulation.virtual_time.roles import roles_of
+from dualmap.simulation.virtual_time.router_queue import RouterQueueRule
+from dualmap.simulation.virtual_time.scenario import Dispatch, Scenario, SpeedChange
 
 SLOWDOWN = 2.0
 """The factor by which slow instances of a fleet are slower."""

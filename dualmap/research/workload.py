@@ -9,13 +9,13 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
-from dualmap.simulation.bounds import Bounds, bounds_of, sustainable_rate
-from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.capacity.bounds import Bounds, bounds_of, sustainable_rate
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.engine.presets import find_preset
 from dualmap.simulation.errors import TraceError
-from dualmap.simulation.generators import GeneratorSpec
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.scenario import FleetChange
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.virtual_time.scenario import FleetChange
+from dualmap.simulation.workload.generators import GeneratorSpec
+from dualmap.simulation.workload.sources import TraceSource
 
 PAPER_CAPS: Mapping[str, int] = MappingProxyType({"qwen2.5-7b-910b4": 20_480, "qwen2.5-14b-910b3": 10_240})
 """The longest prompts of the paper's evaluation by preset, in tokens."""
@@ -107,7 +107,7 @@ class Workload:
 
     traffic: Traffic
     preset: str
-    """The kind of instance; changes of its engine may stand behind a colon, see ``simulation.presets``."""
+    """The kind of instance; changes of its engine may stand behind a colon, see ``simulation.engine.presets``."""
     instances: int
     requests: int
     warm_up_requests: int | None = None
@@ -175,7 +175,7 @@ class Workload:
         return tuple(range(1, min(wanted, length // self.requests) + 1))
 
     def sustainable_per_s(self, seed: int) -> float:
-        """The rate that the instances can sustain for all requests, see ``simulation.bounds``."""
+        """The rate that the instances can sustain for all requests, see ``simulation.capacity.bounds``."""
         return _sustainable_per_s(self, seed)
 
     def bounds(self, seed: int, slo_s: float) -> Bounds:

@@ -28,7 +28,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from tests.conformance.server import Server, connected
 from tests.support.ports import first_port
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.routed_chains import routed_chains
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.simulate import simulate
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.replay.routed_chains import routed_chains
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.virtual_time.simulate import simulate
+from dualmap.simulation.workload.sources import TraceSource
 from tests.fleet.fleet_process import running_fleet
 
 TRACE, REQUESTS, CAP, RATE_PER_S, SKIP = "coding", 200, 20_480, 3.5, 20

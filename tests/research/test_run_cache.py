@@ -9,11 +9,11 @@ from dualmap.research.figures import Figures
 from dualmap.research.run_cache import RunCache, code_digest, run_key
 from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.autoscale import Autoscale
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.runs import RunJob
-from dualmap.simulation.scenario import Scenario
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.virtual_time.autoscale import Autoscale
+from dualmap.simulation.virtual_time.runs import RunJob
+from dualmap.simulation.virtual_time.scenario import Scenario
+from dualmap.simulation.workload.sources import TraceSource
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 JOB = RunJob(TraceSource("uniform", 30), Scenario(SchedulingSettings(policy="llm-d"), ENGINE, instances=2), 4.0)

@@ -6,9 +6,9 @@ from dualmap.research.variant import SETTINGS, VariantError, described, describe
 from dualmap.research.workload import Traffic, Workload
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import Role
-from dualmap.simulation.autoscale import Autoscale
-from dualmap.simulation.presets import find_preset
-from dualmap.simulation.scenario import Dispatch, FleetChange, Scenario
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.virtual_time.autoscale import Autoscale
+from dualmap.simulation.virtual_time.scenario import Dispatch, FleetChange, Scenario
 
 BASE = SchedulingSettings(slo_ttft_s=3.0)
 EIGHT = Workload(Traffic("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 80, warm_up_requests=0)

@@ -13,7 +13,7 @@ import pytest
 
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 
 StartEmulator = Callable[..., Awaitable[EmulatedInstance]]
 Condition = Callable[[], bool] | Callable[[], Awaitable[bool]]

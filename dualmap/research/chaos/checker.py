@@ -20,7 +20,7 @@ from dualmap.simulation.emulator.openai_api import read_chat, read_completion
 from dualmap.simulation.emulator.replies import Ended, Reply, Stamp, Usage
 from dualmap.simulation.emulator.responses_api import read_response
 from dualmap.simulation.emulator.served_names import ServedNames
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 
 _READERS: Mapping[Api, Callable[[Mapping[str, Any], Limits, Stamp], tuple[GenerationRequest, Reply]]] = {
     Api.CHAT: read_chat,

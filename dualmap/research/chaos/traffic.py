@@ -14,7 +14,7 @@ from typing import Any
 from dualmap.research.chaos.answers import Api
 from dualmap.research.chaos.checker import Outcome, Question, RightAnswers, Verdict, judge
 from dualmap.simulation.http_client import HttpClient, HttpClientError
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 _SHARES = {Api.CHAT: 40, Api.COMPLETIONS: 30, Api.MESSAGES: 20, Api.RESPONSES: 10}
 _STREAMED = 0.7

@@ -25,8 +25,8 @@ from dualmap.research.chaos.traffic import TrafficPlan
 from dualmap.research.table import Table, rich_table
 from dualmap.runtime.durations import duration_s
 from dualmap.simulation.commands.options import OptionError, exit_code
-from dualmap.simulation.settings import EmulatorSettings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.figures.terminal import terminal
 
 _TRAFFIC = TrafficPlan()
 

@@ -13,11 +13,11 @@ from dualmap.research.studies.registry import PAPER, STUDIES, run_studies
 from dualmap.research.suites.suite import SUITES
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.commands.options import OptionError, exit_code, policies_of, slo_tpot_s_of, write_whole
-from dualmap.simulation.generators import DEFAULT_SEED
-from dualmap.simulation.plots import require_matplotlib
-from dualmap.simulation.presets import CHANGES, UnknownPresetError, find_preset
-from dualmap.simulation.settings import EngineSettings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.engine.presets import CHANGES, UnknownPresetError, find_preset
+from dualmap.simulation.engine.settings import EngineSettings
+from dualmap.simulation.figures.plots import require_matplotlib
+from dualmap.simulation.figures.terminal import terminal
+from dualmap.simulation.workload.generators import DEFAULT_SEED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

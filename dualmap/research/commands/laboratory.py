@@ -20,10 +20,10 @@ from dualmap.research.targets import TARGETS, targets_of
 from dualmap.research.workload import PRESET_SHORTHANDS, Traffic, recorded, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.commands.options import OptionError, exit_code, slo_tpot_s_of, write_whole
-from dualmap.simulation.presets import CHANGES, UnknownPresetError, find_preset
-from dualmap.simulation.roles import roles_of
-from dualmap.simulation.settings import EngineSettings
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.engine.presets import CHANGES, UnknownPresetError, find_preset
+from dualmap.simulation.engine.settings import EngineSettings
+from dualmap.simulation.figures.terminal import terminal
+from dualmap.simulation.virtual_time.roles import roles_of
 
 REPORT = "report.md"
 _WHAT_RUNS = (

@@ -14,10 +14,10 @@ from dualmap.research.table import Cell, Table
 from dualmap.research.variant import ScenarioOptions, Variant
 from dualmap.research.workload import Workload
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.simulation import plots
-from dualmap.simulation.autoscale import Autoscale
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.scalers import SCALERS
+from dualmap.simulation.figures import plots
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.virtual_time.autoscale import Autoscale
+from dualmap.simulation.virtual_time.scalers import SCALERS
 
 WARM_START_S = 10.0
 """A warm standby instance in the paper's experiments."""

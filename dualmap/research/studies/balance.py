@@ -12,7 +12,7 @@ from dualmap.research.report import Plot, Section
 from dualmap.research.studies.plan import Plan
 from dualmap.research.table import Cell, Table
 from dualmap.scheduling.state.ring import RING_SEEDS, Ring
-from dualmap.simulation import plots
+from dualmap.simulation.figures import plots
 
 CHOICES = (1, 2, 3, 4, 5)
 SIZES = (8, 16, 24, 32)

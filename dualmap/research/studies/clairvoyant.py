@@ -11,7 +11,7 @@ from dualmap.research.run import Search
 from dualmap.research.studies.plan import DEFAULT_POLICY, PAPER_INSTANCES, Plan, variant_of
 from dualmap.research.targets import Target
 from dualmap.research.workload import Traffic, Workload
-from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.virtual_time.scenario import FleetChange
 
 TARGET = Target("97", "on_time", 0.97, "97 % on time")
 STEP_S = 60.0

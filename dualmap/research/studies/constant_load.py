@@ -11,8 +11,7 @@ from dualmap.research.run import Run
 from dualmap.research.studies.autoscaling import elastic, started
 from dualmap.research.studies.plan import Plan
 from dualmap.research.table import Cell, Table
-from dualmap.simulation.autoscale import SizeChange
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.figures.results import RunResult, SizeChange
 
 CONSTANT_LOADS = ((0.4, 4), (0.6, 4), (1.0, 8))
 """(part of what 8 instances sustain, instances at the start)."""

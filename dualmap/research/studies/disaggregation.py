@@ -14,8 +14,8 @@ from dualmap.research.table import Cell, Column, Table, titles
 from dualmap.research.variant import Variant
 from dualmap.research.workload import Workload
 from dualmap.scheduling.settings import PolicyName
-from dualmap.simulation import plots
-from dualmap.simulation.on_time import TIGHT_TPOT_SLO_S
+from dualmap.simulation.figures import plots
+from dualmap.simulation.figures.on_time import TIGHT_TPOT_SLO_S
 
 MIXED = "8M"
 SPLITS = ("4P4D", "5P3D", "6P2D")

@@ -10,8 +10,8 @@ from dualmap.research.report import Plot, Section
 from dualmap.research.studies.plan import DEFAULT_POLICY, Plan, policy_title, variant_of
 from dualmap.research.table import Cell, Table
 from dualmap.scheduling.settings import PolicyName
-from dualmap.simulation import plots
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.figures import plots
+from dualmap.simulation.figures.results import RunResult
 
 POLICIES: tuple[PolicyName, ...] = ("cache-affinity", "least-loaded", "dualmap-no-rebalance", "dualmap", DEFAULT_POLICY)
 LOAD = 0.75

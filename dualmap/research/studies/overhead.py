@@ -23,10 +23,10 @@ from dualmap.scheduling.state.hotness import HotnessWindow
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once, drive_now
-from dualmap.simulation.simulated_fleet import SimulatedFleet
-from dualmap.simulation.simulated_pool import SimulatedPool
-from dualmap.simulation.sources import TraceSource
-from dualmap.simulation.traces import Trace
+from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
+from dualmap.simulation.virtual_time.simulated_pool import SimulatedPool
+from dualmap.simulation.workload.sources import TraceSource
+from dualmap.simulation.workload.traces import Trace
 from dualmap.statestore.memory.sorted_set import SortedSet
 
 POLICIES: tuple[PolicyName, ...] = ("dualmap", DEFAULT_POLICY, "min-ttft", "preble", "llm-d")

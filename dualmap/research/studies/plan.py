@@ -10,10 +10,10 @@ from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PAPER_CAPS, Traffic, Workload, traffic_of
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.simulation.bounds import Bounds
-from dualmap.simulation.goodput import GROWTH
-from dualmap.simulation.on_time import TPOT_SLO_S
-from dualmap.simulation.traces import Trace
+from dualmap.simulation.capacity.bounds import Bounds
+from dualmap.simulation.capacity.goodput import GROWTH
+from dualmap.simulation.figures.on_time import TPOT_SLO_S
+from dualmap.simulation.workload.traces import Trace
 
 PAPER_INSTANCES = 8
 PAPER_SLO_S = 5.0

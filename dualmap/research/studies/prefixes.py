@@ -9,10 +9,10 @@ from dualmap.research.bench import Bench
 from dualmap.research.report import Plot, Section
 from dualmap.research.studies.plan import Plan, variant_of
 from dualmap.research.table import Cell, Table
-from dualmap.simulation import plots
-from dualmap.simulation.generators.calibration import cached_tokens_if_infinite, quantile, trace_figures
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.traces import Trace
+from dualmap.simulation.figures import plots
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.workload.trace_figures import cached_tokens_if_infinite, quantile, trace_figures
+from dualmap.simulation.workload.traces import Trace
 
 KEY_SIZES = (8, 16, 32)
 LOAD = 0.75

@@ -23,9 +23,9 @@ from dualmap.research.table import Cell, Column, Table, titles
 from dualmap.research.targets import BOTH, MAIN
 from dualmap.research.workload import Workload
 from dualmap.scheduling.settings import PolicyName
-from dualmap.simulation import plots
-from dualmap.simulation.bounds import Bounds, short_trace_note
-from dualmap.simulation.goodput import ON_TIME_SHARE
+from dualmap.simulation.capacity.bounds import Bounds, short_trace_note
+from dualmap.simulation.capacity.goodput import ON_TIME_SHARE
+from dualmap.simulation.figures import plots
 
 CAPACITY_COLUMNS = (
     Column("on time %", "on_time", 100),

@@ -13,9 +13,9 @@ from dualmap.research.studies.plan import DEFAULT_POLICY, Plan, policy_title, va
 from dualmap.research.table import Cell, Column, Table, titles
 from dualmap.research.workload import Workload
 from dualmap.scheduling.settings import PolicyName
-from dualmap.simulation import plots
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.figures import plots
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.virtual_time.scenario import FleetChange
 
 POLICIES: tuple[PolicyName, ...] = (
     "dualmap",

@@ -11,7 +11,7 @@ from dualmap.research.suites.summary import SUMMARY, summary_tables
 from dualmap.research.table import Column, Table, counted, markdown_table, shown, titles
 from dualmap.research.targets import MAIN
 from dualmap.research.variant import described
-from dualmap.simulation.bounds import Bounds, short_trace_note
+from dualmap.simulation.capacity.bounds import Bounds, short_trace_note
 
 
 def first_tables(outcome: SuiteResult) -> list[Table]:

@@ -13,7 +13,7 @@ from dualmap.research.table import ABSENT, Table, shown
 from dualmap.research.targets import BOTH, Target
 from dualmap.research.variant import Variant
 from dualmap.scheduling.placing.policies.registry import granting_order
-from dualmap.simulation.on_time import TPOT_SLO_S
+from dualmap.simulation.figures.on_time import TPOT_SLO_S
 
 
 def order_tables(outcome: SuiteResult) -> list[Table]:

@@ -16,7 +16,7 @@ from dualmap.research.targets import MAIN, Target, targets_of
 from dualmap.research.variant import Variant, VariantError, parse_variant
 from dualmap.research.workload import Workload
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 from dualmap.simulation.errors import SimulationError
 
 Place = tuple[Workload, int]

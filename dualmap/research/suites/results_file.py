@@ -18,7 +18,7 @@ from dualmap.research.suites.suite import Suite
 from dualmap.research.targets import targets_of
 from dualmap.research.variant import described, described_variant, first_reason
 from dualmap.research.workload import Traffic, Workload
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 from dualmap.simulation.errors import SimulationError
 
 RESULTS = "results.json"

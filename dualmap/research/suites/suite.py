@@ -20,7 +20,7 @@ OWN_QUEUES = (
     "llm-d-latency own=llm-d-latency,queue_order=fifo,router_queue=llm-d-deadline",
     "dynamo own=dynamo,queue_order=fifo,router_queue=dynamo-wspt",
 )
-"""Policies with the queues and orders that their own routers have, see ``simulation.router_queue``."""
+"""Policies with the queues and orders that their own routers have, see ``simulation.virtual_time.router_queue``."""
 
 
 def peers(of: str) -> tuple[str, ...]:

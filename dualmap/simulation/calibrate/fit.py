@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from dualmap.simulation.step_time import StepCosts, attention_pairs
+from dualmap.simulation.engine.step_time import StepCosts, attention_pairs
 
 _SHARES: Final = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9)
 """Shares of the least decode step that reading the weights may take."""

@@ -18,9 +18,9 @@ from typing import TypeVar
 import orjson
 
 from dualmap.runtime.trust import InstanceTrust
-from dualmap.simulation.answer_stream import EVENT_END
 from dualmap.simulation.calibrate.fit import DecodeTime, PrefillTime
 from dualmap.simulation.http_client import HttpClient, HttpClientError
+from dualmap.simulation.replay.answer_stream import EVENT_END
 
 _MAX_ANSWER_TOKENS = 1024
 _LEAST_DECODE_S = 0.4

@@ -8,8 +8,9 @@ from typing import Any
 import yaml
 
 from dualmap.simulation.calibrate.fit import Fitted
-from dualmap.simulation.settings import CostSettings, EmulatorSettings
-from dualmap.simulation.step_time import StepCosts
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.engine.settings import CostSettings
+from dualmap.simulation.engine.step_time import StepCosts
 
 
 @dataclass(frozen=True, slots=True)

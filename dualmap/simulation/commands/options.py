@@ -17,20 +17,20 @@ from dualmap.runtime.spelling import did_you_mean
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
-from dualmap.simulation.arrivals import TRACE_TIMES, Loop
-from dualmap.simulation.autoscale import Autoscale
-from dualmap.simulation.calibrated import ENDINGS, find_engine
-from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.calibrate.calibrated import ENDINGS, find_engine
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError
+from dualmap.simulation.engine.settings import EngineSettings
 from dualmap.simulation.errors import SimulationError
-from dualmap.simulation.generators import DEFAULT_SEED, GENERATORS
-from dualmap.simulation.load_view import LoadView
-from dualmap.simulation.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError
-from dualmap.simulation.roles import roles_for, roles_of
-from dualmap.simulation.runs import default_workers
-from dualmap.simulation.scalers import SCALERS
-from dualmap.simulation.scenario import Dispatch, Scenario
-from dualmap.simulation.settings import EngineSettings
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.virtual_time.autoscale import Autoscale
+from dualmap.simulation.virtual_time.load_view import LoadView
+from dualmap.simulation.virtual_time.roles import roles_for, roles_of
+from dualmap.simulation.virtual_time.runs import default_workers
+from dualmap.simulation.virtual_time.scalers import SCALERS
+from dualmap.simulation.virtual_time.scenario import Dispatch, Scenario
+from dualmap.simulation.workload.arrivals import TRACE_TIMES, Loop
+from dualmap.simulation.workload.generators import DEFAULT_SEED, GENERATORS
+from dualmap.simulation.workload.sources import TraceSource
 
 DEFAULT_INSTANCES = 8
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.commands.options import OptionError, exit_code, write_whole
 from dualmap.simulation.commands.progress import progress_bars
-from dualmap.simulation.generators.calibration import trace_figures
-from dualmap.simulation.recording import merge_recordings, render_mooncake
-from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.engine.settings import EngineSettings
+from dualmap.simulation.workload.recording import merge_recordings, render_mooncake
+from dualmap.simulation.workload.trace_figures import trace_figures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

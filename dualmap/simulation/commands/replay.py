@@ -23,12 +23,12 @@ from dualmap.simulation.commands.options import (
     trace_source,
     write_whole,
 )
-from dualmap.simulation.on_time import TPOT_SLO_S
-from dualmap.simulation.replay import ReplayOptions, ReplayProgress, replay
-from dualmap.simulation.replay_bodies import Endpoint
-from dualmap.simulation.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
-from dualmap.simulation.terminal import terminal
-from dualmap.simulation.traces import Trace
+from dualmap.simulation.figures.on_time import TPOT_SLO_S
+from dualmap.simulation.figures.terminal import terminal
+from dualmap.simulation.replay.replay import ReplayOptions, ReplayProgress, replay
+from dualmap.simulation.replay.replay_bodies import Endpoint
+from dualmap.simulation.replay.replay_report import ReplayRecord, record_lines, report_tables, summarize_replay
+from dualmap.simulation.workload.traces import Trace
 
 SOME_FAILED = 1
 

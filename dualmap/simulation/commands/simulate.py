@@ -12,7 +12,9 @@ from pathlib import Path
 import orjson
 from rich.progress import Progress
 
-from dualmap.simulation.bounds import bounds_of, short_trace_note
+from dualmap.simulation.capacity.bounds import bounds_of, short_trace_note
+from dualmap.simulation.capacity.fleet_size import FleetSize, FleetSizeJob, run_fleet_size
+from dualmap.simulation.capacity.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
 from dualmap.simulation.commands.options import (
     ConfiguredFleet,
     FleetOptions,
@@ -32,14 +34,12 @@ from dualmap.simulation.commands.options import (
 from dualmap.simulation.commands.progress import progress_bars
 from dualmap.simulation.commands.simulate_tenants import run_tenants
 from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table, size_table
-from dualmap.simulation.first_tokens import first_tokens_over_time
-from dualmap.simulation.fleet_size import FleetSize, FleetSizeJob, run_fleet_size
-from dualmap.simulation.goodput import ON_TIME_SHARE, Goodput, GoodputJob, run_goodput
-from dualmap.simulation.results import RunResult
-from dualmap.simulation.runs import RunJob, map_jobs, run_job
-from dualmap.simulation.simulate import simulate
-from dualmap.simulation.sources import TraceSource
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.first_tokens import first_tokens_over_time
+from dualmap.simulation.figures.results import RunResult
+from dualmap.simulation.figures.terminal import terminal
+from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.virtual_time.simulate import simulate
+from dualmap.simulation.workload.sources import TraceSource
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def _run(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
     if options.loop.concurrency is not None and (arguments.mode == "goodput" or arguments.rate is not None):
         raise OptionError("--concurrency has no rate: leave out --rate, and goodput")
     if arguments.plots is not None and arguments.mode == "run":
-        from dualmap.simulation.plots import require_matplotlib
+        from dualmap.simulation.figures.plots import require_matplotlib
 
         require_matplotlib()
     if arguments.mode == "goodput":
@@ -243,7 +243,7 @@ def _search_alone(search: GoodputJob, progress: Progress) -> Goodput:
 
 
 def _write_plots(results: list[RunResult], folder: Path) -> None:
-    from dualmap.simulation.plots import run_plots
+    from dualmap.simulation.figures.plots import run_plots
 
     for name, svg in run_plots(results).items():
         write_whole(folder / f"{name}.svg", svg)

@@ -13,10 +13,10 @@ from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.commands.options import FleetOptions, OptionError, write_whole
 from dualmap.simulation.commands.progress import progress_bars
 from dualmap.simulation.commands.tenant_options import tenant_mix
-from dualmap.simulation.fitting_table import fitting_table
-from dualmap.simulation.results import RunResult, TenantResult
-from dualmap.simulation.runs import RunJob, map_jobs, run_job
-from dualmap.simulation.terminal import terminal
+from dualmap.simulation.figures.fitting_table import fitting_table
+from dualmap.simulation.figures.results import RunResult, TenantResult
+from dualmap.simulation.figures.terminal import terminal
+from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_job
 
 NO_SHARES = "none"
 SHARES = "shares"

@@ -8,12 +8,11 @@ from itertools import islice
 from rich.table import Table
 
 from dualmap.scheduling.scaling.role_plan import RoleChange
-from dualmap.simulation.autoscale import SizeChange
-from dualmap.simulation.bounds import Bounds
-from dualmap.simulation.fitting_table import fitting_table
-from dualmap.simulation.fleet_size import FleetSize, FleetSizeJob
-from dualmap.simulation.goodput import Goodput
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.capacity.bounds import Bounds
+from dualmap.simulation.capacity.fleet_size import FleetSize, FleetSizeJob
+from dualmap.simulation.capacity.goodput import Goodput
+from dualmap.simulation.figures.fitting_table import fitting_table
+from dualmap.simulation.figures.results import RunResult, SizeChange
 
 Show = Callable[[RunResult], str]
 
@@ -82,7 +81,7 @@ def roles_table(changes: Sequence[tuple[float, RoleChange]]) -> Table:
 
 
 def goodput_table(found: Sequence[tuple[str, Goodput]], bounds: Bounds) -> Table:
-    """One row per policy, and the bounds, see ``simulation.bounds``."""
+    """One row per policy, and the bounds, see ``simulation.capacity.bounds``."""
     table = Table(box=None, header_style="bold")
     for index, column in enumerate(("policy", "goodput/s", "fails at", "runs")):
         table.add_column(column, justify="right" if index else "left")

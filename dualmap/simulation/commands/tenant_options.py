@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dualmap.scheduling.tenants.tenant import Tenant
-from dualmap.simulation.bounds import sustainable_rate
-from dualmap.simulation.engine_types import EngineConfig
+from dualmap.simulation.capacity.bounds import sustainable_rate
+from dualmap.simulation.engine.engine_types import EngineConfig
 from dualmap.simulation.errors import TraceError
-from dualmap.simulation.generators import DEFAULT_SEED, GeneratorSpec
-from dualmap.simulation.sources import TraceSource
-from dualmap.simulation.tenant_mix import TenantMix, TenantTraffic
+from dualmap.simulation.workload.generators import DEFAULT_SEED, GeneratorSpec
+from dualmap.simulation.workload.sources import TraceSource
+from dualmap.simulation.workload.tenant_mix import TenantMix, TenantTraffic
 
 MEASURED_REQUESTS = 2000
 """Requests of a tenant's trace by which its rate is found where it is given in multiples of the fleet."""

@@ -14,7 +14,7 @@ from dualmap.simulation.emulator.inference import Inference
 from dualmap.simulation.emulator.routes import Route, Routes
 from dualmap.simulation.emulator.served_names import ServedNames
 from dualmap.simulation.emulator.server_info import ServerInfo
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 
 VERSION = "0.32.0+emulated"
 _RESPONSES = "/v1/responses/"

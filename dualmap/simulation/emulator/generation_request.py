@@ -14,7 +14,7 @@ from dualmap.simulation.emulator.fields import Body, flag, integer, number, text
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer, next_seed
 from dualmap.simulation.emulator.served_names import Adapter, ServedNames
-from dualmap.simulation.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
+from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
 MAX_ANSWERS = 16_384
 """Answers to one prompt at most, vLLM's own limit."""

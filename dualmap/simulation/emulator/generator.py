@@ -21,10 +21,10 @@ from dualmap.simulation.emulator.kv_events import KvEventLog
 from dualmap.simulation.emulator.kv_legs import KvLegs
 from dualmap.simulation.emulator.metrics import InstanceMetrics
 from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply
-from dualmap.simulation.engine import Engine
-from dualmap.simulation.engine_types import EngineRequest, EngineStatistics, Event, EventKind
-from dualmap.simulation.kv_pool import KvPool
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.engine.engine import Engine
+from dualmap.simulation.engine.engine_types import EngineRequest, EngineStatistics, Event, EventKind
+from dualmap.simulation.engine.kv_pool import KvPool
 
 _MIN_TICK_S = 0.0005
 FLUSH_INTERVAL_S = 0.005

@@ -22,7 +22,7 @@ from dualmap.simulation.emulator.pooling_api import read_embedding, read_rerank,
 from dualmap.simulation.emulator.replies import Reply, Stamp, StreamReply
 from dualmap.simulation.emulator.responses_api import ResponseReply, StoredResponses, read_response
 from dualmap.simulation.emulator.routes import Route, Routes, send
-from dualmap.simulation.tokenizer import count_tokens
+from dualmap.simulation.workload.tokenizer import count_tokens
 
 R = TypeVar("R", bound=Reply)
 Read = Callable[[Body, Limits, Stamp], tuple[GenerationRequest, R]]

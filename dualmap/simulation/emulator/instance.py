@@ -11,7 +11,7 @@ from dualmap.simulation.emulator.errors import bad_request
 from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.kv_events import KvEventLog
 from dualmap.simulation.emulator.served_names import ServedNames
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 
 if TYPE_CHECKING:
     from dualmap.simulation.emulator.kv_publisher import KvEventPublisher

@@ -13,7 +13,7 @@ import orjson
 import xxhash
 
 from dualmap.simulation.emulator.errors import bad_request, not_emulated
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 _REFUSED = (
     "pattern", "patternProperties", "not", "if", "dependentSchemas", "dependentRequired", "minProperties",

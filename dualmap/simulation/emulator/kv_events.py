@@ -10,8 +10,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from dualmap.simulation.emulator.generation_request import Prompt
-from dualmap.simulation.kv_pool import CacheChange, Journal
-from dualmap.simulation.tokenizer import TOKEN_BYTES
+from dualmap.simulation.engine.kv_pool import CacheChange, Journal
+from dualmap.simulation.workload.tokenizer import TOKEN_BYTES
 
 if TYPE_CHECKING:
     from dualmap.simulation.emulator.kv_publisher import KvEventPublisher

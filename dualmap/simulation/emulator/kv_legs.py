@@ -20,8 +20,8 @@ from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.fields import read_json, whole_number
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.engine.kv_transfer import KvTransfer
 from dualmap.simulation.http_client import HttpClient, HttpClientError
-from dualmap.simulation.kv_transfer import KvTransfer
 
 CALL_TIMEOUT_S = 5.0
 

@@ -9,7 +9,7 @@ import xxhash
 
 from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 MAX_LOGPROBS = 20
 

@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.logprobs import read_chat_logprobs, read_comple
 from dualmap.simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
 from dualmap.simulation.emulator.replies import Stamp
 from dualmap.simulation.emulator.structured import read_chat_tools, read_output_format
-from dualmap.simulation.tokenizer import TOKEN_BYTES, decode, render_chat
+from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
 AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"

@@ -15,7 +15,7 @@ from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.logprobs import chat_logprobs, completion_logprobs
 from dualmap.simulation.emulator.replies import DONE, Ended, Stamp, Usage, event
 from dualmap.simulation.emulator.structured import ToolCall
-from dualmap.simulation.tokenizer import encode
+from dualmap.simulation.workload.tokenizer import encode
 
 _MARK = "\ue000"
 """Placeholder for an answer's text while its frame is formatted."""

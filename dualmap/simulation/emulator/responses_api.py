@@ -24,7 +24,7 @@ from dualmap.simulation.emulator.generation_request import (
 from dualmap.simulation.emulator.openai_api import AFTER_MESSAGE, cache_scope, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
-from dualmap.simulation.tokenizer import render_chat
+from dualmap.simulation.workload.tokenizer import render_chat
 
 _NO_STORE = (
     "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable "

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import xxhash
 
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 TOKEN_CHARS = 4
 _RECOMPUTED = "recomputed"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.simulation.emulator.instance import EmulatedInstance
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.openai_api import (
     token_texts,
 )
 from dualmap.simulation.emulator.routes import Route, Routes, send
-from dualmap.simulation.tokenizer import encode
+from dualmap.simulation.workload.tokenizer import encode
 
 
 class ServerInfo:

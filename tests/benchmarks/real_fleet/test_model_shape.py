@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from real_fleet.model_shape import SHAPES, write_model
 
-from dualmap.simulation.prompts import PromptWriter
-from dualmap.simulation.traces import TraceRequest
+from dualmap.simulation.workload.prompts import PromptWriter
+from dualmap.simulation.workload.traces import TraceRequest
 
 tokenizers = pytest.importorskip("tokenizers")
 

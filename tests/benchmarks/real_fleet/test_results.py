@@ -9,7 +9,7 @@ import pytest
 from real_fleet.errors import LackingError
 from real_fleet.results import RECORDS, Results, Run, joined, pictures, rows_of, table
 
-from dualmap.simulation.replay_report import ReplayedRequest, record_lines
+from dualmap.simulation.replay.replay_report import ReplayedRequest, record_lines
 
 RESULTS = Results(
     provenance={"commit": "abc", "date": "2026-11-26", "command": "python -m benchmarks.real_fleet"},

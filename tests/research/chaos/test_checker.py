@@ -14,8 +14,8 @@ import pytest
 from dualmap.research.chaos.answers import Api
 from dualmap.research.chaos.checker import Outcome, Question, RightAnswers, judge
 from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.http_client import HttpClient
-from dualmap.simulation.settings import EmulatorSettings
 
 SETTINGS = EmulatorSettings(port=0, time_scale=20, stream_interval=3)
 TOOL = {"name": "forecast", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}

@@ -8,7 +8,7 @@ from dualmap.research.studies.plan import Plan, rules_of
 from dualmap.research.studies.registry import PAPER
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.commands.options import OptionError
-from dualmap.simulation.settings import EngineSettings
+from dualmap.simulation.engine.settings import EngineSettings
 
 
 def plan_of(*options: str) -> Plan:

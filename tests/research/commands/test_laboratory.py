@@ -6,8 +6,8 @@ import pytest
 
 from dualmap.research.commands import laboratory
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.engine.settings import EngineSettings
 from dualmap.simulation.errors import SimulationError
-from dualmap.simulation.settings import EngineSettings
 
 TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "30"]
 

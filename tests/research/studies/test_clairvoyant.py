@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualmap.research.studies.clairvoyant import paid_hours
-from dualmap.simulation.scenario import FleetChange
+from dualmap.simulation.virtual_time.scenario import FleetChange
 
 
 def test_hours_are_those_of_each_size_and_of_each_start() -> None:

@@ -9,8 +9,7 @@ from dualmap.research.bench import Bench
 from dualmap.research.run import Run
 from dualmap.research.studies.constant_load import FOUND_S, constant_load_section, in_words
 from dualmap.research.studies.plan import QUICK
-from dualmap.simulation.autoscale import SizeChange
-from dualmap.simulation.results import RunResult
+from dualmap.simulation.figures.results import RunResult, SizeChange
 
 TINY = replace(QUICK, toolagent_requests=100, skip_requests=20, scaling_requests=60, constant_s=20, constant_seeds=2)
 

@@ -19,7 +19,7 @@ from dualmap.research.suites.study import suite_section
 from dualmap.research.suites.suite import SUITES, Suite
 from dualmap.scheduling.placing.policies.registry import granting_order
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
-from dualmap.simulation.sources import TraceSource
+from dualmap.simulation.workload.sources import TraceSource
 
 pytestmark = pytest.mark.timeout(600)  # the first test runs all experiments: minutes of computing on a slow machine
 

@@ -10,7 +10,7 @@ from dualmap.research.suites.suite import Suite
 from dualmap.research.variant import parse_variant
 from dualmap.research.workload import Traffic, Workload
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 
 WORKLOAD = Workload(Traffic("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 800)
 FIGURES = Figures(

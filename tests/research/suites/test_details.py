@@ -4,7 +4,7 @@ from rich.console import Console
 
 from dualmap.research.suites.details import detail_tables, render_markdown
 from dualmap.research.table import rich_table
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 from tests.research.suites.samples import outcome
 
 

@@ -11,7 +11,7 @@ from dualmap.research.suites.results import SuiteResult
 from dualmap.research.suites.results_file import ResultsError, read_outcome, render_json
 from dualmap.research.variant import parse_variant
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 from tests.research.suites.samples import outcome
 
 

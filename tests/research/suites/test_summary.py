@@ -4,7 +4,7 @@ from dualmap.research.suites.details import render_markdown
 from dualmap.research.suites.results import Rate, RateResult, SuiteResult
 from dualmap.research.suites.summary import summary_tables
 from dualmap.research.table import Table
-from dualmap.simulation.bounds import Bounds
+from dualmap.simulation.capacity.bounds import Bounds
 from tests.research.suites.samples import FIGURES, WORKLOAD, outcome
 
 OVERLOAD = Rate(1.5, of_saturation=True)

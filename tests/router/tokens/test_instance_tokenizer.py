@@ -18,7 +18,7 @@ from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from tests.router import tools
 
 BLOCK_TOKENS = 4

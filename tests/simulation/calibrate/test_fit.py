@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dualmap.simulation.calibrate.fit import DecodeTime, PrefillTime, fit_costs, non_negative
-from dualmap.simulation.presets import PRESETS
-from dualmap.simulation.step_time import StepCosts
+from dualmap.simulation.engine.presets import PRESETS
+from dualmap.simulation.engine.step_time import StepCosts
 
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 BATCHES = tuple((size, size * context) for size in (1, 2, 4, 8, 16, 32) for context in (64, 2048))

@@ -6,8 +6,8 @@ import yaml
 
 from dualmap.simulation.calibrate.fit import Fitted
 from dualmap.simulation.calibrate.preset import Limits, preset_yaml
-from dualmap.simulation.presets import PRESETS
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.engine.presets import PRESETS
 
 
 def test_a_preset_is_a_configuration_file_of_the_measured_engine(tmp_path: Path) -> None:

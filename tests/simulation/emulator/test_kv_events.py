@@ -13,8 +13,8 @@ import zmq.asyncio
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
-from dualmap.simulation.settings import EmulatorSettings
-from dualmap.simulation.tokenizer import encode
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.workload.tokenizer import encode
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.sockets import EventSockets
 from tests.support.ports import first_port

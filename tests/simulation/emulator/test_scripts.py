@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualmap.simulation.emulator.scripts import TOKEN_CHARS, GivenText, MadeUpText, Script, begun_answer
-from dualmap.simulation.prompts import WORDS
+from dualmap.simulation.workload.prompts import WORDS
 
 
 def test_an_answer_s_text_does_not_depend_on_how_it_is_cut() -> None:

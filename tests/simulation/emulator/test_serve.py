@@ -12,14 +12,14 @@ import httpx
 import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from tests.support.ports import PORTS_EACH, first_port
 
 PROGRAM = """
 import sys
 import uvloop
 from dualmap.simulation.emulator.serve import serve
-from dualmap.simulation.settings import EmulatorSettings
+from dualmap.simulation.emulator.settings import EmulatorSettings
 settings = EmulatorSettings(port=0, instances=2, shutdown_timeout_s=float(sys.argv[1]))
 uvloop.run(serve(settings, on_ready=lambda urls: print(*urls, flush=True)))
 """

@@ -1,0 +1,336 @@
+"""The work of a step of the engine: queue, running set, KV blocks. Durations are in ``engine``.
+
+The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
+sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
+budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
+fit. A decode leg is given its blocks in the same way and does not hold up those behind it while its KV is being
+transferred; then it goes ahead of the queue, and its last prompt token is computed, to sample from. When decoding
+sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the
+head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or
+decoding.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from dualmap.simulation.engine.decode_batch import DecodeBatch
+from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
+from dualmap.simulation.engine.kv_pool import KvPool
+from dualmap.simulation.engine.sequence import EngineSequence
+from dualmap.simulation.engine.staged_kv import HeldKv, StagedKv
+from dualmap.simulation.engine.step_time import attention_pairs
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step's work. The decoding sequences are those in the batch."""
+
+    prefill_tokens: int
+    prefill_pairs: int
+    """Pairs of a prefilled token and one that it attends to."""
+    prefilled: tuple[EngineSequence, ...]
+    """Sequences whose prompt the step completes."""
+    decodes: bool = True
+    """Whether the batch generates a token; if not, decoding waits for the prompts."""
+
+
+class EngineScheduler:
+    """Waiting and running sequences of one engine and the memory they share. Appends to ``events`` what happens."""
+
+    def __init__(self, config: EngineConfig, events: list[Event], pool: KvPool) -> None:
+        self.pool = pool
+        self.batch = DecodeBatch(config.block_tokens)
+        self.waiting: OrderedDict[str, EngineSequence] = OrderedDict()
+        self.running: OrderedDict[str, EngineSequence] = OrderedDict()
+        """Running sequences, in order of admission."""
+        self.pulling: dict[str, EngineSequence] = {}
+        """Decode legs that have their blocks and wait for their KV."""
+        self.arrived: OrderedDict[str, EngineSequence] = OrderedDict()
+        """Decode legs whose KV is there, until a step takes them."""
+        self.staged = StagedKv(config.staged_timeout_s)
+        self._config = config
+        self._events = events
+        self._prefilling: EngineSequence | None = None
+        self._admissions = 0
+        self._prefill_tokens = 0
+        self._generated_tokens = 0
+        self._queried_tokens = 0
+        self._hit_tokens = 0
+        self._preemptions = 0
+        self._expired = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step could have work, memory permitting."""
+        return bool(self.waiting or self.running or self.arrived)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request of this id is here, or its staged KV."""
+        return any(
+            request_id in place for place in (self.waiting, self.running, self.pulling, self.arrived, self.staged)
+        )
+
+    def enqueue(self, request: EngineRequest) -> None:
+        sequence = EngineSequence(request, prefill_tokens=request.prompt_tokens, awaits_kv=request.awaits_kv)
+        self.waiting[request.request_id] = sequence
+
+    # one step -------------------------------------------------------------------------------------------------
+    def plan_step(self, start_s: float) -> StepPlan:
+        """Choose the work of the step that starts now and take the blocks it needs."""
+        no_room = self._config.prefill_first and self.batch.size > 0
+        if no_room:
+            chunks = self._schedule_prefill(start_s, self._config.max_num_batched_tokens, may_admit=True)
+            if chunks:
+                return self._step_of(chunks, decodes=False)
+        while self.batch.size and self.batch.blocks_needed(1) > self.pool.available_blocks:
+            self._preempt(next(reversed(self.running.values())), start_s)
+            no_room = True
+        self.allocate_decode(self.batch.steps + 1)
+        budget = self._config.max_num_batched_tokens - self.batch.size
+        return self._step_of(self._schedule_prefill(start_s, budget, may_admit=not no_room), decodes=True)
+
+    def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool) -> StepPlan:
+        tokens = sum(chunk for _sequence, _start, chunk in chunks)
+        self._prefill_tokens += tokens
+        return StepPlan(
+            prefill_tokens=tokens,
+            prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
+            prefilled=tuple(one for one, _start, _chunk in chunks if one.computed_tokens == one.prefill_tokens),
+            decodes=decodes,
+        )
+
+    def allocate_decode(self, through_step: int) -> None:
+        """Take the blocks that decoding needs up to and including a step of the batch; they must be there."""
+        steps = through_step - self.batch.allocated_steps
+        if steps > 0:
+            self.pool.take_private(self.batch.blocks_needed(steps))
+            self.batch.allocated_steps = through_step
+
+    def advance_decode(self, steps: int) -> None:
+        """Note that a number of steps has ended: every decoding sequence has as many tokens more."""
+        self.batch.advance(steps)
+        self._generated_tokens += steps * self.batch.size
+
+    def end_step(self, prefilled: tuple[EngineSequence, ...], end_s: float) -> None:
+        """The last of the steps so far has ended at ``end_s``: ends and first tokens."""
+        for sequence in self.batch.take_ended():
+            self._finish(sequence, end_s)
+        for sequence in prefilled:
+            sequence.generated_tokens += 1
+            self._generated_tokens += 1
+            self.batch.join(sequence)
+            if not sequence.started:
+                sequence.started = True
+                cached = sequence.cached_tokens or 0
+                self._events.append(Event(EventKind.FIRST_TOKEN, end_s, sequence.request.request_id, cached))
+            if sequence.generated_tokens == sequence.request.output_tokens:
+                self._finish(sequence, end_s)
+
+    # prefill --------------------------------------------------------------------------------------------------
+    def _schedule_prefill(
+        self, start_s: float, budget: int, *, may_admit: bool
+    ) -> list[tuple[EngineSequence, int, int]]:
+        """Spend ``budget`` tokens on prompts: (sequence, tokens computed before, tokens now)."""
+        chunks: list[tuple[EngineSequence, int, int]] = []
+        current = self._prefilling
+        if current is not None and budget > 0:
+            chunk = min(budget, current.prefill_tokens - current.computed_tokens)
+            if self._fits(current, chunk):
+                chunks.append((current, current.computed_tokens, chunk))
+                self._compute(current, chunk)
+                budget -= chunk
+            else:
+                self._preempt(current, start_s)
+                may_admit = False
+        while budget > 0 and may_admit and len(self.running) < self._config.max_num_seqs:
+            sequence = self._next_admitted(start_s)
+            if sequence is None:
+                break
+            chunk = min(budget, sequence.prefill_tokens - sequence.computed_tokens)
+            chunks.append((sequence, sequence.computed_tokens, chunk))
+            self._compute(sequence, chunk)
+            budget -= chunk
+        return chunks
+
+    def _next_admitted(self, start_s: float) -> EngineSequence | None:
+        """The next one to compute, in the running set; None if there is none, or its blocks do not fit."""
+        if self.arrived:
+            _, sequence = self.arrived.popitem(last=False)
+            self._run(sequence, start_s)
+            return sequence
+        while self.waiting:
+            sequence = next(iter(self.waiting.values()))
+            if not self._admit(sequence, start_s):
+                return None
+            if not sequence.awaits_kv:
+                return sequence
+        return None
+
+    def _admit(self, sequence: EngineSequence, start_s: float) -> bool:
+        """Take the head of the queue, with its hit, to those that run or pull; False if its prompt does not fit."""
+        block_tokens, request = self._config.block_tokens, sequence.request
+        # The last token is always computed, so that there is something to sample from.
+        hits, idle_hits = self.pool.match(request.block_hashes, (sequence.prefill_tokens - 1) // block_tokens)
+        needed = -(-sequence.prefill_tokens // block_tokens) - hits
+        if needed > self.pool.available_blocks - idle_hits:
+            return False
+        del self.waiting[request.request_id]
+        self.pool.hold_hits(request.block_hashes[:hits])
+        sequence.held_blocks = hits
+        sequence.computed_tokens = hits * block_tokens
+        self._queried_tokens += sequence.prefill_tokens
+        self._hit_tokens += sequence.computed_tokens
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = sequence.computed_tokens
+        if sequence.awaits_kv:
+            self._pull(sequence, needed, start_s)
+        else:
+            self._run(sequence, start_s)
+        return True
+
+    def _run(self, sequence: EngineSequence, start_s: float) -> None:
+        request_id = sequence.request.request_id
+        self.running[request_id] = sequence
+        self._admissions += 1
+        sequence.order = self._admissions
+        self._prefilling = sequence
+        self._events.append(Event(EventKind.SCHEDULED, start_s, request_id, sequence.computed_tokens))
+
+    # transfers ------------------------------------------------------------------------------------------------
+    def _pull(self, sequence: EngineSequence, needed: int, start_s: float) -> None:
+        """Reserve what the transfer will fill; blocks enter the cache when it is through."""
+        request = sequence.request
+        self.pool.take_private(needed)
+        sequence.private_blocks = needed
+        self.pulling[request.request_id] = sequence
+        missing = sequence.prefill_tokens - sequence.computed_tokens
+        self._events.append(Event(EventKind.PULLING, start_s, request.request_id, missing))
+
+    def receive(self, request_id: str) -> bool:
+        """The KV of a pulling request is there; False if it does not pull (any more)."""
+        sequence = self.pulling.pop(request_id, None)
+        if sequence is None:
+            return False
+        self.arrived[request_id] = sequence
+        hashes = sequence.request.block_hashes
+        self.pool.give_private(len(hashes) - sequence.held_blocks)
+        self.pool.hold(hashes[sequence.held_blocks :])
+        sequence.private_blocks -= len(hashes) - sequence.held_blocks
+        sequence.held_blocks = len(hashes)
+        sequence.computed_tokens = sequence.prefill_tokens - 1
+        sequence.awaits_kv = False
+        return True
+
+    def lose_kv(self, request_id: str) -> bool:
+        """The transfer has failed: the request goes to the head of the queue, to be prefilled here. False if it does
+        not pull (any more)."""
+        sequence = self.pulling.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._free(self._withdraw(sequence))
+        sequence.awaits_kv = False
+        self.waiting[request_id] = sequence
+        self.waiting.move_to_end(request_id, last=False)
+        return True
+
+    def release_staged(self, request_id: str) -> bool:
+        kv = self.staged.take(request_id)
+        if kv is not None:
+            self._free(kv)
+        return kv is not None
+
+    def expire(self, now_s: float) -> None:
+        """Free staged KV whose time is over."""
+        for request_id, staged in self.staged.take_expired(now_s):
+            self._free(staged.kv)
+            self._expired += 1
+            self._events.append(Event(EventKind.EXPIRED, now_s, request_id, staged.tokens))
+
+    def _fits(self, sequence: EngineSequence, chunk: int) -> bool:
+        blocks = -(-(sequence.computed_tokens + chunk) // self._config.block_tokens)
+        return blocks - sequence.held_blocks - sequence.private_blocks <= self.pool.available_blocks
+
+    def _compute(self, sequence: EngineSequence, chunk: int) -> None:
+        """Take blocks for a chunk; full prompt blocks enter the cache as they are scheduled, as in vLLM."""
+        block_tokens, hashes = self._config.block_tokens, sequence.request.block_hashes
+        computed = sequence.computed_tokens + chunk
+        cacheable = min(computed // block_tokens, len(hashes))
+        private = -(-computed // block_tokens) - cacheable
+        # A private block that has become full changes places, so that no block is taken for it.
+        if private < sequence.private_blocks:
+            self.pool.give_private(sequence.private_blocks - private)
+        self.pool.hold(hashes[sequence.held_blocks : cacheable])
+        if private > sequence.private_blocks:
+            self.pool.take_private(private - sequence.private_blocks)
+        sequence.held_blocks, sequence.private_blocks = cacheable, private
+        sequence.computed_tokens = computed
+        if computed == sequence.prefill_tokens:
+            self._prefilling = None
+
+    # leaving --------------------------------------------------------------------------------------------------
+    def release(self, sequence: EngineSequence) -> None:
+        """Leave the running set, or the transfer, and give every block back."""
+        request_id = sequence.request.request_id
+        if self.pulling.pop(request_id, None) is None and self.arrived.pop(request_id, None) is None:
+            del self.running[request_id]
+        self._free(self._withdraw(sequence))
+
+    def _withdraw(self, sequence: EngineSequence) -> HeldKv:
+        """The sequence holds nothing any more; what it held."""
+        if self._prefilling is sequence:
+            self._prefilling = None
+        private = sequence.private_blocks
+        if sequence.decoding:
+            private = self.batch.kv_blocks(sequence) - sequence.held_blocks
+            self.batch.leave(sequence)
+        held = HeldKv(sequence.request.block_hashes[: sequence.held_blocks], private)
+        sequence.held_blocks = sequence.private_blocks = sequence.computed_tokens = 0
+        return held
+
+    def _free(self, kv: HeldKv) -> None:
+        self.pool.give_private(kv.private_blocks)
+        self.pool.drop(kv.hashes)
+
+    def _finish(self, sequence: EngineSequence, end_s: float) -> None:
+        request = sequence.request
+        del self.running[request.request_id]
+        kv = self._withdraw(sequence)
+        self._events.append(Event(EventKind.FINISHED, end_s, request.request_id, sequence.generated_tokens))
+        if request.stages_kv:
+            self.staged.add(request.request_id, kv, request.prompt_tokens, end_s)
+            self._events.append(Event(EventKind.STAGED, end_s, request.request_id, request.prompt_tokens))
+        else:
+            self._free(kv)
+
+    def _preempt(self, sequence: EngineSequence, now_s: float) -> None:
+        """Take all blocks from a running sequence and put it at the head of the queue."""
+        self.release(sequence)
+        sequence.prefill_tokens = sequence.request.prompt_tokens + sequence.generated_tokens
+        request_id = sequence.request.request_id
+        self.waiting[request_id] = sequence
+        self.waiting.move_to_end(request_id, last=False)
+        self._preemptions += 1
+        self._events.append(Event(EventKind.PREEMPTED, now_s, request_id, sequence.generated_tokens))
+
+    # reports --------------------------------------------------------------------------------------------------
+    def statistics(self) -> EngineStatistics:
+        prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
+        return EngineStatistics(
+            waiting=len(self.waiting) + len(self.pulling) + len(self.arrived),
+            running=len(self.running),
+            used_blocks=self.pool.used_blocks,
+            cached_blocks=self.pool.cached_blocks,
+            total_blocks=self.pool.total_blocks,
+            context_tokens=self.batch.context_tokens + prefilling,
+            steps=self.batch.steps,
+            prefill_tokens=self._prefill_tokens,
+            generated_tokens=self._generated_tokens,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            preemptions=self._preemptions,
+            pulling=len(self.pulling),
+            staged=len(self.staged),
+            expired=self._expired,
+        )

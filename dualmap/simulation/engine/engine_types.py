@@ -1,0 +1,160 @@
+"""Input and output of the engine model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.simulation.engine.kv_transfer import KvTransfer
+from dualmap.simulation.engine.step_time import StepCosts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One vLLM V1 instance: its scheduler's limits, its KV memory and what a step costs."""
+
+    costs: StepCosts
+    kv_capacity_tokens: int = 1_000_000
+    """KV memory in tokens, shared by running requests and the prefix cache."""
+    host_kv_tokens: int = 0
+    """Host memory behind it, in tokens: what the prefix cache evicts is kept there, see
+    ``simulation.engine.host_kv_pool``."""
+    host_token_s: float = 0.0
+    """Time to load a token's KV from host memory."""
+    block_tokens: int = 128
+    max_num_batched_tokens: int = 2048
+    """Token budget of one step, prefill and decode together."""
+    max_num_seqs: int = 256
+    """Most running requests."""
+    max_model_len: int = 131_072
+    """Prompt and output tokens of one request at most."""
+    prefill_first: bool = False
+    """Running decodes wait while prompts can be prefilled, as in vLLM without chunked prefill. Otherwise every step
+    does both."""
+    transfer: KvTransfer = field(default_factory=KvTransfer)
+    """Moves of KV to and from it. The engine itself moves nothing: see ``Engine.receive``."""
+    staged_timeout_s: float = 480.0
+    """Staged KV that is not pulled is freed after this time (vLLM's ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``)."""
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1 or self.kv_blocks < 1:
+            raise ValueError("the KV pool must hold at least one block of at least one token")
+        if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
+        if self.host_kv_tokens < 0 or self.host_token_s < 0:
+            raise ValueError("host_kv_tokens and host_token_s must be at least 0")
+        if not self.staged_timeout_s > 0:
+            raise ValueError("staged_timeout_s must be above 0")
+
+    @property
+    def kv_blocks(self) -> int:
+        return self.kv_capacity_tokens // self.block_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of KV that it keeps, on the device and in host memory."""
+        return self.kv_capacity_tokens + self.host_kv_tokens
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Prompt and output tokens of one request at most: what the model and what the memory allow."""
+        return min(self.max_model_len, self.kv_blocks * self.block_tokens)
+
+    def prefill_tokens_per_s(self, prompt_tokens: int = 8192) -> float:
+        """Prefill rate of one prompt of this length, alone on the instance."""
+        return prompt_tokens / self.costs.prefill_s(prompt_tokens, self.max_num_batched_tokens)
+
+    def instance_spec(self, instance_id: str) -> InstanceSpec:
+        """A made-up instance of this kind, described by the engine's own figures."""
+        return InstanceSpec(
+            instance_id,
+            f"http://{instance_id}",
+            prefill_tokens_per_s=self.prefill_tokens_per_s(),
+            kv_capacity_tokens=self.cached_tokens,
+            max_running_requests=self.max_num_seqs,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request as the engine sees it: lengths and block hashes, no text."""
+
+    request_id: str
+    prompt_tokens: int
+    output_tokens: int
+    """Tokens it will generate; the model knows them in advance, a real engine does not."""
+    block_hashes: tuple[int, ...] = ()
+    """Prefix hashes of the prompt's full blocks of ``block_tokens``: hash k covers blocks ``0..k``. May be
+    shorter than the prompt; what it leaves out is never shared."""
+    stages_kv: bool = False
+    """A prefill leg: it ends with its first token, and its KV stays until it is pulled (``Engine.release_staged``) or
+    times out."""
+    awaits_kv: bool = False
+    """A decode leg: the KV of its prompt comes by a transfer (``Engine.receive``), as far as it is not cached here."""
+
+
+class RequestRefusedError(ValueError):
+    """The engine can never serve this request (too long, empty, or its id is taken)."""
+
+
+class EventKind(StrEnum):
+    SCHEDULED = "scheduled"
+    """The request left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, or came by a
+    transfer."""
+    FIRST_TOKEN = "first_token"
+    """Prefill done, first token out; ``tokens`` of its prompt had been cached when it was first scheduled."""
+    FINISHED = "finished"
+    """``tokens`` were generated; its blocks are free."""
+    PREEMPTED = "preempted"
+    """Lost its blocks, waits at the head of the queue to be recomputed; ``tokens`` were generated so far."""
+    PULLING = "pulling"
+    """A decode leg has its blocks; KV of ``tokens`` of its prompt is to be moved here."""
+    STAGED = "staged"
+    """A prefill leg has ended, and its KV of ``tokens`` waits to be pulled. Follows its FINISHED."""
+    EXPIRED = "expired"
+    """Staged KV of ``tokens`` was freed because it was not pulled in time."""
+
+
+class Event(NamedTuple):
+    """Something that happened in an engine at one moment of its time."""
+
+    kind: EventKind
+    time_s: float
+    request_id: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """The engine at one moment, and what it counted since its start."""
+
+    waiting: int
+    running: int
+    used_blocks: int
+    """Blocks that running requests hold."""
+    cached_blocks: int
+    """Blocks in the prefix cache, those that running requests hold included."""
+    total_blocks: int
+    context_tokens: int
+    """Tokens in KV memory of the running requests."""
+    steps: int
+    prefill_tokens: int
+    """Prompt tokens computed, recomputation after preemption included."""
+    generated_tokens: int
+    queried_tokens: int
+    """Prompt tokens looked up in the prefix cache (once per scheduling, as vLLM counts)."""
+    hit_tokens: int
+    preemptions: int
+    pulling: int = 0
+    """Decode legs that have their blocks and not their KV; ``waiting`` counts them too, as vLLM does."""
+    staged: int = 0
+    """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
+    expired: int = 0
+    """Number of staged KVs that were not pulled in time: a client or router leaked them."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV memory that running requests hold, 0..1."""
+        return self.used_blocks / self.total_blocks

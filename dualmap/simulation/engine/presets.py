@@ -1,0 +1,175 @@
+"""Engine models by name: ``MODEL-CARD``, on as few cards as it fits on, or ``MODEL-CARD-tp4``, on so many.
+
+Models: ``dualmap.simulation.engine.models``; cards: ``dualmap.simulation.engine.cards``; what follows from both:
+``dualmap.simulation.engine.derived_costs``. As few cards as it fits on means that a prompt of 131,072 tokens fits
+beside the weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. A prefix
+cache in host memory is there where a change says so.
+
+Two presets are those of the DualMap paper's evaluation: ``qwen2.5-7b-910b4`` and ``qwen2.5-14b-910b3`` have the 1M and
+0.5M tokens of context cache per instance that it states. At 57 kB and 197 kB a token that is more than the memory of
+one card holds beside the weights, so it means card and host memory together; moving blocks between the two is
+assumed to be hidden behind compute. ``-tp1`` names the same with the KV memory of the card alone, and
+``-tp1:host_kv_tokens=800000`` with host memory behind it, from which hits are loaded over PCIe. With steps of 2,048
+tokens the two give
+
+| preset | prefill rate, prompts of 1k / 8k / 20k tokens | decode step, 1 × 1k / 16 × 4k / 64 × 12k context |
+| --- | --- | --- |
+| qwen2.5-7b-910b4 | 9,060 / 8,280 / 7,003 tokens/s | 28.7 / 35.6 / 105.7 ms |
+| qwen2.5-14b-910b3 | 5,090 / 4,501 / 3,698 tokens/s | 28.5 / 39.8 / 158.1 ms |
+
+Moves of KV reach 80 % of the network port and take 5 ms besides: 8k tokens take 28 and 86 ms.
+
+One preset is measured, ``qwen2.5-1.5b-h200-eighth``: see ``MEASURED_EIGHTH``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from dualmap.simulation.engine.cards import CARDS
+from dualmap.simulation.engine.derived_costs import (
+    CARDS_OF_ONE_NODE,
+    derive_costs,
+    derive_transfer,
+    fewest_cards,
+    host_token_s,
+    kv_capacity_tokens,
+)
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.engine.models import MODELS
+from dualmap.simulation.engine.step_time import StepCosts
+
+LONGEST_PROMPT_TOKENS = 131_072
+LEAST_KV_TOKENS = 4_096
+"""KV memory of an instance that is worth being simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named instance: the model it serves and its engine."""
+
+    name: str
+    model: str
+    engine: EngineConfig
+    card: str
+    cards: int = 1
+    """Cards of one instance."""
+
+
+class UnknownPresetError(ValueError):
+    """No preset has this name; the message says which there are."""
+
+
+MEASURED_EIGHTH = Preset(
+    "qwen2.5-1.5b-h200-eighth",
+    "qwen2.5-1.5b",
+    EngineConfig(
+        StepCosts(
+            overhead_s=0.31e-3,
+            weights_s=2.81e-3,
+            token_s=25.8e-6,
+            attention_pair_s=2.49e-9,
+            sequence_s=13.1e-6,
+            context_token_s=30.4e-9,
+            prompt_s=16.8e-3,
+        ),
+        kv_capacity_tokens=383_648,
+        block_tokens=16,
+        max_num_seqs=128,
+        max_model_len=32_768,
+    ),
+    "h200",
+)
+"""One of eight vLLM 0.24 instances that share an H200 by MPS, while the others idle: by ``dualmap calibrate``, off by 6
+and 3 %. Random weights, a vocabulary of 4,096. It is slower while the others work: they share the bandwidth."""
+
+_PAPER_KV_TOKENS = {"qwen2.5-7b-910b4": 1_000_000, "qwen2.5-14b-910b3": 500_000}
+
+
+def _derived(name: str, model: str, card: str, cards: int, kv_tokens: int) -> Preset:
+    of = MODELS[model], CARDS[card], cards
+    engine = EngineConfig(
+        costs=derive_costs(*of),
+        kv_capacity_tokens=kv_tokens,
+        host_token_s=host_token_s(*of),
+        transfer=derive_transfer(*of),
+    )
+    return Preset(name, model, engine, card, cards)
+
+
+def _all_presets() -> dict[str, Preset]:
+    presets = {MEASURED_EIGHTH.name: MEASURED_EIGHTH}
+    for model in MODELS:
+        for card in CARDS:
+            name = f"{model}-{card}"
+            if name in _PAPER_KV_TOKENS:
+                presets[name] = _derived(name, model, card, 1, _PAPER_KV_TOKENS[name])
+            elif cards := fewest_cards(MODELS[model], CARDS[card], LONGEST_PROMPT_TOKENS):
+                kv_tokens = kv_capacity_tokens(MODELS[model], CARDS[card], cards)
+                presets[name] = _derived(name, model, card, cards, kv_tokens)
+    return presets
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(_all_presets())
+PRESETS_IN_WORDS = (
+    f"MODEL-CARD or MODEL-CARD-tpN, of {', '.join(MODELS)} and {', '.join(CARDS)}; {MEASURED_EIGHTH.name}"
+)
+_PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
+_ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
+
+
+CHANGES = (
+    *("prefill_first", "kv_capacity_tokens", "host_kv_tokens", "max_num_batched_tokens", "max_num_seqs"),
+    "prefill_speed",
+)
+"""Names that may follow a preset's name: limits of the engine, and a factor on the speed of prefill."""
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of this name, changed as the part behind a colon says: ``NAME:prefill_first+prefill_speed=3``.
+
+    Raises:
+        UnknownPresetError: there is none, or no such change.
+    """
+    base, _, changes = name.partition(":")
+    preset = PRESETS.get(base) or _on_cards(base)
+    engine = preset.engine
+    for change in filter(None, changes.split("+")):
+        engine = _changed(engine, change, name)
+    return replace(preset, name=name, engine=engine)
+
+
+def _on_cards(name: str) -> Preset:
+    """The preset on a given number of cards. Raises UnknownPresetError."""
+    parallel = _PARALLEL.fullmatch(name)
+    model, _, card = (parallel["base"] if parallel else name).rpartition("-")
+    if parallel is None or model not in MODELS or card not in CARDS:
+        raise UnknownPresetError(f"unknown preset {name!r}; known are {PRESETS_IN_WORDS}")
+    cards = int(parallel["cards"])
+    if cards not in CARDS_OF_ONE_NODE:
+        raise UnknownPresetError(f"preset {name!r}: an instance has {_ALL_NUMBERS} cards")
+    kv_tokens = kv_capacity_tokens(MODELS[model], CARDS[card], cards)
+    if kv_tokens < LEAST_KV_TOKENS:
+        fewest = fewest_cards(MODELS[model], CARDS[card], LONGEST_PROMPT_TOKENS)
+        enough = f"{fewest} do" if fewest else "no node of 8 holds it"
+        raise UnknownPresetError(f"preset {name!r}: so many cards do not hold the model; {enough}")
+    return _derived(name, model, card, cards, kv_tokens)
+
+
+def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
+    key, _, text = change.partition("=")
+    if change == "prefill_first":
+        return replace(engine, prefill_first=True)
+    if key not in CHANGES[1:]:
+        raise UnknownPresetError(f"preset {preset!r}: unknown change {change!r}; known are {', '.join(CHANGES)}")
+    try:
+        if key == "prefill_speed":
+            return replace(engine, costs=engine.costs.with_prefill_speed(float(text)))
+        limits: dict[str, Any] = {key: int(text)}
+        return replace(engine, **limits)
+    except ValueError as error:
+        raise UnknownPresetError(f"preset {preset!r}: {change!r} cannot be: {error}") from None

@@ -1,0 +1,35 @@
+"""A request inside the engine, and its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dualmap.simulation.engine.engine_types import EngineRequest
+
+
+@dataclass(slots=True, eq=False)
+class EngineSequence:
+    """Mutable state of one request; owned by its engine."""
+
+    request: EngineRequest
+    order: int = 0
+    """Grows with every admission to the running set, so the latest is preempted first."""
+    prefill_tokens: int = 0
+    """Tokens to compute before it decodes: its prompt and, after a preemption, what it had generated."""
+    computed_tokens: int = 0
+    """Tokens of these that were computed or found in the cache."""
+    held_blocks: int = 0
+    """Leading blocks of ``request.block_hashes`` that it holds in the prefix cache."""
+    private_blocks: int = 0
+    """Other blocks that it holds for ``computed_tokens``; once it decodes, the batch knows the whole number."""
+    generated_tokens: int = 0
+    """Tokens generated before the sequence joined the batch, or at the end."""
+    cached_tokens: int | None = None
+    """Hit of its first scheduling."""
+    started: bool = False
+    """Its first token is out."""
+    decoding: bool = False
+    awaits_kv: bool = False
+    """The KV of its prompt is to come by a transfer; not any more once it came, or is to be computed here."""
+    joined_step: int = 0
+    last_step: int = 0
