@@ -14,10 +14,7 @@ format:
 	scripts/with test ruff format .
 
 docs:
-	scripts/with '' dualmap settings --markdown > docs/reference/configuration.md
-	scripts/with '' python -m dualmap.cli.reference docs/reference/redis-keys.md
-	scripts/with '' python -m dualmap.cli.interfaces docs/reference
-	scripts/with '' python -m dualmap.cli.phase_diagrams docs
+	scripts/with '' python -m scripts.documents docs
 	scripts/with '' python deploy/grafana/build.py
 	scripts/with '' python deploy/helm/schema.py
 	scripts/with test python deploy/helm/manifests.py

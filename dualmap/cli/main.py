@@ -133,8 +133,8 @@ COMMANDS = {
         of_a_checkout=True,
     ),
     "settings": Command(
-        "print the settings in effect, or their reference",
-        "dualmap.cli.reference",
+        "print the settings in effect, or all that there are",
+        "dualmap.cli.show_settings",
         ("--config fleet.yaml", "--list", "set policy=dualmap", "history"),
     ),
     "completion": Command(

@@ -1,4 +1,4 @@
-"""The generated part of the page on the phases of a request: ``python -m dualmap.cli.phase_diagrams docs`` renews it.
+"""The generated part of the page on the phases of a request.
 
 Two pictures and a table come from ``TRANSITIONS``. Only where a phase stands in a picture is written down here.
 """
@@ -9,7 +9,6 @@ import ast
 import inspect
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -266,8 +265,3 @@ def files(docs: Path) -> dict[Path, str]:
     page = docs / PAGE
     made = {docs / IMAGES / f"{drawing.name}.svg": svg(drawing) for drawing in DRAWINGS}
     return made | {page: with_table(page.read_text("utf-8"))}
-
-
-if __name__ == "__main__":
-    for path, text in files(Path(sys.argv[1])).items():
-        path.write_text(text, "utf-8")

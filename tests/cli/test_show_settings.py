@@ -1,38 +1,13 @@
-"""The generated reference of settings."""
+"""``dualmap settings``: the settings in effect, and every setting that there is."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
 
 import pytest
 import yaml
 
 from dualmap.cli.main import main
-from dualmap.cli.reference import markdown, sections, with_request_fields
 from dualmap.cli.settings import Settings
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "configuration.md"
-
-
-def test_the_page_in_the_repository_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == markdown(), "run: make docs"
-
-
-def test_the_fields_of_a_request_on_the_page_of_redis_keys_are_current() -> None:
-    page = (PAGE.parent / "redis-keys.md").read_text(encoding="utf-8")
-
-    assert with_request_fields(page) == page, "run: make docs"
-    assert "| `uncached_tokens` | `placed` | prompt tokens" in page
-
-
-def test_the_schema_of_the_charts_values_is_current() -> None:
-    """Helm checks settings before they reach a cluster: a new one must be known there too."""
-    folder = PAGE.parents[2] / "deploy" / "helm"
-
-    written = runpy.run_path(str(folder / "schema.py"))["text"]()
-
-    assert (folder / "dualmap" / "values.schema.json").read_text(encoding="utf-8") == written, "run: make docs"
+from dualmap.cli.show_settings import sections
 
 
 def test_every_setting_is_described() -> None:
