@@ -7,7 +7,7 @@ import pytest
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
-from dualmap.statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from dualmap.statestore.kv_views import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, chain, finish, hold, instance, lead, place, record, sweep
 

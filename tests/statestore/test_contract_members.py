@@ -9,7 +9,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.answers import Note
 from dualmap.statestore.errors import LeaseLostError
-from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, finish, instance, place
 

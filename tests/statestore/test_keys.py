@@ -23,7 +23,7 @@ from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measu
 from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample

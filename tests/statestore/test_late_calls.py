@@ -21,7 +21,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

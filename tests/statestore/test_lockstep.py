@@ -40,7 +40,7 @@ from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import BudgetGroup, Draws, Limit, Measure, Period, budgets_of, drawn_text
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
-from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.sorted_set import SortedSet
 from dualmap.statestore.pool import PoolStore

@@ -17,7 +17,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_events import KvChange
+from dualmap.statestore.kv_views import KvChange
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Change

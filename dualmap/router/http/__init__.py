@@ -5,6 +5,6 @@ from __future__ import annotations
 from dualmap.router.http.client import ClientConnection
 from dualmap.router.http.observer import NullObserver, Observer
 from dualmap.router.http.plane import DataPlane, build_data_plane
-from dualmap.router.http.protocol import http_protocol
+from dualmap.router.http.uvicorn_protocol import http_protocol
 
 __all__ = ["ClientConnection", "DataPlane", "NullObserver", "Observer", "build_data_plane", "http_protocol"]

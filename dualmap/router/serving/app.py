@@ -16,7 +16,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from dualmap.router.admin import engine_control, explanations, inspection, instances, models, shares, tenants, usage
+from dualmap.router.admin import (
+    engine_control,
+    explanations,
+    inspection,
+    instances,
+    models,
+    served_traffic,
+    tenants,
+    usage,
+)
 from dualmap.router.admin import settings as fleet_settings
 from dualmap.router.admin.auth import admin_finder, caller_of, require_caller
 from dualmap.router.errors import (
@@ -53,7 +62,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, models, tenants, inspection, explanations, shares, fleet_settings, engine_control, usage)
+_ADMIN = (instances, models, tenants, inspection, explanations, served_traffic, fleet_settings, engine_control, usage)
 
 
 def create_app(runtime: Runtime) -> FastAPI:

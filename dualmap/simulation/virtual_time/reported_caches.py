@@ -8,7 +8,7 @@ from dualmap.scheduling.steps import at_once
 from dualmap.simulation.engine.kv_pool import CacheChange, Journal
 from dualmap.simulation.virtual_time.simulated_pool import SimulatedPool
 from dualmap.statestore.errors import LeaseLostError
-from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 
 _SUBSCRIBER = "simulator"
 

@@ -11,12 +11,12 @@ import orjson
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.statestore.answers import Note
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
-from dualmap.statestore.pool.kv_events import BOOKED, READ_SO_FAR
+from dualmap.statestore.pool.kv_claims import BOOKED, READ_SO_FAR
 from dualmap.statestore.pool.readable import reads
 from dualmap.statestore.records import described
 

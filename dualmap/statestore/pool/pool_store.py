@@ -36,7 +36,7 @@ from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.entered_schema import EnteredSchema
-from dualmap.statestore.pool.kv_events import KvEventCalls
+from dualmap.statestore.pool.kv_claims import KvClaims
 from dualmap.statestore.pool.leader_lease import LeaderLease
 from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.placing import placements_of
@@ -80,7 +80,7 @@ class PoolStore(Changes):
         self.responses: Final = StoredResponses(keys, calls)
         self.usage: Final = UsageBooks(keys, calls)
         self.allotments: Final = Allotments(keys, calls)
-        self.kv_events: Final = KvEventCalls(keys, calls)
+        self.kv_events: Final = KvClaims(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
         self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release)

@@ -24,7 +24,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.request import Counts, RequestState
 from dualmap.statestore.answers import DiscoveryStatus, Transition
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_events import KvEventRecord
+from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.leases import RETIRED, Leadership, ReplicaInfo
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command

@@ -20,7 +20,7 @@ from typing import Final
 import xxhash
 
 from dualmap.scheduling.prompts.engine_blocks import ROOT, TOKEN_BYTES, block_hash
-from dualmap.statestore.kv_events import KvChange
+from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Removed, Stored
 
 MAX_BLOCKS: Final = 1 << 20

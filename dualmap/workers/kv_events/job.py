@@ -12,7 +12,7 @@ import zmq.asyncio
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.share import share_of
 from dualmap.workers.kv_events.source import EventSource, source_of

@@ -17,7 +17,7 @@ import zmq.asyncio
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
-from dualmap.statestore.kv_events import CHANGES_PER_CALL
+from dualmap.statestore.kv_views import CHANGES_PER_CALL
 from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError
 from dualmap.workers.kv_events.engine_view import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BatchOrder, Position

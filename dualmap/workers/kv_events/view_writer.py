@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dualmap.runtime.clock import Clock
-from dualmap.statestore.kv_events import KvViewStatus
+from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.decoding import Batch
 from dualmap.workers.kv_events.engine_view import AmbiguousEventsError, EngineView

@@ -10,7 +10,7 @@ from typing import Any
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import engine_chain
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
-from dualmap.statestore.kv_events import KvEventRecord, KvViewStatus
+from dualmap.statestore.kv_views import KvEventRecord, KvViewStatus
 from dualmap.statestore.pool import PoolStore
 
 BLOCK_TOKENS = 4

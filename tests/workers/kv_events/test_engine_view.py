@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
-from dualmap.statestore.kv_events import KvChange
+from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
 

@@ -16,7 +16,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.kv_events import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Changes

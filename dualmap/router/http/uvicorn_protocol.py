@@ -1,4 +1,4 @@
-"""The data plane's protocol, which uvicorn makes for every connection."""
+"""The protocol of the data plane, which uvicorn makes for every connection."""
 
 from __future__ import annotations
 

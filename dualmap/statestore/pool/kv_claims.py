@@ -1,4 +1,4 @@
-"""The calls for KV events; ``statestore.kv_events`` has the words."""
+"""Claims of the KV events of instances, and changes under a claim; ``statestore.kv_views`` has the words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 
 from dualmap.statestore.errors import LeaseLostError
-from dualmap.statestore.kv_events import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
+from dualmap.statestore.kv_views import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Argument, Command
@@ -28,7 +28,7 @@ READ_SO_FAR = ("sequence", "published_s", *BOOKED)
 """Fields of an instance's record that another claim does not begin with where its cache is believed to be empty."""
 
 
-class KvEventCalls(Changes):
+class KvClaims(Changes):
     """Claims of KV events, and what they change. A ``fence`` that is not the current claim's raises LeaseLostError."""
 
     @reads

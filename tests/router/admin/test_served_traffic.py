@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.admin.shares import Remembered, Served, remembered, shares_of
+from dualmap.router.admin.served_traffic import Remembered, Served, remembered, shares_of
 from dualmap.router.requests.explain import Explanation
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router import tools
