@@ -25,8 +25,8 @@ MAY_IMPORT = {
 FOLDERS = {
     "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "request"),
     "router": (
-        "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "http", "picker", "replica", "admin",
-        "ui", "serving",
+        "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "answers", "http", "picker",
+        "replica", "admin", "ui", "serving",
     ),
     "simulation": (
         "engine", "workload", "figures", "virtual_time", "capacity", "replay", "emulator", "calibrate", "commands",
@@ -110,8 +110,8 @@ def test_a_folder_of_a_room_imports_only_the_ones_before_it(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("room", ["scheduling", "api_bodies"])
-def test_the_scheduling_core_does_no_io_reads_no_clock_and_draws_no_randomness(room: str) -> None:
+@pytest.mark.parametrize("room", ["scheduling", "api_bodies", "router/answers"])
+def test_the_pure_rooms_do_no_io_read_no_clock_and_draw_no_randomness(room: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules(room)

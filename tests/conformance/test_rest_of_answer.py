@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.answers.continued_response import ContinuedResponse
+from dualmap.router.answers.kept_stream import KeptBudget, KeptStream
+from dualmap.router.answers.rest import Rest, begin_rest, rest_of
+from dualmap.router.answers.so_far import AnswerSoFar
+from dualmap.router.answers.sse import event_object
 from dualmap.router.http.continued_chat import measure_rest
-from dualmap.router.http.continued_response import ContinuedResponse
-from dualmap.router.http.kept_stream import KeptBudget, KeptStream
-from dualmap.router.http.rest_of_answer import Rest, begin_rest, rest_of
-from dualmap.router.http.sse import event_object
+from dualmap.router.http.reading import read_so_far
 from tests.conformance.server import Server
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -43,7 +44,7 @@ async def read(path: str, events: list[bytes], *, so_far: AnswerSoFar | None = N
     kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True, so_far=so_far)
     for event in events:
         kept.feed([event])
-    return await kept.read_so_far()
+    return await read_so_far(kept)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETION])
@@ -54,7 +55,7 @@ async def test_a_stream_that_is_asked_for_ids_is_the_same_without_them(server: S
 
     passed = [kept.feed([event]) for event in await events_of(server, path, body | {"return_token_ids": True})]
 
-    so_far = await kept.read_so_far()
+    so_far = await read_so_far(kept)
     assert (so_far.tokens, so_far.finished, so_far.has_ids) == (TOKENS, True, True)
     assert so_far.text == (await read(path, unasked)).text
     assert not any(b'token_ids":[' in event for event in passed)

@@ -11,6 +11,16 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 
 BLANK: Final = b" \t\r\n"
 _OPENS: Final = ord("{")
+USAGE_FIELD: Final = b'"stream_options":{"include_usage":true}'
+"""The field of a body, as JSON, that asks for usage."""
+IDS_FIELD: Final = b'"return_token_ids":true'
+"""The field of a body, as JSON, that asks for the ids of tokens."""
+
+
+def id_field(answer_id: str) -> bytes:
+    """The field of a body, as JSON, that asks for an id of the response, of ``router.prompts.inference_request``'s
+    form."""
+    return b'"request_id":"%b"' % answer_id.encode()
 
 
 def added_fields(request: InferenceRequest) -> list[bytes]:

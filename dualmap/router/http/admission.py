@@ -16,6 +16,8 @@ from xxhash import xxh3_64_intdigest
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.api_bodies.prompt import MAX_PARTS, LongTexts
+from dualmap.router.answers.fields import GIVEN_BACK_REASON
+from dualmap.router.answers.rest import answers_of, prompts_of, why_not_continued
 from dualmap.router.errors import (
     ForbiddenPathError,
     MethodNotAllowedError,
@@ -23,7 +25,6 @@ from dualmap.router.errors import (
     TokenKeysComingError,
     UnsupportedEncodingError,
 )
-from dualmap.router.http.answer_fields import GIVEN_BACK_REASON
 from dualmap.router.http.doubled_fields import CLASS_FIELDS, RULED_FIELDS, doubled_fields
 from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
 from dualmap.router.http.paths import (
@@ -35,7 +36,6 @@ from dualmap.router.http.paths import (
     stored_response_id,
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
-from dualmap.router.http.rest_of_answer import answers_of, prompts_of, why_not_continued
 from dualmap.router.http.steering import EXTRA_ARGS, REPORT_KEY, SAMPLING, TRANSFER_KEYS, may_steer, overriding_fields
 from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (

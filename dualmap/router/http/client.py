@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from uvicorn.server import ServerState
 
+from dualmap.router.answers.sse import COMMENT
 from dualmap.router.errors import ReplicaFullError, RequestTimeoutError, RouterError
 from dualmap.router.http.admission import wait_for_caller
 from dualmap.router.http.asgi_bridge import AsgiApp, build_scope, serve_asgi
@@ -30,7 +31,6 @@ from dualmap.router.http.heads import (
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, RequestReader
-from dualmap.router.http.sse import COMMENT
 from dualmap.scheduling.request.outcome import Outcome
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import orjson
 from dualmap.api_bodies.json_body import read_json, write_json
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.responses_api import chat_of_response
-from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.rest_of_answer import CannotContinueError, Measured, Rest, needs_context, needs_count
+from dualmap.router.answers.rest import CannotContinueError, Measured, Rest, needs_context, needs_count
+from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH
 from dualmap.router.tokens.instance_tokenizer import chat_fields
 

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError
-from dualmap.router.http.answer_checks import (
+from dualmap.router.answers.checks import (
     JSON_STARTS,
     OBJECT_PATHS,
     TAIL_BYTES,
@@ -29,6 +28,26 @@ from dualmap.router.http.answer_checks import (
     retry_after_s,
     starts_events,
 )
+from dualmap.router.answers.last_words import last_words
+from dualmap.router.answers.output_marks import EVENT_END, cut_mark, first_outputs, output_mark
+from dualmap.router.answers.sse import (
+    COMMENT,
+    NO_ENDING,
+    Ending,
+    EventSplitter,
+    ending_of,
+    ends_event,
+    event_object,
+    is_comment,
+    read_ending,
+    starts_output,
+)
+from dualmap.router.answers.sse import (
+    EVENT_END as SOME_EVENT_ENDS,
+)
+from dualmap.router.answers.usage_remover import UsageRemover
+from dualmap.router.answers.usage_scan import UsageScan
+from dualmap.router.errors import RouterError, UpstreamError, UpstreamTimeoutError
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange_result import (
     GIVEN_BACK,
@@ -43,27 +62,8 @@ from dualmap.router.http.exchange_result import (
     is_retried,
 )
 from dualmap.router.http.heads import Header, as_chunk, chunker, fields_for_client, response_head
-from dualmap.router.http.last_words import last_words
-from dualmap.router.http.output_marks import EVENT_END, cut_mark, first_outputs, output_mark
 from dualmap.router.http.relayed_answer import RelayedAnswer
-from dualmap.router.http.sse import (
-    COMMENT,
-    NO_ENDING,
-    Ending,
-    EventSplitter,
-    ending_of,
-    ends_event,
-    event_object,
-    is_comment,
-    read_ending,
-    starts_output,
-)
-from dualmap.router.http.sse import (
-    EVENT_END as SOME_EVENT_ENDS,
-)
-from dualmap.router.http.stream_usage import UsageRemover
 from dualmap.router.http.upstream import AnswerHead, Framing, UpstreamConnection
-from dualmap.router.http.usage_scan import UsageScan
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 from dualmap.router.relay.relay import EVENTS, HIDE_USAGE, MESSAGES, RESPONSES, Relay
 from dualmap.scheduling.request.answers import Verdict, judge_status

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dualmap.router.http.answer_checks import ABORTED
-from dualmap.router.http.answer_fields import is_aborted, is_given_back, response_of
+from dualmap.router.answers.checks import ABORTED
+from dualmap.router.answers.fields import is_aborted, is_given_back, response_of
+from dualmap.router.answers.kept_stream import KeptStream
+from dualmap.router.answers.sse import NO_ENDING, Ending, error_status, event_data, json_object
 from dualmap.router.http.heads import Header
-from dualmap.router.http.kept_stream import KeptStream
-from dualmap.router.http.sse import NO_ENDING, Ending, error_status, event_data, json_object
 from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure
 from dualmap.scheduling.values import value

@@ -11,28 +11,11 @@ from typing import Any, Final, Protocol
 import orjson
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
-from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
-from dualmap.router.http.added_fields import added_fields, field_edit, form_edits
-from dualmap.router.http.admission import mint_request_id, read_request_id
-from dualmap.router.http.answer_checks import ABORTED
-from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.body_rules import apply_body_rules
-from dualmap.router.http.continuation import Continuation, ContinuedAnswer, comment_on, ending_events
-from dualmap.router.http.continued_chat import measure_rest
-from dualmap.router.http.continued_response import ContinuedResponse
-from dualmap.router.http.downstream import ClientDownstream, Downstream
-from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
-from dualmap.router.http.heads import Header, response_head
-from dualmap.router.http.keeping_exchange import KeepingExchange
-from dualmap.router.http.kept_stream import KeptStream, without_ids
-from dualmap.router.http.layerwise_forward import LayerwiseLegs
-from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
-from dualmap.router.http.paths import ABORT_PATH
-from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.rest_of_answer import (
+from dualmap.router.answers.checks import ABORTED
+from dualmap.router.answers.continued_answer import ContinuedAnswer, comment_on, ending_events
+from dualmap.router.answers.continued_response import ContinuedResponse
+from dualmap.router.answers.kept_stream import KeptStream, without_ids
+from dualmap.router.answers.rest import (
     CannotContinueError,
     Measured,
     Over,
@@ -43,11 +26,36 @@ from dualmap.router.http.rest_of_answer import (
     rest_of,
     wants_usage,
 )
+from dualmap.router.answers.so_far import AnswerSoFar
+from dualmap.router.answers.sse import Ending, event_object
+from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
+from dualmap.router.http.added_fields import (
+    IDS_FIELD,
+    USAGE_FIELD,
+    added_fields,
+    field_edit,
+    form_edits,
+    id_field,
+)
+from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.body_rules import apply_body_rules
+from dualmap.router.http.continuation import Continuation
+from dualmap.router.http.continued_chat import measure_rest
+from dualmap.router.http.downstream import ClientDownstream, Downstream
+from dualmap.router.http.exchange import Exchange
+from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
+from dualmap.router.http.heads import Header, response_head
+from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.layerwise_forward import LayerwiseLegs
+from dualmap.router.http.long_bodies import read_at_once
+from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
+from dualmap.router.http.paths import ABORT_PATH
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.reading import read_so_far
+from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
-from dualmap.router.http.sse import Ending, event_object
-from dualmap.router.http.stream_usage import IDS_FIELD, USAGE_FIELD, id_field
 from dualmap.router.http.usage_requests import AS_SENT
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
@@ -297,7 +305,7 @@ class _Forwarding:
             if self._is_ended_by_client(result):
                 return await self._end_aborted(result.kept)
             failure, former = result.failure, self.downstream
-            so_far = await result.kept.read_so_far()
+            so_far = await read_so_far(result.kept)
             try:
                 ended = await self._ask_on(so_far, failure)
                 if ended is not None:
@@ -320,7 +328,7 @@ class _Forwarding:
 
     async def _end_aborted(self, kept: KeptStream) -> ExchangeResult:
         """End a stream as its instance does, whose client asked for that."""
-        so_far, former = await kept.read_so_far(), self.downstream
+        so_far, former = await read_so_far(kept), self.downstream
         own = b"" if isinstance(former, Continuation) else kept.failed_by
         own = without_ids(own) if kept.hides_ids else own
         Continuation(former).close_stream(
@@ -344,7 +352,7 @@ class _Forwarding:
         assert result.failure is not None
         if self._is_ended_by_client(result):
             return await self._end_aborted(result.kept)
-        so_far, failure, asked = await result.kept.read_so_far(), result.failure, read_json(self.request.body)
+        so_far, failure, asked = await read_so_far(result.kept), result.failure, read_json(self.request.body)
         self._inference_request.model_span = None
         several = self._several = SeveralAnswers(self, self._placed, self._inference_request.path, asked, so_far)
         try:
@@ -598,7 +606,7 @@ class _Forwarding:
         """Whether another instance could go on with the stream as it is now."""
         if self._kept is None or self._kept.holds_end:
             return False
-        so_far = await self._kept.read_so_far()
+        so_far = await read_so_far(self._kept)
         try:
             asked = read_json(self._original or self.request.body)
         except UnreadableJsonError:  # it was dropped meanwhile

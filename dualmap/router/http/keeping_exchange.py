@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final
 
-from dualmap.router.http.answer_checks import TRUNCATED
+from dualmap.router.answers.checks import TRUNCATED
+from dualmap.router.answers.kept_stream import KeptStream
+from dualmap.router.answers.sse import event_object
 from dualmap.router.http.exchange import Exchange
 from dualmap.router.http.exchange_result import GIVEN_BACK, ErrorAnswer, ExchangeResult, failure_in
 from dualmap.router.http.heads import Header, chunker
-from dualmap.router.http.kept_stream import KeptStream
-from dualmap.router.http.sse import event_object
 from dualmap.router.http.upstream import AnswerHead, Framing
 from dualmap.router.relay.relay import HIDE_IDS, KEEP
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure

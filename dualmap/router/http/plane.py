@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dualmap.router.answers.kept_stream import KeptBudget
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
-from dualmap.router.http.kept_stream import KeptBudget
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.observer import NullObserver, Observer
 from dualmap.router.http.port_checks import PortChecks

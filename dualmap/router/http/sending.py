@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from dualmap.router.answers.sse import NO_ENDING
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.exchange import Exchange
@@ -16,7 +17,6 @@ from dualmap.router.http.leg_answer import LateAnswer
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.sse import NO_ENDING
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, parse_origin
 from dualmap.router.pool.instance_loss import InstanceLossNotifier

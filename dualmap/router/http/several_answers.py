@@ -13,24 +13,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
-from dualmap.router.errors import UpstreamError
-from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.continuation import (
-    Continuation,
-    ContinuedAnswer,
-    client_of,
-    comment_on,
-    ending_choice,
-    ending_events,
-)
-from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.exchange_result import ExchangeResult
-from dualmap.router.http.heads import Header
-from dualmap.router.http.keeping_exchange import KeepingExchange
-from dualmap.router.http.kept_stream import KeptStream
-from dualmap.router.http.model_field import BodyPart
-from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.rest_of_answer import (
+from dualmap.router.answers.continued_answer import ContinuedAnswer, comment_on, ending_choice, ending_events
+from dualmap.router.answers.kept_stream import KeptStream
+from dualmap.router.answers.rest import (
     CannotContinueError,
     Measured,
     Over,
@@ -40,10 +25,20 @@ from dualmap.router.http.rest_of_answer import (
     rest_of,
     wants_usage,
 )
+from dualmap.router.answers.so_far import AnswerSoFar
+from dualmap.router.answers.sse import Ending
+from dualmap.router.answers.whole_usage import usage_of
+from dualmap.router.errors import UpstreamError
+from dualmap.router.http.continuation import Continuation, client_of
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.exchange_result import ExchangeResult
+from dualmap.router.http.heads import Header
+from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.reading import read_so_far
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.router.http.shared_stream import AnswerInStream, SharedStream
-from dualmap.router.http.sse import Ending
-from dualmap.router.http.whole_usage import usage_of
 from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure
@@ -259,7 +254,7 @@ class SeveralAnswers:
             told = result if stream.failed is None else ExchangeResult(200, failure=self.failure)
             raise _BrokenOffError(told, shared.last_words or b"")
         if result.kept is not None:
-            await result.kept.read_so_far()
+            await read_so_far(result.kept)
         elif result.failure is None:
             stream.end()
             so_far.end(*answer.counted)
@@ -284,7 +279,7 @@ class SeveralAnswers:
             if not self._answers[index].finished:
                 if kept.lost:
                     return False
-                await kept.read_so_far()
+                await read_so_far(kept)
         return await self._forwarding.could_leave(self._path, self._requests, self._answers)
 
     def _usage(self) -> dict[str, int] | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dualmap.router.answers.continued_answer import ContinuedAnswer
+from dualmap.router.answers.sse import COMMENT, error_event
 from dualmap.router.errors import RouterError, error_body
-from dualmap.router.http.continuation import Continuation, ContinuedAnswer
+from dualmap.router.http.continuation import Continuation
 from dualmap.router.http.downstream import ByteSource, Downstream
 from dualmap.router.http.heads import Header
-from dualmap.router.http.sse import COMMENT, error_event
 
 
 class SharedStream:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dualmap.router.http.answer_checks import ABORTED, JSON_STARTS, TRUNCATED, ends_whole, shows_end
-from dualmap.router.http.answer_fields import is_aborted
-from dualmap.router.http.output_marks import EVENT_END, cut_mark, first_outputs, output_mark
-from dualmap.router.http.sse import (
+from dualmap.router.answers.checks import ABORTED, JSON_STARTS, TRUNCATED, ends_whole, shows_end
+from dualmap.router.answers.fields import is_aborted
+from dualmap.router.answers.output_marks import EVENT_END, cut_mark, first_outputs, output_mark
+from dualmap.router.answers.sse import (
     NO_ENDING,
     Ending,
     EventSplitter,
@@ -18,7 +18,7 @@ from dualmap.router.http.sse import (
     read_ending,
     starts_output,
 )
-from dualmap.router.http.usage_scan import UsageScan
+from dualmap.router.answers.usage_scan import UsageScan
 from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.outcome import InstanceFailure
 

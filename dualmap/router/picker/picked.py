@@ -25,6 +25,8 @@ from urllib.parse import unquote
 
 import orjson
 
+from dualmap.router.answers.checks import retry_after_s
+from dualmap.router.answers.sse import Ending
 from dualmap.router.errors import (
     NO_INSTANCE_RETRY_S,
     BodyTooLargeError,
@@ -37,7 +39,6 @@ from dualmap.router.errors import (
     from_exception,
 )
 from dualmap.router.http.admission import find_caller, mint_request_id, read_request_id, wait_for_caller
-from dualmap.router.http.answer_checks import retry_after_s
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
@@ -46,7 +47,6 @@ from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder, methods_of
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
-from dualmap.router.http.sse import Ending
 from dualmap.router.picker import messages
 from dualmap.router.picker.addresses import Addresses, UnknownAddressError, literal
 from dualmap.router.picker.answer_watch import AnswerWatch

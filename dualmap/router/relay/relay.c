@@ -5,11 +5,11 @@
  * consist of whole events that need no decision. With anything else the stream goes back to Python, with all bytes that
  * were not passed on. So what is here decides nothing; it does what router/http would do with the same bytes:
  *
- *   - takes the ids of tokens, which the router asked for, out of an event (HIDE_IDS; router/http/kept_stream.py)
+ *   - takes the ids of tokens, which the router asked for, out of an event (HIDE_IDS; router/answers/kept_stream.py)
  *   - keeps the events, packed, for a stream that may go on elsewhere (KEEP; read by router/relay/event_log.py)
- *   - gives an event back that has, or may end with, a usage (HIDE_USAGE; router/http/stream_usage.py)
+ *   - gives an event back that has, or may end with, a usage (HIDE_USAGE; router/answers/usage_remover.py)
  *   - keeps the last bytes, in which the end of an answer is searched (router/http/exchange.py)
- *   - counts the events that have output (router/http/output_marks.py)
+ *   - counts the events that have output (router/answers/output_marks.py)
  *
  * Both sockets stay the transports' own: while a stream is here, Python neither reads the one nor writes to the other,
  * and it takes the stream back before it closes one of them.
@@ -35,7 +35,7 @@
 
 #define READ_BYTES (64 << 10)   /* most that is read at once */
 #define REST_BYTES (32 << 10)   /* longest part of a chunk that waits for the rest of it */
-#define TAIL_BYTES 4096         /* of router/http/answer_checks.py */
+#define TAIL_BYTES 4096         /* of router/answers/checks.py */
 #define MAX_EVENTS 256          /* most events of a chunk */
 #define HEADER_BYTES 16         /* room for the size of a chunk */
 #define MAX_SIZE_DIGITS 6
@@ -175,7 +175,7 @@ static int is_plain(Event *event, int flags) {
                     return 0;
             }
             break;
-        /* Words by which an event may announce a failure, as in router/http/kept_stream.py. Escaped they are text. */
+        /* Words by which an event may announce a failure, as in router/answers/kept_stream.py. Escaped they are text. */
         case 'e':
             if (BEGINS(at, end, "\"error") && at > begin && at[-1] != '\\')
                 return 0;

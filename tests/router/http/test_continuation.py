@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.continuation import Continuation, ContinuedAnswer, ending_events
-from dualmap.router.http.rest_of_answer import CannotContinueError, Rest, rest_of
+from dualmap.router.answers.continued_answer import ContinuedAnswer, ending_events
+from dualmap.router.answers.rest import CannotContinueError, Rest, rest_of
+from dualmap.router.answers.so_far import AnswerSoFar
+from dualmap.router.http.continuation import Continuation
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings

@@ -10,9 +10,9 @@ import openai
 import orjson
 import pytest
 
+from dualmap.router.answers.last_words import last_words
+from dualmap.router.answers.sse import EventSplitter, event_object
 from dualmap.router.errors import RateLimitError, RouterError, ShuttingDownError, UpstreamError
-from dualmap.router.http.last_words import last_words
-from dualmap.router.http.sse import EventSplitter, event_object
 from tests.router.http.kit import Intake, StartInstance, StartRouter, Talk
 
 RESPONSES = "/v1/responses"

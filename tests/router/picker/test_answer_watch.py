@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.answers.checks import ABORTED
 from dualmap.router.picker.answer_watch import AnswerWatch
 from dualmap.scheduling.request.charge import Counted
 

@@ -20,10 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualmap.router.answers.kept_stream import KeptBudget, KeptStream
+from dualmap.router.answers.sse import event_object
+from dualmap.router.answers.usage_remover import UsageRemover
 from dualmap.router.http.exchange_result import failure_in
-from dualmap.router.http.kept_stream import KeptBudget, KeptStream
-from dualmap.router.http.sse import event_object
-from dualmap.router.http.stream_usage import UsageRemover
+from dualmap.router.http.reading import read_so_far
 from dualmap.router.relay.event_log import unpack
 from dualmap.router.relay.relay import EVENTS, HIDE_IDS, HIDE_USAGE, KEEP, MESSAGES, NATIVE, RESPONSES, Relay, Returned
 
@@ -189,7 +190,7 @@ class Pythons:
         waiting = b"" if self.usage is None else self.usage.end()
         if self.kept is None:
             return rest + waiting, None
-        so_far = asyncio.run(self.kept.read_so_far())
+        so_far = asyncio.run(read_so_far(self.kept))
         seen = so_far.text, list(so_far.token_ids), so_far.prompt_ids, so_far.tokens, so_far.unfit, self.kept.failure
         self.kept.release()
         assert self.budget.held_bytes == 0

@@ -12,9 +12,9 @@ import pytest
 
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.responses_api import chat_of_response
-from dualmap.router.http.answer_so_far import AnswerSoFar
+from dualmap.router.answers.rest import CannotContinueError, Measured, Rest
+from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.http.continued_chat import measure_rest
-from dualmap.router.http.rest_of_answer import CannotContinueError, Measured, Rest
 from dualmap.router.tokens.chat_template import ChatTemplate
 from tests.router.http.kit import Client, Talk
 from tests.router.http.phases.answers import StartFleet

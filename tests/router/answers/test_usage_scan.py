@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.router.http.answer_fields import usage_of_answer
-from dualmap.router.http.usage_scan import UsageScan
+from dualmap.router.answers.fields import usage_of_answer
+from dualmap.router.answers.usage_scan import UsageScan
 from dualmap.scheduling.request.outcome import Usage
 
 USAGE = {"prompt_tokens": 9000, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 64}}

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.router.http.answer_fields import is_aborted
-from dualmap.router.http.sse import EVENT_END, error_status, event_object, is_error, json_object
+from dualmap.router.answers.fields import is_aborted
+from dualmap.router.answers.sse import EVENT_END, error_status, event_object, is_error, json_object
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, MESSAGES_PATH, RESPONSES_PATH, SCHEDULED_PATHS
 from dualmap.scheduling.request.answers import Verdict
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure

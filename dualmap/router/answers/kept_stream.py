@@ -6,14 +6,13 @@ short beside what passing them on takes.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Final
 
-from dualmap.router.http.answer_so_far import AnswerSoFar, prompt_ids_in
-from dualmap.router.http.sse import EventSplitter, event_object, is_comment
+from dualmap.router.answers.so_far import AnswerSoFar, prompt_ids_in
+from dualmap.router.answers.sse import EventSplitter, event_object, is_comment
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 from dualmap.router.relay.event_log import unpack
 from dualmap.scheduling.request.outcome import InstanceFailure
@@ -231,9 +230,10 @@ class KeptStream:
         end, self._message_end = self._message_end, b""
         return end if splitter is None else end + splitter.rest
 
-    async def read_so_far(self) -> AnswerSoFar:
-        """The part of the answer that the client has. What is kept is read in slices of a millisecond, each of which is
-        kept no more, and between which the loop does other work: a long answer takes seconds."""
+    def reading(self) -> Generator[None, None, AnswerSoFar]:
+        """Read the part of the answer that the client has, which is returned. What is kept is read in slices of a
+        millisecond, each of which is kept no more. Between them the driver does other work: a long answer takes
+        seconds."""
         so_far = self._so_far = self._so_far or AnswerSoFar()
         while self._packed or self._events:
             if self._packed:
@@ -243,7 +243,7 @@ class KeptStream:
             else:
                 events, self._events = b"".join(self._events), []
             so_far.read(self._path, events)
-            await asyncio.sleep(0)
+            yield
         if self._behind:
             so_far.count_by(self._path, b"".join(self._behind))
         return so_far

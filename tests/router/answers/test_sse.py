@@ -5,7 +5,7 @@ import random
 import orjson
 import pytest
 
-from dualmap.router.http.sse import (
+from dualmap.router.answers.sse import (
     Ending,
     EventEditor,
     EventSplitter,

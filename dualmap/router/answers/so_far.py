@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.router.http.response_so_far import BEGINNINGS, ENDS, ResponseSoFar
-from dualmap.router.http.sse import EVENT_END, event_object
+from dualmap.router.answers.response_so_far import BEGINNINGS, ENDS, ResponseSoFar
+from dualmap.router.answers.sse import EVENT_END, event_object
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 
 _REASONING: Final = ("reasoning", "reasoning_content")

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.router.http import kept_stream
-from dualmap.router.http.answer_checks import ABORTED
+from dualmap.router.answers import kept_stream
+from dualmap.router.answers.checks import ABORTED
+from dualmap.router.answers.kept_stream import KeptBudget, KeptStream, without_ids
+from dualmap.router.answers.sse import event_object
 from dualmap.router.http.exchange_result import failure_in
-from dualmap.router.http.kept_stream import KeptBudget, KeptStream, without_ids
-from dualmap.router.http.sse import event_object
+from dualmap.router.http.reading import read_so_far
 from dualmap.router.prompts.inference_request import MESSAGES_PATH, RESPONSES_PATH
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -60,7 +61,7 @@ def test_however_a_stream_is_cut_it_passes_by_whole_events_without_ids_and_is_re
 
     assert b"".join(passed) + kept.end() == expected
     assert all(re.search(rb"(\r?\n){2}\Z", each) for each in passed if each)
-    so_far = asyncio.run(kept.read_so_far())
+    so_far = asyncio.run(read_so_far(kept))
     assert so_far.text == "".join(text for text, _ in said)
     assert list(so_far.token_ids) == [token for _, ids in said for token in ids]
     assert so_far.prompt_tokens == len(prompt_ids)
@@ -73,7 +74,7 @@ async def test_a_stream_whose_ids_the_client_asked_for_passes_as_it_is() -> None
     kept = KeptStream(COMPLETION, KeptBudget(1 << 20), 0, hides_ids=False)
 
     assert kept.feed([wire]) == wire
-    so_far = await kept.read_so_far()
+    so_far = await read_so_far(kept)
     assert (list(so_far.token_ids), so_far.prompt_ids) == ([7], b"1,2")
 
 
@@ -85,7 +86,7 @@ async def test_what_was_read_takes_little_memory() -> None:
         kept.feed([event])
 
     assert budget.held_bytes < 120_000
-    so_far = await kept.read_so_far()
+    so_far = await read_so_far(kept)
     assert (so_far.tokens, so_far.chars) == (3000, 12_000)
 
 
@@ -149,7 +150,7 @@ async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own
     assert (whole.failure, passed) == (None, b"".join(events("end_turn")))
     aborted, passed = kept(None)
     assert (aborted.failure, passed) == (ABORTED, b"".join(events(None)[:4]))
-    so_far = await aborted.read_so_far()
+    so_far = await read_so_far(aborted)
     assert (so_far.text, so_far.block, so_far.begin_block()) == ("one ", None, 1)
 
 
@@ -189,7 +190,7 @@ async def test_the_end_of_a_message_passes_with_what_follows_it(together: bool) 
 
     assert held == [(b"", False)] * len(held)
     assert last == (b"".join([*MESSAGE_END, COMPLETED]), True)
-    assert (await kept.read_so_far()).finished
+    assert (await read_so_far(kept)).finished
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -201,7 +202,7 @@ async def test_the_end_of_a_message_that_was_aborted_does_not_pass(together: boo
 
     assert b"".join(kept.feed([data]) for data in ends) == b""
     assert kept.failure is ABORTED and kept.end() == b""
-    so_far = await kept.read_so_far()
+    so_far = await read_so_far(kept)
     assert so_far.response is not None and so_far.response.message is not None
 
 

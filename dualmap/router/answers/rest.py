@@ -18,7 +18,7 @@ from dualmap.api_bodies.json_body import write_json
 from dualmap.api_bodies.lax_values import lax_int
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.responses_api import is_part_of_answer, is_partial
-from dualmap.router.http.answer_so_far import AnswerSoFar, read_ids
+from dualmap.router.answers.so_far import AnswerSoFar, read_ids
 from dualmap.router.prompts.asked_tokens import completed_prompts
 from dualmap.router.prompts.inference_request import (
     CHAT_PATH,

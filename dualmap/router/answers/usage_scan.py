@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from dualmap.router.http.answer_fields import read_usage
-from dualmap.router.http.sse import json_object
+from dualmap.router.answers.fields import read_usage
+from dualmap.router.answers.sse import json_object
 from dualmap.scheduling.request.outcome import Usage
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)

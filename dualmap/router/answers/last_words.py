@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dualmap.router.answers.response_so_far import ResponseSoFar, named_event
+from dualmap.router.answers.sse import error_event
 from dualmap.router.errors import RouterError, error_body
-from dualmap.router.http.response_so_far import ResponseSoFar, named_event
-from dualmap.router.http.sse import error_event
 from dualmap.router.prompts.inference_request import RESPONSES_PATH
 
 _NUMBER: Final = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dualmap.router.answers.response_so_far import BEGINNINGS, ENDS, ResponseSoFar, named_event, text_part
+from dualmap.router.answers.rest import Rest
+from dualmap.router.answers.so_far import AnswerSoFar
+from dualmap.router.answers.sse import event_object, is_error
+from dualmap.router.answers.whole_usage import whole_usage
 from dualmap.router.errors import UpstreamError
-from dualmap.router.http.answer_so_far import AnswerSoFar
-from dualmap.router.http.response_so_far import BEGINNINGS, ENDS, ResponseSoFar, named_event, text_part
-from dualmap.router.http.rest_of_answer import Rest
-from dualmap.router.http.sse import event_object, is_error
-from dualmap.router.http.whole_usage import whole_usage
 
 _ENVELOPE: Final = ("id", "created_at", "model", "max_output_tokens")
 _ADDED: Final = "response.output_item.added"

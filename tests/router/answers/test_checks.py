@@ -7,7 +7,7 @@ from types import FrameType
 
 import pytest
 
-from dualmap.router.http.answer_checks import (
+from dualmap.router.answers.checks import (
     ends_whole,
     failure_of_object,
     may_be_no_answer,

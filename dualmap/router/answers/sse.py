@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from dualmap.router.http.answer_fields import is_aborted, usage_of_answer
+from dualmap.router.answers.fields import is_aborted, usage_of_answer
 from dualmap.scheduling.request.outcome import ENGINE_DEATH, Usage
 from dualmap.scheduling.values import value
 

@@ -1,4 +1,4 @@
-"""The usage of streams whose clients did not ask for it: requested from the instance, removed from the client's stream.
+"""The usage of streams whose clients did not ask for it is removed from the client's stream.
 
 vLLM sends it in an event of its own, without choices, before ``[DONE]``; clients that did not ask may expect a choice
 there.
@@ -10,12 +10,8 @@ from typing import Final
 
 import orjson
 
-from dualmap.router.http.sse import EventEditor, comments_of, event_object
+from dualmap.router.answers.sse import EventEditor, comments_of, event_object
 
-USAGE_FIELD: Final = b'"stream_options":{"include_usage":true}'
-"""The field of a body, as JSON, that asks for usage."""
-IDS_FIELD: Final = b'"return_token_ids":true'
-"""The field of a body, as JSON, that asks for the ids of tokens."""
 _USAGE: Final = b'"usage"'
 _STOPPED: Final = b'"finish_reason":"'
 _SPACED_STOP: Final = b'"finish_reason": "'
@@ -25,12 +21,6 @@ _MAX_BEHIND_BYTES: Final = 64
 soon."""
 _MAX_HELD_BYTES: Final = 64 << 10
 """Most bytes of an incomplete event that are held; a longer one is not the usage event, and passes in parts."""
-
-
-def id_field(answer_id: str) -> bytes:
-    """The field of a body, as JSON, that asks for an id of the response, of ``router.prompts.inference_request``'s
-    form."""
-    return b'"request_id":"%b"' % answer_id.encode()
 
 
 class UsageRemover:
