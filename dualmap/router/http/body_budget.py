@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from dualmap.router.errors import ReplicaFullError
-from dualmap.scheduling.values import value
 
 UNKNOWN_CALLERS: Final = ""
 """They share one part: the key that signed their tokens is being fetched."""
@@ -25,12 +24,9 @@ class BodyBudget:
         """Bytes by tenant."""
         self.held_bytes = 0
 
-    def of(self, tenant: str | None) -> BodyShare:
-        """The part of a tenant; None: of clients without one, which is all that is left."""
-        return BodyShare(self, tenant)
-
     def take(self, count: int, tenant: str | None = None) -> None:
-        """Count bytes that were read; the caller must call ``give_back`` for them.
+        """Count bytes that were read in the part of a tenant; None: in that of clients without one, which is all that
+        is left. The caller must call ``give_back`` for them, with the same tenant.
 
         Raises:
             ReplicaFullError: they are too many, and were not counted.
@@ -44,7 +40,7 @@ class BodyBudget:
             )
         if tenant is not None:
             held_bytes = self._held.get(tenant, 0) + count
-            if held_bytes > max(self._own_bytes, free_bytes):
+            if held_bytes > self._own_bytes and held_bytes > free_bytes:
                 raise ReplicaFullError(
                     f"the bodies of your tenant's requests on this replica have reached {held_bytes - count} bytes,"
                     " its part of what is left; try again when others have ended",
@@ -67,19 +63,3 @@ class BodyBudget:
                 self._held[tenant] = left
             else:
                 del self._held[tenant]
-
-
-@value
-class BodyShare:
-    """A budget as one tenant draws on it."""
-
-    budget: BodyBudget
-    tenant: str | None
-
-    def take(self, count: int) -> None:
-        """See ``BodyBudget.take``."""
-        self.budget.take(count, self.tenant)
-
-    def give_back(self, count: int) -> None:
-        """See ``BodyBudget.give_back``."""
-        self.budget.give_back(count, self.tenant)

@@ -668,7 +668,7 @@ class _Forwarding:
             return
         kept.on_loss = self._drop_bodies
         if request.bodies is not None:
-            request.bodies.give_back(len(request.body))
+            request.bodies.give_back(len(request.body), request.counted_for)
             request.bodies = None
 
     def body_of(self, body: bytes) -> list[BodyPart]:

@@ -13,7 +13,7 @@ from typing import Final
 import httptools
 
 from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
-from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget, BodyShare
+from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget
 from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import is_inference, meant_path, split_target
 from dualmap.scheduling.tenants.tenant import Caller
@@ -54,8 +54,10 @@ class ClientRequest:
     """Done once ``caller`` can be found out, where the key that signed the client's token is being fetched."""
     from_gateway: bool = False
     """It came over a connection of the gateway that names tenants."""
-    bodies: BodyShare | None = None
-    """Part of the budget in which the body is counted until it is dropped."""
+    bodies: BodyBudget | None = None
+    """The budget in which the body is counted until it is dropped."""
+    counted_for: str | None = None
+    """The tenant in whose part of the budget it is counted, see ``pays``."""
     hides_body: bool = False
     """It has a body that its gateway does not send here."""
     was_rewritten: bool = False
@@ -88,7 +90,7 @@ class ClientRequest:
     def drop_body(self) -> None:
         """The body was sent on, or never will be."""
         if self.bodies is not None:
-            self.bodies.give_back(len(self.body))
+            self.bodies.give_back(len(self.body), self.counted_for)
         self.body = b""
 
 
@@ -117,8 +119,8 @@ class RequestReader:
     ) -> None:
         self._check_head = check_head
         self._bodies = bodies
-        self._share = bodies.of(None)
-        """The part of the caller whose body is being read."""
+        self._pays: str | None = None
+        """The tenant whose body is being read, see ``ClientRequest.pays``."""
         self._max_header_bytes = max_header_bytes
         self._max_headers = max_headers
         self._parser = httptools.HttpRequestParser(self)
@@ -222,7 +224,7 @@ class RequestReader:
 
     def drop_body(self) -> None:
         """The request being read will not be complete."""
-        self._share.give_back(len(self._body))
+        self._bodies.give_back(len(self._body), self._pays)
         self._body = b""
 
     def _stop(self, refusal: RouterError | None) -> None:
@@ -295,7 +297,7 @@ class RequestReader:
             if request.refusal is not None:
                 raise request.refusal
             self._body_limit = self._check_head(request)
-            self._share = self._bodies.of(request.pays)
+            self._pays = request.pays
             announced = request.get(b"content-length")
             if announced is not None and int(announced) > self._body_limit:
                 raise self._too_large(request)
@@ -322,7 +324,7 @@ class RequestReader:
         if self._body_bytes > self._body_limit:
             self._refuse(self._too_large(request))
         try:
-            self._share.take(len(piece))
+            self._bodies.take(len(piece), self._pays)
         except RouterError as refusal:
             self._refuse(refusal)
         if not self._body:
@@ -341,7 +343,7 @@ class RequestReader:
         request = self._request
         assert request is not None
         if request.refusal is None:
-            request.body, request.bodies = bytes(self._body), self._share
+            request.body, request.bodies, request.counted_for = bytes(self._body), self._bodies, self._pays
         self._request = None
         self._body = b""
         self.expects_continue = False

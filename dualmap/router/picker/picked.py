@@ -225,8 +225,8 @@ class PickedRequest:
         """The choices that Envoy was given, by address."""
         self._body_bytes = 0
         """Bytes of the body that are counted in the replica's budget."""
-        self._share = picker.plane.bodies.of(None)
-        """The part of the budget that these are counted in."""
+        self._pays: str | None = None
+        """The tenant in whose part of the budget these are counted."""
         self._observes = False
         """The body of its answer is to be asked for."""
         self._is_told = False
@@ -321,7 +321,7 @@ class PickedRequest:
         """Read the body, where it comes before the choice."""
         mode = self._modes[0]
         limit_bytes = await self._check_head(request)
-        self._share = self._picker.plane.bodies.of(request.pays)
+        self._pays = request.pays
         announced = request.get(b"content-length") or b""
         if announced.isdigit() and int(announced) > limit_bytes:
             raise too_large(limit_bytes)
@@ -362,7 +362,7 @@ class PickedRequest:
             return False
         piece = message.request_body.body
         if piece:
-            self._share.take(len(piece))
+            self._picker.plane.bodies.take(len(piece), self._pays)
             self._body_bytes += len(piece)
             pieces.append(piece)
         if self._body_bytes > limit_bytes:
@@ -370,7 +370,7 @@ class PickedRequest:
         return not message.request_body.end_of_stream
 
     def _drop_body(self, request: ClientRequest) -> None:
-        self._share.give_back(self._body_bytes)
+        self._picker.plane.bodies.give_back(self._body_bytes, self._pays)
         self._body_bytes, request.body = 0, b""
 
     async def _restrict(self, first: Any, request: ClientRequest, read: InferenceRequest) -> list[str]:

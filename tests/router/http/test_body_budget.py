@@ -23,24 +23,23 @@ def test_what_does_not_fit_is_refused_uncounted_and_fits_when_enough_was_given_b
 
 def test_a_tenant_leaves_as_much_free_as_it_holds_so_that_others_get_in() -> None:
     budget = BodyBudget(1000, own_bytes=10)
-    heavy, light, nobody = budget.of("heavy"), budget.of("light"), budget.of(None)
-    heavy.take(500)
+    budget.take(500, "heavy")
     with pytest.raises(ReplicaFullError, match="your tenant's requests on this replica have reached 500 bytes"):
-        budget.of("heavy").take(1)
-    light.take(250)
-    nobody.take(245)
+        budget.take(1, "heavy")
+    budget.take(250, "light")
+    budget.take(245)
     with pytest.raises(ReplicaFullError, match="1000 bytes in all"):
-        budget.of("third").take(6)
-    budget.of("third").take(5)
-    heavy.give_back(500)
-    heavy.take(250)
-    for share, count in ((heavy, 250), (light, 250), (nobody, 245), (budget.of("third"), 5)):
-        share.give_back(count)
+        budget.take(6, "third")
+    budget.take(5, "third")
+    budget.give_back(500, "heavy")
+    budget.take(250, "heavy")
+    for tenant, count in (("heavy", 250), ("light", 250), (None, 245), ("third", 5)):
+        budget.give_back(count, tenant)
     assert budget.held_bytes == 0
 
 
 def test_one_body_of_a_tenant_fits_however_small_the_budget_is() -> None:
     budget = BodyBudget(100, own_bytes=100)
-    budget.of("one").take(100)
+    budget.take(100, "one")
     with pytest.raises(ReplicaFullError):
-        budget.of("one").take(1)
+        budget.take(1, "one")
