@@ -12,10 +12,8 @@ extras = [name for name in os.environ.get('EXTRAS', '').split(',') if name]; \
 print(*project['dependencies'], *(line for name in extras for line in project['optional-dependencies'][name]), sep='\n')" \
     > requirements.txt && /opt/dualmap/bin/pip install --no-cache-dir -r requirements.txt
 COPY README.md LICENSE hatch_build.py ./
-# There is no git here that tells the version: make image, Compose (VERSION=…) and CI give it; 0.0 is none.
-ARG VERSION=
 COPY dualmap dualmap
-RUN SETUPTOOLS_SCM_PRETEND_VERSION=$VERSION /opt/dualmap/bin/pip install --no-cache-dir --no-deps . \
+RUN /opt/dualmap/bin/pip install --no-cache-dir --no-deps . \
     && rm -rf /opt/dualmap/lib/python3*/site-packages/pip /opt/dualmap/bin/pip*
 
 FROM python:3.13-slim

@@ -17,6 +17,7 @@ docs:
 	scripts/with '' python -m scripts.documents docs
 	scripts/with '' python deploy/grafana/build.py
 	scripts/with '' python deploy/helm/schema.py
+	scripts/with '' python deploy/helm/version.py
 	scripts/with test python deploy/helm/manifests.py
 
 figures:
@@ -25,5 +26,6 @@ figures:
 site:
 	scripts/with site mkdocs build --strict --quiet
 
-image: # make image EXTRAS=tokens,tracing
-	docker build --build-arg EXTRAS=$(EXTRAS) --build-arg VERSION=$$(scripts/with release hatchling version) -t dualmap-fleet .
+image: # make image EXTRAS=tokens,tracing; it has the tag of its version, which the chart takes, and latest
+	docker build --build-arg EXTRAS=$(EXTRAS) -t dualmap-fleet \
+	    -t dualmap-fleet:$$(sed -n 's/^version = "\([^"]*\)".*/\1/p' pyproject.toml) .

@@ -242,8 +242,7 @@ def test_the_image_has_the_dependencies_and_the_extras_that_it_is_built_with(tmp
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [package for name in extras.split(",") if name for package in project["optional-dependencies"][name]]
     assert (tmp_path / "requirements.txt").read_text().split("\n")[:-1] == project["dependencies"] + wanted
-    build = services(COMPOSE, {"EXTRAS": extras, "VERSION": "1.2.3"})["router"]["build"]
-    assert build["args"] == {"EXTRAS": extras, "VERSION": "1.2.3"}
+    assert services(COMPOSE, {"EXTRAS": extras})["router"]["build"]["args"] == {"EXTRAS": extras}
 
 
 FAKE_DOCKER = """#!/bin/sh

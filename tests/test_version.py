@@ -1,103 +1,67 @@
-"""The version follows from the newest tag of the commit, wherever the package is built."""
+"""The version stands in pyproject.toml, and all that states or builds one follows from it."""
 
 from __future__ import annotations
 
-import os
+import email
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
+import tomllib
 from pathlib import Path
 
-import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILT_FROM = ("pyproject.toml", ".gitattributes", ".git_archival.txt")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+CHART = ROOT / "deploy" / "helm" / "dualmap" / "Chart.yaml"
 
 
-def run(folder: Path, *command: str, **environment: str) -> str:
-    found = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert found.returncode == 0, found.stdout
-    return found.stdout
+def newest_release() -> str:
+    """The version of the first section of the changelog."""
+    found = re.search(r"^## (\S+) \(\d{4}-\d{2}-\d{2}\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert found, "no dated section"
+    return found[1]
 
 
-def version(folder: Path, **environment: str) -> str:
-    """As a build there would name itself."""
-    return run(folder, sys.executable, "-m", "hatchling", "version", **environment).split()[-1]
+def test_the_newest_release_of_the_changelog_is_this_version() -> None:
+    assert newest_release() == VERSION
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A checkout without git, and what its version follows from."""
-    made = tmp_path / "source"
-    made.mkdir()
-    for name in BUILT_FROM:
-        shutil.copy(ROOT / name, made)
-    return made
+def test_the_chart_and_the_image_that_it_takes_are_this_version() -> None:
+    chart = yaml.safe_load(CHART.read_text("utf-8"))
+
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
 
 
-@pytest.fixture
-def checkout(folder: Path) -> Path:
-    """A repository of one commit, without a tag."""
-    if shutil.which("git") is None:
-        pytest.skip("git is not installed")
-    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "One")):
-        git(folder, *words)
-    return folder
+def test_every_file_that_states_the_version_is_as_it_is_written_from_it() -> None:
+    written = runpy.run_path(str(ROOT / "deploy" / "helm" / "version.py"))["texts"]()
+
+    assert [name for name, text in written.items() if text != (ROOT / name).read_text("utf-8")] == [], "make docs"
+    assert all(VERSION in text for text in written.values())
 
 
-def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=one", "-c", "user.email=one@localhost", "-c", "commit.gpgsign=false")
-    return run(folder, "git", *who, *words)
+def test_documents_and_manifests_name_no_image_of_another_version() -> None:
+    files = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.yaml"), *ROOT.glob("docker-compose*.yml")]
+    named = {tag for path in files for tag in re.findall(r"\bdualmap-fleet:([\w.]+)", path.read_text("utf-8"))}
+
+    assert named == {VERSION, "latest"}, "latest: what Compose builds for itself"
 
 
-def archive(checkout: Path) -> Path:
-    """Return what ``git archive`` of the checkout's commit contains."""
-    unpacked = checkout.parent / "archive"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    unpacked.mkdir()
-    packed = checkout.parent / "archive.tar"
-    git(checkout, "archive", "--output", str(packed), "HEAD")
-    shutil.unpack_archive(packed, unpacked, "tar")
-    return unpacked
+def test_a_source_archive_has_this_version_where_there_is_neither_git_nor_a_tag(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "dualmap").mkdir(parents=True)
+    (source / "dualmap" / "__init__.py").touch()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
 
+    build = (sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path))
+    subprocess.run(build, cwd=source, env={"PATH": str(tmp_path)}, check=True, capture_output=True, timeout=60)
 
-def test_a_commit_with_a_tag_is_that_version_in_a_checkout_and_in_its_archive(checkout: Path) -> None:
-    git(checkout, "tag", "v1.4.0")
-    git(checkout, "tag", "experiment-3")
-
-    assert version(checkout) == "1.4.0"
-    assert version(archive(checkout)) == "1.4.0"
-
-
-def test_a_commit_after_a_tag_is_on_its_way_to_the_next_version(checkout: Path) -> None:
-    git(checkout, "tag", "v1.4.0")
-    git(checkout, "commit", "--allow-empty", "-qm", "Two")
-
-    assert re.fullmatch(r"1\.4\.1\.dev1\+g[0-9a-f]+", version(checkout))
-    assert re.fullmatch(r"1\.4\.1\.dev1\+g[0-9a-f]+", version(archive(checkout)))
-
-
-def test_a_checkout_without_tags_has_a_version_below_the_first(checkout: Path) -> None:
-    assert re.fullmatch(r"0\.1\.dev1\+g[0-9a-f]+", version(checkout))
-
-
-def test_a_build_without_git_is_version_0_0_unless_it_is_told_one(checkout: Path, tmp_path: Path) -> None:
-    git(checkout, "tag", "v1.4.0")
-    nothing = tmp_path / "bin"
-    nothing.mkdir()
-
-    assert version(checkout, PATH=str(nothing)) == "0.0"
-    shutil.rmtree(checkout / ".git")
-    assert version(checkout) == "0.0"
-    assert version(checkout, SETUPTOOLS_SCM_PRETEND_VERSION="") == "0.0", "as the image is built without VERSION"
-    assert version(checkout, SETUPTOOLS_SCM_PRETEND_VERSION="1.4.0") == "1.4.0"
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        metadata = packed.extractfile(f"dualmap_fleet-{VERSION}/PKG-INFO")
+        assert metadata is not None
+        assert email.message_from_bytes(metadata.read())["Version"] == VERSION

@@ -15,7 +15,7 @@ DISTRIBUTION = "dualmap-fleet"
 
 
 def package_version() -> str:
-    """The version that this package was built as, by the tag of its commit; ``unknown`` where it is not installed."""
+    """The version that this package has in ``pyproject.toml``; ``unknown`` where it is not installed."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:
