@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from heapq import merge
 from http import HTTPStatus
 from itertools import islice
@@ -86,7 +86,7 @@ async def explain(
     ids = meant_by(request_id)
     for each in ids:
         if (explanation := _explanation(runtime, each)) is not None:
-            waits = await waits_of(explanation, runtime.pools.pools[explanation.pool])
+            waits = await waits_of(explanation, runtime.pools.pools[explanation.asked.pool])
             return _as_json(runtime, explanation) | waits
     gaps: list[str] = []
     if not local:
@@ -136,26 +136,13 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 
 def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
-    pool = runtime.pools.pools[explanation.pool]
-    explained = asdict(replace(explanation, rounds=(), decode_rounds=()))
-    explained["rounds"] = [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds]
-    explained |= explanation.told_of_classes()
-    explained["decode"] = _decode_leg(explained, explanation)
+    pool = runtime.pools.pools[explanation.asked.pool]
     return {
         "replica_id": runtime.context.replica_id,
-        **explained,
-        "hash_key": f"{explanation.hash_key:016x}",
+        **explanation.told(),
+        "rounds": [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds],
+        "hash_key": f"{explanation.prompt.hash_key:016x}",
     }
-
-
-def _decode_leg(explained: dict[str, Any], explanation: Explanation) -> dict[str, Any] | None:
-    """The second leg of a split request, in a part of its own; None while there is none."""
-    found = {name: explained.pop(f"decode_{name}") for name in ("instance_id", "placed_s", "rounds")} | {
-        "transferred_tokens": explained.pop("transferred_tokens")
-    }
-    return (
-        None if found["placed_s"] is None else found | {"rounds": [each.told() for each in explanation.decode_rounds]}
-    )
 
 
 async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | None:

@@ -37,16 +37,15 @@ class Served:
 
     def add(self, one: Explanation) -> None:
         self.requests += 1
-        if one.outcome not in _ANSWERED:
+        if one.answer.outcome not in _ANSWERED:
             return
         self.answered += 1
-        if one.first_token_s is not None:
+        if one.course.first_token_s is not None:
             self.streamed += 1
-            self.on_time += one.first_token_s <= one.slo_s
-        self.prompt_tokens += one.reported_prompt_tokens or one.prompt_tokens
-        cached = one.expected_cached_tokens if one.reported_cached_tokens is None else one.reported_cached_tokens
-        self.cached_tokens += cached
-        self.output_tokens += one.output_tokens or 0
+            self.on_time += one.course.first_token_s <= one.course.slo_s
+        self.prompt_tokens += one.prompt_tokens
+        self.cached_tokens += one.cached_tokens
+        self.output_tokens += one.answer.usage.output_tokens or 0
 
 
 _SUMS = tuple(each.name for each in fields(Served))
@@ -68,10 +67,10 @@ def remembered(ended: Sequence[Explanation], now_unix_s: float, seconds: float, 
     """
     found, age_s = Remembered(seconds), 0.0
     for one in ended:
-        age_s = now_unix_s - one.received_unix_s - (one.done_s or 0.0)
+        age_s = now_unix_s - one.course.received_unix_s - (one.course.done_s or 0.0)
         if age_s > seconds:
             break
-        found.instances.setdefault(one.instance_id or "", Served()).add(one)
+        found.instances.setdefault(one.answer.instance_id or "", Served()).add(one)
     else:
         if len(ended) >= kept:
             found.seconds = max(1e-3, age_s)

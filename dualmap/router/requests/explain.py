@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, field, fields
 from itertools import islice
 from typing import Any, Final, Protocol
 
@@ -15,7 +15,6 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
-from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -42,6 +41,8 @@ KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
 """Explanations that are kept, of the requests that ended last: a few megabytes."""
 
+_RESERVED: Final = frozenset({PlaceStatus.DISPATCHED, PlaceStatus.HELD})
+
 
 @value
 class PlacementRound:
@@ -54,26 +55,24 @@ class PlacementRound:
     decision: Decision
     attempt: int
     status: PlaceStatus
+    times_ms: tuple[int, int] = (0, 0)
+    """The store's times of the first reservation of the request, and of this reply."""
     named_in_all: int = 0
     """0: no more than are here."""
-    placed_ms: int = 0
-    """The time of the store's reply."""
-    enqueued_ms: int = 0
-    """The first reservation of the request."""
 
     @classmethod
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
         """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
         decision, reply = placed.decision, placed.reply
-        named, loads = placed.candidates, reply.loads
+        named, loads, times_ms = placed.candidates, reply.loads, (reply.enqueued_ms, reply.now_ms)
         if len(loads) <= KEPT_CANDIDATES:
-            return cls(named, loads, decision, attempt, reply.status, 0, reply.now_ms, reply.enqueued_ms)
+            return cls(named, loads, decision, attempt, reply.status, times_ms)
         names = _candidates(named, loads)
         chosen = [name for name in (decision.instance_id, decision.alternative_id) if name is not None]
         others = (name for name in names if name not in chosen)
         kept = (*chosen, *islice(others, KEPT_CANDIDATES - len(chosen)))
         seen = {name: loads[name] for name in kept if name in loads}
-        return cls(kept, seen, decision, attempt, reply.status, len(names), reply.now_ms, reply.enqueued_ms)
+        return cls(kept, seen, decision, attempt, reply.status, times_ms, len(names))
 
     @property
     def considered(self) -> int:
@@ -103,82 +102,193 @@ def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tu
 
 
 @value
-class Explanation:
-    """One request's record on this replica; times are seconds since it was parsed."""
+class Asked:
+    """Who sent a request, and for what."""
 
     request_id: str
     model: str
     pool: str
-    policy: str
-    slo_s: float
-    prompt_tokens: int
-    chain_blocks: int
-    key_blocks: int
-    hash_key: int
-    tree_version: int
-    epoch: int
-    received_unix_s: float
-    rounds: tuple[PlacementRound, ...] = ()
-    failures: tuple[str, ...] = ()
-    failed_after_s: tuple[float, ...] = ()
-    """The time of each failure."""
-    instance_id: str | None = None
-    """Where it was dispatched at last; differs from the decision's when it was migrated while held."""
-    placed_s: float | None = None
-    """Its age when its first reservation was made."""
-    held_s: float | None = None
-    expected_ttft_s: float | None = None
-    """The TTFT that the last decision which was reserved expected, counted from that decision."""
-    first_token_s: float | None = None
-    done_s: float | None = None
-    outcome: str | None = None
-    expected_cached_tokens: int = 0
-    reported_cached_tokens: int | None = None
-    reported_prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    """Reported."""
-    block_tokens: int = 1
-    """Tokens of a block of its chain."""
-    key_tokens: int = 1
-    """Tokens of a key block, the unit of ``key_blocks``."""
-    leg: Leg = Leg.WHOLE
-    """PREFILL: it was split. ``instance_id`` prefilled it, and another one answered."""
-    prefilled_s: float | None = None
-    """Its age when the prefill leg had answered."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
-    continued: tuple[tuple[str, int, float], ...] = ()
-    """Every time that its answer went on elsewhere: the instance that had answered until then, the tokens of the answer
-    that the client had, and the age."""
-    decode_instance_id: str | None = None
-    decode_placed_s: float | None = None
-    decode_rounds: tuple[PlacementRound, ...] = ()
-    transferred_tokens: int | None = None
-    """Prompt tokens whose KV the decode instance was not believed to hold."""
     tenant: str = ""
     """The tenant that it was for; empty: no tenant."""
     key: str = ""
     """The name of the key that it came with."""
-    limits: tuple[str, ...] = ()
-    """The limits that it drew from, in words, where one kept it out."""
+
+
+@value
+class Terms:
+    """The rules and the state by which a request was placed."""
+
+    policy: str
+    tree_version: int = 0
+    epoch: int = 0
     priority_class: str = ""
     """The name of its class; empty: the pool has no classes."""
     class_rank: int = 0
     """The place of its class."""
     standing: Standing | None = None
     """The standing of its tenant when an instance was last chosen; None: it has none, or it was not judged."""
+
+
+@value
+class KeyedPrompt:
+    """The prompt of a request as it was placed by; all 0 where it was passed on."""
+
+    prompt_tokens: int
+    chain_blocks: int = 0
+    block_tokens: int = 1
+    """Tokens of a block of its chain."""
+    key_stride: int = 1
+    """Blocks of a key block, the unit of ``key_blocks``."""
+    key_blocks: int = 0
+    hash_key: int = 0
     hot_tokens: int = 0
     """Tokens of its hot prefix, whose own prefill weighs less."""
+
+
+@value
+class Course:
+    """When things happened to a request; times are seconds since it was parsed."""
+
+    received_unix_s: float
+    slo_s: float
+    placed_s: float | None = None
+    """Its age when its first reservation was made."""
+    held_s: float | None = None
+    first_token_s: float | None = None
+    done_s: float | None = None
     on_time: bool | None = None
     """See ``RequestMachine.on_time``."""
 
-    def told_of_classes(self) -> dict[str, Any]:
-        """The reason for its place among others: its band, and its share in words; "" where that was not judged."""
-        standing = self.standing
-        return {
-            "band": class_band(self.class_rank) + (0 if standing is None else standing.level),
+
+@value
+class Answer:
+    """The answer of a request, as far as there is one."""
+
+    instance_id: str | None = None
+    """Where it was dispatched at last; differs from the decision's when it was migrated while held. Of a split request
+    it is the one that prefilled it."""
+    outcome: str | None = None
+    expected_cached_tokens: int = 0
+    usage: Usage = field(default_factory=Usage)
+    """As its instance reported it."""
+
+
+@value
+class DecodeLeg:
+    """The second leg of a split request, which gives its answer."""
+
+    instance_id: str | None
+    placed_s: float | None
+    rounds: tuple[PlacementRound, ...]
+    transferred_tokens: int
+    """Prompt tokens whose KV the decode instance was not believed to hold."""
+
+
+@value
+class Detours:
+    """What happens to few requests."""
+
+    failures: tuple[str, ...] = ()
+    failed_after_s: tuple[float, ...] = ()
+    """The time of each failure."""
+    continued: tuple[tuple[str, int, float], ...] = ()
+    """Every time that its answer went on elsewhere: the instance that had answered until then, the tokens of the answer
+    that the client had, and the age."""
+    limits: tuple[str, ...] = ()
+    """The limits that it drew from, in words, where one kept it out."""
+    is_split: bool = False
+    prefilled_s: float | None = None
+    """Its age when the prefill leg had answered."""
+    decode: DecodeLeg | None = None
+
+
+_NO_DETOURS: Final = Detours()
+
+
+@value
+class Explanation:
+    """One request's record on this replica."""
+
+    asked: Asked
+    terms: Terms
+    prompt: KeyedPrompt
+    course: Course
+    answer: Answer
+    rounds: tuple[PlacementRound, ...] = ()
+    detours: Detours = _NO_DETOURS
+
+    @property
+    def expected_ttft_s(self) -> float | None:
+        """The TTFT that the last decision which was reserved expected, counted from that decision."""
+        reserved = [each for each in self.rounds if each.status in _RESERVED]
+        return reserved[-1].decision.expected_ttft_s if reserved else None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt, as its instance reported them, or else as they were expected."""
+        return self.answer.usage.prompt_tokens or self.prompt.prompt_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were cached, as its instance reported them, or else as they were expected."""
+        reported = self.answer.usage.cached_tokens
+        return self.answer.expected_cached_tokens if reported is None else reported
+
+    def told(self) -> dict[str, Any]:
+        """Return it as plain values, but for its rounds."""
+        asked, terms, prompt, detours = self.asked, self.terms, self.prompt, self.detours
+        usage, standing, decode = self.answer.usage, terms.standing, detours.decode
+        told = asdict(asked) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
+        del told["usage"], told["key_stride"]
+        return told | {
+            "key_tokens": prompt.block_tokens * prompt.key_stride,
+            "expected_ttft_s": self.expected_ttft_s,
+            "reported_cached_tokens": usage.cached_tokens,
+            "reported_prompt_tokens": usage.prompt_tokens,
+            "output_tokens": usage.output_tokens,
+            "leg": Leg.PREFILL if detours.is_split else Leg.WHOLE,
+            "prefilled_s": detours.prefilled_s,
+            "failures": detours.failures,
+            "failed_after_s": detours.failed_after_s,
+            "continued": detours.continued,
+            "limits": detours.limits,
+            "band": class_band(terms.class_rank) + (0 if standing is None else standing.level),
             "share": "" if standing is None else _share_told(self, standing),
+            "decode": None if decode is None or decode.placed_s is None else _decode_told(decode),
         }
+
+
+def _decode_told(decode: DecodeLeg) -> dict[str, Any]:
+    return {
+        "instance_id": decode.instance_id,
+        "placed_s": decode.placed_s,
+        "rounds": [each.told() for each in decode.rounds],
+        "transferred_tokens": decode.transferred_tokens,
+    }
+
+
+def _share_told(explained: Explanation, standing: Standing) -> str:
+    """The standing of its tenant in words, with figures, and what came of it."""
+    sent_s, share_s = standing.sent_s, standing.share_s
+    if not share_s:
+        return ""  # no instance was ready
+    had_sent = (
+        f"tenant {explained.asked.tenant} had sent {sent_s / share_s:.2g} times its share of the work"
+        f" ({sent_s:,.1f} s of {share_s:,.1f} s)"
+    )
+    if standing.level == 0:
+        return had_sent if sent_s <= share_s else f"{had_sent}, and no other one was active"
+    match explained.rounds[-1].status:
+        case PlaceStatus.HELD:
+            return f"held: {had_sent}, so others go first and it is the first to be passed over"
+        case PlaceStatus.MISSED:
+            return f"refused: {had_sent}, so it had to wait for others and would have been late"
+        case PlaceStatus.DISPATCHED:
+            return f"{had_sent}, but there was room"
+        case _:
+            return had_sent
 
 
 class Explained(Protocol):
@@ -196,159 +306,92 @@ class Explained(Protocol):
 def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
     """Describe what has happened to a request so far."""
     machine, request, pool = live.machine, live.inference_request, live.pool
-    spec, received_unix_s = machine.spec, now_unix_s - (now_s - machine.started_s)
-    chain = spec.chain
+    spec, received_unix_s = machine.spec, now_unix_s - now_s + machine.started_s
+    chain, caller, drawn = spec.chain, request.caller, machine.drawn
+    model, tenant, key = request.model, "", ""
+    if caller is not None:
+        tenant, key = spec.tenant, caller.key
     if chain is None:
-        return _explanation_of_passed_on(machine, request, pool, received_unix_s)
-    tree, usage, scheduling = live.seen_tree, machine.usage or _NO_USAGE, pool.scheduling
-    key_blocks = tree.key_blocks(chain, scheduling.max_key_blocks)
-    class_name, class_rank = _class_of(pool, spec.class_rank) if scheduling.classes else _NO_CLASS
+        model = spec.model
+    asked = Asked(machine.request_id, model, pool.settings.name, request.client, tenant, key)
+    usage, detours = machine.usage or _NO_USAGE, _NO_DETOURS
+    if machine.failures or machine.leg is _PREFILL or (drawn is not None and drawn.unmet is not None):
+        detours = _detours(machine)
+    if chain is None:
+        # Its tokens are known by report alone.
+        return Explanation(
+            asked,
+            Terms("passed_on"),
+            KeyedPrompt(usage.prompt_tokens or 0),
+            Course(received_unix_s, spec.slo_s, 0.0, None, None, machine.ended_s),
+            Answer(machine.instance_id or None, machine.outcome, 0, usage),
+            (),
+            detours,
+        )
+    tree, classes, class_name, class_rank = live.seen_tree, pool.scheduling.classes, "", 0
+    if classes:
+        class_rank = min(spec.class_rank, len(classes) - 1)  # there can be fewer of them by now
+        class_name = classes[class_rank].name
+    key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     rounds: list[PlacementRound] = []
-    placed: Placed | None = None
+    standing = None
     for search, attempt in machine.searches:
         for placed in search.rounds:
             rounds.append(PlacementRound.of(placed, attempt))
-    # Arguments go by place, and none is unpacked: every request pays for this once, and by name it costs six times as
-    # much.
-    explained = Explanation(
-        machine.request_id,
-        request.model,
-        pool.settings.name,
-        pool.policy.name,
-        spec.slo_s,
-        spec.stored_tokens + chain.prompt_tokens,
-        len(chain.hashes),
-        key_blocks,
-        chain.prefix_hash(key_blocks),
-        live.seen_tree_version,
-        live.seen_epoch,
-        received_unix_s,
+            standing = placed.reply.standing
+    return Explanation(
+        asked,
+        Terms(
+            pool.policy.name,
+            live.seen_tree_version,
+            live.seen_epoch,
+            class_name,
+            class_rank,
+            standing if tenant else None,
+        ),
+        KeyedPrompt(
+            spec.stored_tokens + chain.prompt_tokens,
+            len(chain.hashes),
+            chain.block_tokens,
+            chain.key_stride,
+            key_blocks,
+            chain.prefix_hash(key_blocks),
+            tree.hot_tokens(chain),
+        ),
+        Course(
+            received_unix_s,
+            spec.slo_s,
+            machine.placed_s,
+            None if machine.placed_s is None else machine.held_so_far_s(now_s),
+            machine.first_token_s,
+            machine.ended_s,
+            machine.on_time,
+        ),
+        Answer(machine.instance_id or None, machine.outcome, expected_cached_tokens, usage),
         tuple(rounds),
-        (),
-        (),
-        machine.instance_id or None,
-        machine.placed_s,
-        machine.held_so_far_s(now_s) if machine.tries or machine.placed is not None else None,
-        None if (estimate := machine.estimate) is None else estimate.decision.expected_ttft_s,
-        machine.first_token_s,
-        machine.ended_s,
-        machine.outcome,
-        expected_cached_tokens,
-        usage.cached_tokens,
-        usage.prompt_tokens,
-        usage.output_tokens,
-        chain.block_tokens,
-        chain.block_tokens * chain.key_stride,
-        machine.leg,
-        machine.prefilled_s,
-        request.client,
-        machine.continuations,
-        None,
-        None,
-        (),
-        None,
-        spec.tenant,
-        "" if request.caller is None else request.caller.key,
-        (),
-        class_name,
-        class_rank,
-        placed.reply.standing if placed is not None and spec.tenant else None,
-        tree.hot_tokens(chain),
-        machine.on_time,
+        detours,
     )
-    drawn = machine.drawn
-    if machine.failures or machine.decode is not None or (drawn is not None and drawn.unmet is not None):
-        return replace(explained, **_of_few(machine, chain))
-    return explained
 
 
-def _of_few(machine: RequestMachine, chain: Chain) -> dict[str, Any]:
-    """The fields that few requests have: failures, a second leg, limits that kept it out."""
-    found: dict[str, Any] = {"limits": limits_told(machine.spec.draws, machine.drawn)}
-    found["failures"], found["failed_after_s"] = _failures(machine)
-    decode = machine.decode
-    if decode is not None:
-        found["decode_instance_id"], found["decode_placed_s"] = decode.last_id or None, decode.placed_s
-        found["decode_rounds"] = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
-        found["transferred_tokens"] = chain.prompt_tokens - decode.cached_tokens
-    return found
+def _detours(machine: RequestMachine) -> Detours:
+    failures, decode, chain = machine.failures, machine.decode, machine.spec.chain
+    leg = None
+    if decode is not None and chain is not None:
+        rounds = tuple([PlacementRound.of(placed, attempt) for placed, attempt in decode.rounds])
+        leg = DecodeLeg(decode.last_id or None, decode.placed_s, rounds, chain.prompt_tokens - decode.cached_tokens)
+    return Detours(
+        tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures]),
+        tuple([failed_s for _, _, failed_s in failures]),
+        machine.continuations,
+        limits_told(machine.spec.draws, machine.drawn),
+        machine.leg is _PREFILL,
+        machine.prefilled_s,
+        leg,
+    )
 
 
 _NO_USAGE: Final = Usage()
-_NO_CLASS: Final = ("", 0)
-
-
-def _class_of(pool: ServedPool, rank: int) -> tuple[str, int]:
-    """The name and the place of a class of a pool that has some; there can be fewer of them by now."""
-    classes = pool.scheduling.classes
-    rank = min(rank, len(classes) - 1)
-    return classes[rank].name, rank
-
-
-def _share_told(explained: Explanation, standing: Standing) -> str:
-    """The standing of its tenant in words, with figures, and what came of it."""
-    sent_s, share_s = standing.sent_s, standing.share_s
-    if not share_s:
-        return ""  # no instance was ready
-    had_sent = (
-        f"tenant {explained.tenant} had sent {sent_s / share_s:.2g} times its share of the work"
-        f" ({sent_s:,.1f} s of {share_s:,.1f} s)"
-    )
-    if standing.level == 0:
-        return had_sent if sent_s <= share_s else f"{had_sent}, and no other one was active"
-    match explained.rounds[-1].status:
-        case PlaceStatus.HELD:
-            return f"held: {had_sent}, so others go first and it is the first to be passed over"
-        case PlaceStatus.MISSED:
-            return f"refused: {had_sent}, so it had to wait for others and would have been late"
-        case PlaceStatus.DISPATCHED:
-            return f"{had_sent}, but there was room"
-        case _:
-            return had_sent
-
-
-_Failures = tuple[tuple[str, ...], tuple[float, ...]]
-
-
-def _failures(machine: RequestMachine) -> _Failures:
-    """Every failure in words, and when it came."""
-    failures = machine.failures
-    words = tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures])
-    return words, tuple([failed_s for _, _, failed_s in failures])
-
-
-def _explanation_of_passed_on(
-    machine: RequestMachine, request: InferenceRequest, pool: ServedPool, received_unix_s: float
-) -> Explanation:
-    """The record of a request that was not placed by its prefix. Its tokens are known by report alone."""
-    usage, (failures, failed_after_s) = machine.usage or Usage(), _failures(machine)
-    return Explanation(
-        request_id=machine.request_id,
-        model=machine.spec.model,
-        pool=pool.settings.name,
-        policy="passed_on",
-        slo_s=machine.spec.slo_s,
-        prompt_tokens=usage.prompt_tokens or 0,
-        chain_blocks=0,
-        key_blocks=0,
-        hash_key=0,
-        tree_version=0,
-        epoch=0,
-        received_unix_s=received_unix_s,
-        failures=failures,
-        failed_after_s=failed_after_s,
-        instance_id=machine.instance_id or None,
-        placed_s=0.0,
-        done_s=machine.ended_s,
-        outcome=machine.outcome,
-        reported_cached_tokens=usage.cached_tokens,
-        reported_prompt_tokens=usage.prompt_tokens,
-        output_tokens=usage.output_tokens,
-        client=request.client,
-        tenant=machine.spec.tenant,
-        key="" if request.caller is None else request.caller.key,
-        limits=limits_told(machine.spec.draws, machine.drawn),
-    )
+_PREFILL: Final = Leg.PREFILL
 
 
 class DecisionLog:
@@ -365,10 +408,10 @@ class DecisionLog:
         return len(self._entries)
 
     def add(self, explanation: Explanation) -> None:
-        entries, request_id = self._entries, explanation.request_id
+        entries, request_id = self._entries, explanation.asked.request_id
         if request_id in entries:
             del entries[request_id]  # one that ends again is the newest
-        entries[request_id] = _encoder.encode(explanation)
+        entries[request_id] = _encode(explanation)
         if len(entries) > self._limit:
             entries.popitem(last=False)
 
@@ -386,21 +429,39 @@ def _plain(loads: Mapping[str, InstanceLoad]) -> Any:
     return loads.raw if isinstance(loads, ReportedLoads) else dict(loads)
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def _unpacked(packed: bytes) -> Explanation:
-    told = dict(zip(_FIELDS, msgspec.msgpack.decode(packed), strict=True))
-    for name in ("rounds", "decode_rounds"):
-        told[name] = tuple([_round(*each) for each in told[name]])
-    texts = {name: tuple(told[name]) for name in ("failures", "failed_after_s", "limits")}
-    texts["continued"] = tuple(map(tuple, told["continued"]))
-    standing = told["standing"] and Standing(*told["standing"])
-    return Explanation(**told | texts | {"leg": Leg(told["leg"]), "standing": standing})
+    asked, terms, prompt, course, answer, rounds, detours = msgspec.msgpack.decode(packed)
+    *_, standing = terms
+    *_, usage = answer
+    failures, failed_after_s, continued, limits, is_split, prefilled_s, leg = detours
+    terms[-1], answer[-1] = standing and Standing(*standing), Usage(*usage)
+    if leg is not None:
+        leg[2] = tuple([_round(*each) for each in leg[2]])
+        leg = DecodeLeg(*leg)
+    return Explanation(
+        Asked(*asked),
+        Terms(*terms),
+        KeyedPrompt(*prompt),
+        Course(*course),
+        Answer(*answer),
+        tuple([_round(*each) for each in rounds]),
+        Detours(
+            tuple(failures),
+            tuple(failed_after_s),
+            tuple(map(tuple, continued)),
+            tuple(limits),
+            is_split,
+            prefilled_s,
+            leg,
+        ),
+    )
 
 
 def _round(
-    named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, in_all: int, *times_ms: int
+    named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, times_ms: list[int], in_all: int
 ) -> PlacementRound:
     if isinstance(loads, dict):
         seen: Mapping[str, InstanceLoad] = {
@@ -410,8 +471,10 @@ def _round(
         seen = ReportedLoads(*loads)
     made = dict(zip(_DECISION_FIELDS, decision, strict=True))
     made["reason"] = Reason(made["reason"])
-    return PlacementRound(tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), in_all, *times_ms)
+    enqueued_ms, placed_ms = times_ms
+    return PlacementRound(
+        tuple(named), seen, Decision(**made), attempt, PlaceStatus(status), (enqueued_ms, placed_ms), in_all
+    )
 
 
-_FIELDS = [each.name for each in fields(Explanation)]
 _DECISION_FIELDS = [each.name for each in fields(Decision)]

@@ -32,10 +32,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -> dict[str, dict[str, Any]]:
     """The costs by instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds, in the words of ``PARTS``.
     A policy that does not weigh has no cost: only an expected TTFT."""
-    chain = Chain((explanation.hash_key,), explanation.block_tokens, explanation.prompt_tokens)
-    weights = pool.policy.weights(RouteQuery(chain, explanation.slo_s), pool.view.learned)
+    prompt, slo_s = explanation.prompt, explanation.course.slo_s
+    chain = Chain((prompt.hash_key,), prompt.block_tokens, prompt.prompt_tokens)
+    weights = pool.policy.weights(RouteQuery(chain, slo_s), pool.view.learned)
     return {
-        instance_id: _cost(weights, load, chain, explanation.slo_s, explanation.hot_tokens, pool)
+        instance_id: _cost(weights, load, chain, slo_s, prompt.hot_tokens, pool)
         for instance_id, load in each.loads.items()
     }
 

@@ -35,11 +35,12 @@ async def waits_of(explanation: Explanation, pool: ServedPool) -> dict[str, Any]
 
 
 async def _waits_in(each: PlacementRound, explanation: Explanation, pool: ServedPool) -> Sequence[Wait]:
+    course, (enqueued_ms, placed_ms) = explanation.course, each.times_ms
     # The store reserved between the request's start and its reply, so its end counts from the start at the latest.
-    until_ms = None if explanation.done_s is None else each.enqueued_ms + round(explanation.done_s * 1000)
-    slo_ms = round(explanation.slo_s * 1000)
+    until_ms = None if course.done_s is None else enqueued_ms + round(course.done_s * 1000)
+    slo_ms = round(course.slo_s * 1000)
     return await pool.store.queues.waits(
-        explanation.request_id, each.decision.instance_id, slo_ms, each.enqueued_ms, each.placed_ms, until_ms
+        explanation.asked.request_id, each.decision.instance_id, slo_ms, enqueued_ms, placed_ms, until_ms
     )
 
 
@@ -70,14 +71,14 @@ def class_name(ahead: WentAhead, classes: Sequence[PriorityClassSettings]) -> st
 
 def reasons(wait: Wait, explanation: Explanation, classes: Sequence[PriorityClassSettings]) -> list[str]:
     """The reasons of a wait, in sentences."""
-    sentences = []
-    if classes and classes[min(explanation.class_rank, len(classes) - 1)].fills_idle:
+    sentences, terms = [], explanation.terms
+    if classes and classes[min(terms.class_rank, len(classes) - 1)].fills_idle:
         sentences.append(
-            f"Its class {explanation.priority_class} fills idle room: it waits until an instance has nothing else to"
+            f"Its class {terms.priority_class} fills idle room: it waits until an instance has nothing else to"
             " prefill and less than half of its KV memory in use."
         )
     elif wait.deferral is not None:
-        sentences.append(_deferred(wait.deferral, explanation.slo_s, with_classes=bool(classes)))
+        sentences.append(_deferred(wait.deferral, explanation.course.slo_s, with_classes=bool(classes)))
     sentences.append(_went_ahead(wait, classes))
     if wait.end is WaitEnd.MOVED:
         sentences.append(f"Then it moved to the queue of {wait.moved_to}.")

@@ -129,34 +129,35 @@ def _line(explanation: Explanation, trace: TraceContext | None) -> bytes:
     try:
         return orjson.dumps(line_of(explanation, trace), option=orjson.OPT_APPEND_NEWLINE)
     except orjson.JSONEncodeError as error:
-        log.error("request %s has no line in the request log: %s", explanation.request_id, error)
+        log.error("request %s has no line in the request log: %s", explanation.asked.request_id, error)
         return b""
 
 
 def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, Any]:
     """One request as the log has it; what did not happen, or was not reported, is null."""
-    rounds = explanation.rounds
+    asked, course, answer = explanation.asked, explanation.course, explanation.answer
+    detours, rounds = explanation.detours, explanation.rounds
     return {
-        "time": explanation.received_unix_s,
-        "request_id": explanation.request_id,
+        "time": course.received_unix_s,
+        "request_id": asked.request_id,
         "trace_id": None if trace is None else f"{trace.trace_id:032x}",
-        "client": explanation.client,
-        "tenant": explanation.tenant or None,
-        "model": explanation.model,
-        "pool": explanation.pool,
-        "instance": explanation.instance_id,
-        "outcome": explanation.outcome,
+        "client": asked.client,
+        "tenant": asked.tenant or None,
+        "model": asked.model,
+        "pool": asked.pool,
+        "instance": answer.instance_id,
+        "outcome": answer.outcome,
         "reason": rounds[-1].decision.reason if rounds else None,
-        "attempts": 1 + len(explanation.failures),
-        "continued": len(explanation.continued),
-        "prompt_tokens": explanation.reported_prompt_tokens or explanation.prompt_tokens,
-        "expected_cached_tokens": explanation.expected_cached_tokens,
-        "cached_tokens": explanation.reported_cached_tokens,
-        "output_tokens": explanation.output_tokens,
-        "held_s": explanation.held_s,
+        "attempts": 1 + len(detours.failures),
+        "continued": len(detours.continued),
+        "prompt_tokens": explanation.prompt_tokens,
+        "expected_cached_tokens": answer.expected_cached_tokens,
+        "cached_tokens": answer.usage.cached_tokens,
+        "output_tokens": answer.usage.output_tokens,
+        "held_s": course.held_s,
         "expected_ttft_s": explanation.expected_ttft_s,
-        "ttft_s": explanation.first_token_s,
-        "total_s": explanation.done_s,
-        "slo_s": explanation.slo_s,
-        "on_time": explanation.on_time,
+        "ttft_s": course.first_token_s,
+        "total_s": course.done_s,
+        "slo_s": course.slo_s,
+        "on_time": course.on_time,
     }

@@ -96,7 +96,7 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
     ids, flags = RandomIdGenerator(), TraceFlags(TraceFlags.SAMPLED)
-    began_ns = round(explanation.received_unix_s * _NS)
+    began_ns = round(explanation.course.received_unix_s * _NS)
     own = SpanContext(trace.trace_id, trace.span_id, is_remote=False, trace_flags=flags)
 
     def at_ns(time_s: float) -> int:
@@ -108,8 +108,8 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
             name, context, own, resource, attributes, kind=kind, start_time=at_ns(from_s), end_time=at_ns(to_s)
         )
 
-    done_s = explanation.done_s or 0.0
-    failed = explanation.outcome not in (*ANSWERED, Outcome.CLIENT_GONE)
+    done_s = explanation.course.done_s or 0.0
+    failed = explanation.answer.outcome not in (*ANSWERED, Outcome.CLIENT_GONE)
     yield ReadableSpan(
         "request",
         own,
@@ -118,14 +118,14 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
         _request_attributes(explanation),
         [
             Event("retry", {"dualmap.failure": failure}, at_ns(failed_s))
-            for failure, failed_s in zip(explanation.failures, explanation.failed_after_s, strict=True)
+            for failure, failed_s in zip(explanation.detours.failures, explanation.detours.failed_after_s, strict=True)
         ],
         kind=SpanKind.SERVER,
-        status=Status(StatusCode.ERROR, str(explanation.outcome)) if failed else Status(StatusCode.UNSET),
+        status=Status(StatusCode.ERROR, str(explanation.answer.outcome)) if failed else Status(StatusCode.UNSET),
         start_time=began_ns,
         end_time=at_ns(done_s),
     )
-    placed_s, held_s = explanation.placed_s, explanation.held_s or 0.0
+    placed_s, held_s = explanation.course.placed_s, explanation.course.held_s or 0.0
     for number, each in enumerate(explanation.rounds):
         last = number == len(explanation.rounds) - 1
         until_s = placed_s if last and placed_s is not None else 0.0
@@ -135,10 +135,10 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
     sent_s = min(placed_s + held_s, done_s)
     if held_s > 0.0:
         yield child("hold", placed_s, sent_s, {}, SpanKind.INTERNAL)
-    if explanation.instance_id is None:
+    if explanation.answer.instance_id is None:
         return
-    where = {"dualmap.instance": explanation.instance_id}
-    first_s = explanation.first_token_s
+    where = {"dualmap.instance": explanation.answer.instance_id}
+    first_s = explanation.course.first_token_s
     if first_s is None:
         yield child("answer", sent_s, done_s, where, SpanKind.CLIENT)
     else:
@@ -148,21 +148,21 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
 
 def _request_attributes(explanation: Explanation) -> dict[str, Any]:
     attributes = {
-        "gen_ai.request.model": explanation.model,
-        "gen_ai.usage.input_tokens": explanation.reported_prompt_tokens or explanation.prompt_tokens,
-        "gen_ai.usage.output_tokens": explanation.output_tokens,
-        "dualmap.request_id": explanation.request_id,
-        "dualmap.pool": explanation.pool,
-        "dualmap.policy": explanation.policy,
-        "dualmap.instance": explanation.instance_id,
-        "dualmap.outcome": explanation.outcome,
-        "dualmap.slo_s": explanation.slo_s,
-        "dualmap.ttft_s": explanation.first_token_s,
+        "gen_ai.request.model": explanation.asked.model,
+        "gen_ai.usage.input_tokens": explanation.prompt_tokens,
+        "gen_ai.usage.output_tokens": explanation.answer.usage.output_tokens,
+        "dualmap.request_id": explanation.asked.request_id,
+        "dualmap.pool": explanation.asked.pool,
+        "dualmap.policy": explanation.terms.policy,
+        "dualmap.instance": explanation.answer.instance_id,
+        "dualmap.outcome": explanation.answer.outcome,
+        "dualmap.slo_s": explanation.course.slo_s,
+        "dualmap.ttft_s": explanation.course.first_token_s,
         "dualmap.expected_ttft_s": explanation.expected_ttft_s,
-        "dualmap.cached_tokens.expected": explanation.expected_cached_tokens,
-        "dualmap.cached_tokens.reported": explanation.reported_cached_tokens,
-        "dualmap.key_blocks": explanation.key_blocks,
-        "dualmap.attempts": 1 + len(explanation.failures),
+        "dualmap.cached_tokens.expected": explanation.answer.expected_cached_tokens,
+        "dualmap.cached_tokens.reported": explanation.answer.usage.cached_tokens,
+        "dualmap.key_blocks": explanation.prompt.key_blocks,
+        "dualmap.attempts": 1 + len(explanation.detours.failures),
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

@@ -121,33 +121,35 @@ def _arcs(ring: Ring, members: Sequence[str]) -> list[int]:
 
 def is_notable(explanation: Explanation) -> bool:
     """Whether a request that ended failed, was late, or was tried on several instances."""
-    return explanation.on_time is False or bool(explanation.failures) or explanation.outcome not in _UNREMARKABLE
+    failed = bool(explanation.detours.failures) or explanation.answer.outcome not in _UNREMARKABLE
+    return failed or explanation.course.on_time is False
 
 
 def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
     """One request, as ``REQUEST_FIELDS`` says; what is not known yet is None."""
-    reported, rounds = explanation.reported_cached_tokens, explanation.rounds
+    asked, course, rounds = explanation.asked, explanation.course, explanation.rounds
+    failures = explanation.detours.failures
     return [
-        explanation.request_id,
-        round(explanation.received_unix_s, 2),
-        explanation.model,
-        explanation.pool,
-        explanation.instance_id or (rounds[-1].decision.instance_id if rounds else None),
-        explanation.reported_prompt_tokens or explanation.prompt_tokens,
-        explanation.expected_cached_tokens if reported is None else reported,
-        _rounded(explanation.held_s),
-        _rounded(explanation.first_token_s),
-        _rounded(explanation.done_s),
-        explanation.slo_s,
-        explanation.outcome,
+        asked.request_id,
+        round(course.received_unix_s, 2),
+        asked.model,
+        asked.pool,
+        explanation.answer.instance_id or (rounds[-1].decision.instance_id if rounds else None),
+        explanation.prompt_tokens,
+        explanation.cached_tokens,
+        _rounded(course.held_s),
+        _rounded(course.first_token_s),
+        _rounded(course.done_s),
+        course.slo_s,
+        explanation.answer.outcome,
         rounds[-1].decision.reason.value if rounds else None,
-        1 + len(explanation.failures),
+        1 + len(failures),
         replica_id,
-        f"{explanation.hash_key:016x}",
-        explanation.failures[-1][:_LONGEST_FAILURE] if explanation.failures else None,
-        explanation.tenant,
-        "; ".join(explanation.limits)[:_LONGEST_FAILURE] or None,
-        explanation.on_time is False,
+        f"{explanation.prompt.hash_key:016x}",
+        failures[-1][:_LONGEST_FAILURE] if failures else None,
+        asked.tenant,
+        "; ".join(explanation.detours.limits)[:_LONGEST_FAILURE] or None,
+        course.on_time is False,
         is_notable(explanation),
     ]
 
@@ -180,7 +182,9 @@ def _rounded(seconds: float | None) -> float | None:
 
 def key_counts(explanations: Iterable[Explanation], pool: str) -> dict[int, tuple[int, int]]:
     """The hash keys of a pool's requests, with their length in blocks and how many requests had them."""
-    counted = Counter((each.hash_key, each.key_blocks) for each in explanations if each.pool == pool)
+    counted = Counter(
+        (each.prompt.hash_key, each.prompt.key_blocks) for each in explanations if each.asked.pool == pool
+    )
     return {key: (blocks, count) for (key, blocks), count in counted.items()}
 
 

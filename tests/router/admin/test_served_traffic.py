@@ -8,24 +8,35 @@ from typing import Any
 import pytest
 
 from dualmap.router.admin.served_traffic import Remembered, Served, remembered, shares_of
-from dualmap.router.requests.explain import Explanation
+from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, Terms
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router import tools
 from tests.router.admin.peer_server import answering
 
+NOT_REPORTED = Usage()
 
-def ended(instance_id: str | None, ended_unix_s: float, **changes: Any) -> Explanation:
-    told: dict[str, Any] = {
-        "request_id": "r", "model": "m", "pool": "default", "policy": "dualmap", "slo_s": 5.0, "prompt_tokens": 100,
-        "chain_blocks": 0, "key_blocks": 0, "hash_key": 0, "tree_version": 0, "epoch": 0,
-        "received_unix_s": ended_unix_s - 2.0, "done_s": 2.0, "instance_id": instance_id, "outcome": "completed",
-    }  # fmt: skip
-    return Explanation(**{**told, **changes})
+
+def ended(
+    instance_id: str | None,
+    ended_unix_s: float,
+    *,
+    first_token_s: float | None = None,
+    outcome: str = "completed",
+    expected_cached_tokens: int = 0,
+    usage: Usage = NOT_REPORTED,
+) -> Explanation:
+    return Explanation(
+        Asked("r", "m", "default"),
+        Terms("dualmap"),
+        KeyedPrompt(100),
+        Course(ended_unix_s - 2.0, 5.0, first_token_s=first_token_s, done_s=2.0),
+        Answer(instance_id, outcome, expected_cached_tokens, usage),
+    )
 
 
 def test_what_ended_in_time_is_summed_by_instance() -> None:
     log = [
-        ended("a", 99.0, first_token_s=1.0, reported_prompt_tokens=120, reported_cached_tokens=60, output_tokens=7),
+        ended("a", 99.0, first_token_s=1.0, usage=Usage(120, 60, 7)),
         ended("b", 95.0, first_token_s=6.0, expected_cached_tokens=50),
         ended("a", 91.0, outcome="upstream_failed"),
         ended("a", 89.0),

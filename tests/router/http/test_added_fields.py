@@ -90,8 +90,8 @@ async def test_a_class_is_chosen_by_header_tier_or_priority_up_to_that_of_the_te
         priority = (await client.answer()).json()["sent"]["priority"]
         explained = runtime.context.decisions.get(request_id)
         assert explained is not None
-        assert {"interactive": -10, "default": 0, "batch": 10}[explained.priority_class] == priority
-        return str(explained.priority_class)
+        assert {"interactive": -10, "default": 0, "batch": 10}[explained.terms.priority_class] == priority
+        return str(explained.terms.priority_class)
 
     assert await class_of("first") == "interactive", "that of its tenant"
     assert await class_of("first", "batch") == "batch"

@@ -10,9 +10,22 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import SloUnreachableError
-from dualmap.router.requests.explain import KEPT_CANDIDATES, DecisionLog, Explanation, PlacementRound
+from dualmap.router.requests.explain import (
+    KEPT_CANDIDATES,
+    Answer,
+    Asked,
+    Course,
+    DecisionLog,
+    DecodeLeg,
+    Detours,
+    Explanation,
+    KeyedPrompt,
+    PlacementRound,
+    Terms,
+)
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
@@ -29,8 +42,9 @@ def scheduling() -> SchedulingSettings:
     return SchedulingSettings(policy="dualmap-least-cost", queue_order="deadline", classes=classes)
 
 
-def explanation(request_id: str) -> Explanation:
-    return Explanation(request_id, "m", "default", "dualmap", 5.0, 10, 1, 1, 7, 0, 0, 0.0)
+def explanation(request_id: str, outcome: str | None = None) -> Explanation:
+    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, 1, 2**64 - 1, 16)
+    return Explanation(asked, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
 
 
 def test_the_oldest_is_forgotten_first() -> None:
@@ -40,7 +54,7 @@ def test_the_oldest_is_forgotten_first() -> None:
 
     assert len(log) == 3
     assert log.get("1") is None
-    assert [entry.request_id for entry in log.recent(2)] == ["4", "3"]
+    assert [entry.asked.request_id for entry in log.recent(2)] == ["4", "3"]
 
 
 def test_a_limit_of_none_remembers_nothing() -> None:
@@ -50,12 +64,18 @@ def test_a_limit_of_none_remembers_nothing() -> None:
 
 
 def test_an_id_that_ends_again_is_the_newest_and_tells_its_last_story() -> None:
-    log, again = DecisionLog(limit=2), replace(explanation("a"), outcome="completed")
+    log, again = DecisionLog(limit=2), explanation("a", "completed")
     for entry in (explanation("a"), explanation("b"), again, explanation("c")):
         log.add(entry)
 
     assert log.get("a") == again
     assert log.get("b") is None
+
+
+def without_rounds(told: Explanation) -> Explanation:
+    decode = told.detours.decode
+    assert decode is not None
+    return replace(told, rounds=(), detours=replace(told.detours, decode=replace(decode, rounds=())))
 
 
 RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
@@ -73,24 +93,31 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
     placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), decision)
     told = replace(
         explanation("x"),
-        hash_key=2**64 - 1,
+        asked=Asked("x", "m", "default", "client", "tenant", "key"),
+        terms=Terms("dualmap", 3, 4, "batch", 1, Standing(3, 2.5, 1.25)),
+        course=Course(10.0, 5.0, 0.5, 0.25, 0.75, 2.0, True),
+        answer=Answer("a", "completed", 5, Usage(10, 4, 3)),
         rounds=(PlacementRound.of(placed, 2),),
-        failures=("a: refused",),
-        failed_after_s=(0.25,),
-        leg=Leg.PREFILL,
-        standing=Standing(3, 2.5, 1.25),
-        decode_rounds=(PlacementRound.of(placed, 1),),
+        detours=Detours(
+            ("a: refused",),
+            (0.25,),
+            (("a", 3, 1.5),),
+            ("too few",),
+            True,
+            0.5,
+            DecodeLeg("b", 0.75, (PlacementRound.of(placed, 1),), 7),
+        ),
     )
     log = DecisionLog()
     log.add(told)
 
     kept = log.get("x")
 
-    assert kept is not None
-    assert replace(kept, rounds=(), decode_rounds=()) == replace(told, rounds=(), decode_rounds=())
+    assert kept is not None and kept.detours.decode is not None
+    assert without_rounds(kept) == without_rounds(told)
     assert [each.told() for each in kept.rounds] == [each.told() for each in told.rounds]
-    assert [type(each.decision.reason) for each in kept.decode_rounds] == [Reason]
-    assert (type(kept.leg), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
+    assert [type(each.decision.reason) for each in kept.detours.decode.rounds] == [Reason]
+    assert (type(kept.told()["leg"]), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
     assert log.recent(5) == [kept]
 
 

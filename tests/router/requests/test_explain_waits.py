@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.requests.explain import Explanation, PlacementRound
+from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, PlacementRound, Terms
 from dualmap.router.requests.explain_waits import NAMED, reasons, waits_of
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import PlaceStatus
@@ -31,7 +31,11 @@ from tests.router import tools
 CLASSES = (PriorityClassSettings(name="high"), PriorityClassSettings(name="low"))
 FILLS = (CLASSES[0], PriorityClassSettings(name="low", fills_idle=True))
 EXPLAINED = Explanation(
-    "slow", "m", "default", "p", 5.0, 100, 1, 1, 1, 1, 1, 0.0, priority_class="low", class_rank=1, tenant="acme"
+    Asked("slow", "m", "default", tenant="acme"),
+    Terms("p", priority_class="low", class_rank=1),
+    KeyedPrompt(100, 1),
+    Course(0.0, 5.0),
+    Answer(),
 )
 WAIT = Wait("a", WaitEnd.GRANTED, 9000)
 
@@ -151,10 +155,8 @@ async def test_a_grant_is_found_of_a_request_whose_reservation_was_answered_late
     pool: Any = SimpleNamespace(
         store=SimpleNamespace(queues=SimpleNamespace(waits=waits)), scheduling=SimpleNamespace(classes=CLASSES)
     )
-    held = PlacementRound(
-        ("a",), {}, Decision("a", 0, 100, 1.0, Reason.ONLY_ONE), 1, PlaceStatus.HELD, placed_ms=1000, enqueued_ms=1000
-    )
-    explanation = replace(EXPLAINED, rounds=(held,), placed_s=0.5, done_s=0.7)
+    held = PlacementRound(("a",), {}, Decision("a", 0, 100, 1.0, Reason.ONLY_ONE), 1, PlaceStatus.HELD, (1000, 1000))
+    explanation = replace(EXPLAINED, rounds=(held,), course=Course(0.0, 5.0, placed_s=0.5, done_s=0.7))
 
     (wait,) = (await waits_of(explanation, pool))["waits"]
 

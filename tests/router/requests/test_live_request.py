@@ -74,7 +74,8 @@ async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_b
     )
 
     story = request.explain()
-    assert (story.epoch, story.tree_version, story.key_blocks) == (began_with.epoch, began_with.tree_version, 2)
+    seen = story.terms.epoch, story.terms.tree_version, story.prompt.key_blocks
+    assert seen == (began_with.epoch, began_with.tree_version, 2)
     assert not any(kept is began_with for kept in (*vars(request).values(), *vars(request.machine).values()))
     request.finish(Outcome.COMPLETED)
 

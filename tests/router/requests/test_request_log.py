@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.router.requests.explain import Asked
 from dualmap.router.requests.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -119,7 +120,7 @@ async def test_a_request_that_cannot_be_written_costs_only_its_own_line(
     path = tmp_path / "requests.jsonl"
     log = RequestLog(path.open("ab", buffering=0), lambda *_: None)
 
-    log.ended(replace(explanation, model="\ud800"), None)
+    log.ended(replace(explanation, asked=Asked("r", "\ud800", "default")), None)
     log.ended(explanation, None)
     log.close()
 

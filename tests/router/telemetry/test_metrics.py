@@ -78,7 +78,7 @@ async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_run
     assert sample(runtime, f"{seconds}_sum", pool="default") == pytest.approx(0.25)
     assert sample(runtime, f"{ratio}_sum", pool="default") == pytest.approx(0.25 / 1.25)
     assert sample(runtime, f"{ratio}_count", pool="default") == 1.0
-    assert (request.explain().expected_ttft_s, request.explain().first_token_s) == pytest.approx((1.0, 1.25))
+    assert (request.explain().expected_ttft_s, request.explain().course.first_token_s) == pytest.approx((1.0, 1.25))
 
 
 async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_of_the_estimate(

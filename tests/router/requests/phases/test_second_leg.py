@@ -155,7 +155,7 @@ async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: An
         placed.finish(Outcome.COMPLETED)
         await tools.settle()
         explanation = placed._context.decisions.get(placed.request_id)
-        assert explanation.decode_instance_id == placed.answering_id
+        assert explanation.detours.decode.instance_id == placed.answering_id
         del placed.machine
         assert gone() is None, "nothing that it has refers to it"
     finally:

@@ -54,7 +54,7 @@ async def test_a_continued_response_counts_the_conversation_that_is_stored(start
     assert after.pending_tokens - before.pending_tokens == before.pending_tokens
     assert after.context_tokens - before.context_tokens == before.context_tokens + 2300
     assert (unknown.expected_cached_tokens, known.expected_cached_tokens) == (0, 2300)
-    told = known.explain().prompt_tokens
+    told = known.explain().prompt.prompt_tokens
     assert told == 2300 + known.machine.spec.chain.prompt_tokens
     for request in (known, unknown):
         request.finish(Outcome.COMPLETED)
