@@ -2,7 +2,8 @@
 scripts; packed hashes of chains.
 
 Every transition reads and writes such texts, and people read them with ``redis-cli``. Their fields stand in a fixed
-order without spaces: a script writes one by a format, at half the cost of encoding a table. ``LUA`` is the code for it.
+order without spaces: a script writes one by a format, at half the cost of encoding a table. ``lua_module`` has the
+functions that do so.
 """
 
 from __future__ import annotations
@@ -133,20 +134,20 @@ class Record:
                 found[name] = usual
         return found
 
-    def lua(self, table: str) -> Mapping[str, str]:
-        """Code for a script, of values in a Lua table."""
-        missing = [f"if {table}.{name} == nil then {table}.{name} = {each!r} end" for name, each in self.added.items()]
-        first, rest = self.names[: self.rare], self.names[self.rare :]
-        forms = [f'"{name}":{_form(name)}' for name in self.names]
-        return {
-            "format": f"'{self._format}'",
-            "values": ", ".join(f"{table}.{name}" for name in self.names),
-            "complete": " ".join(missing),
-            "rare_format": "'{" + ",".join(forms[: self.rare]) + "'",
-            "rare_values": ", ".join(f"{table}.{name}" for name in first),
-            "rest_format": "'," + ",".join(forms[self.rare :]) + "}'",
-            "rest_values": ", ".join(f"{table}.{name}" for name in rest),
-        }
+    def lua_complete(self, function: str, table: str) -> str:
+        """A function of Lua that gives a table the fields which the text that it is from may lack."""
+        missing = [
+            f"if {table}.{name} == nil then {table}.{name} = {each!r} end\n" for name, each in self.added.items()
+        ]
+        return f"local function {function}({table})\n{''.join(missing)}end\n"
+
+    def lua_text(self, function: str, table: str, first: int = 0, last: int | None = None) -> str:
+        """A function of Lua that gives the text of a table, or the part of it that some of its fields are."""
+        names = self.names[first:last]
+        form = ",".join([f'"{name}":{_form(name)}' for name in names])
+        begins, ends = "," if first else "{", "" if last is not None else "}"
+        values = ", ".join([f"{table}.{name}" for name in names])
+        return f"local function {function}({table})\nreturn format('{begins}{form}{ends}', {values})\nend\n"
 
 
 def _form(name: str) -> str:
@@ -260,12 +261,17 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
         return len(self.hits)
 
 
-LUA: Final[Mapping[tuple[str, str], str]] = {
-    (name, piece): code
-    for name, record, table in (("INSTANCE", INSTANCE, "instance"), ("PLACED", PLACED, "request"))
-    for piece, code in record.lua(table).items()
-}
-"""Code that stands for ``INSTANCE.format`` and the like in a script."""
+def lua_module() -> str:
+    """The module ``records`` of the scripts: functions on the tables of instances and requests."""
+    functions = {
+        "complete_instance": INSTANCE.lua_complete("complete_instance", "instance"),
+        "described_text": INSTANCE.lua_text("described_text", "instance", last=INSTANCE.rare),
+        "rest_text": INSTANCE.lua_text("rest_text", "instance", first=INSTANCE.rare),
+        "complete_placed": PLACED.lua_complete("complete_placed", "request"),
+        "placed_text": PLACED.lua_text("placed_text", "request"),
+    }
+    returned = ", ".join([f"{name} = {name}" for name in functions])
+    return f"local format = string.format\n{''.join(functions.values())}return {{ {returned} }}\n"
 
 
 # chains ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib.resources import files
@@ -12,27 +13,28 @@ import fakeredis
 import pytest
 import redis
 
+from dualmap.statestore.errors import StoreError
 from dualmap.statestore.keys import KEY_NAMES, PoolKeys
 from dualmap.statestore.pool.scripts import load_scripts
+from dualmap.statestore.records import lua_module
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, finish, first_token, instance, place
 
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(str(files("dualmap.statestore"))) / "lua"
 LOADED = load_scripts(SCHEDULING)
 SCRIPTS = LOADED.by_name
-SHARED = {
-    name
-    for file in (files("dualmap.statestore") / "lua" / "shared").iterdir()
-    for names in re.findall(r"^local (?:function )?(\w+(?:, \w+)*)", file.read_text("utf-8"), re.MULTILINE)
-    for name in names.split(", ")
-}
-AT_EVERY_CALL = {
-    name
-    for file in (files("dualmap.statestore") / "lua" / "shared").iterdir()
-    for names in re.findall(r"^local ([a-z_]+(?:, [a-z_]+)*)(?: =|$)", file.read_text("utf-8"), re.MULTILINE)
-    for name in names.split(", ")
-}
-"""Names of values that every call makes again."""
+MODULES = {
+    f"shared.{path.stem}" if path.parent != FOLDER else path.stem: path.read_text("utf-8")
+    for path in FOLDER.rglob("*.lua")
+} | {"records": lua_module()}
+"""The modules by their names."""
+
+
+def required(name: str) -> set[str]:
+    """The modules that a module needs, itself included."""
+    return {name}.union(*map(required, re.findall(r"require\('([^']+)'\)", MODULES[name])))
 
 
 def has_functions(client: redis.Redis) -> bool:
@@ -52,19 +54,54 @@ async def test_a_server_with_functions_runs_no_script(server_url: str) -> None:
     await store.close()
 
 
-def test_the_library_has_each_script_and_each_shared_definition_once() -> None:
+def test_the_library_has_each_script_and_each_module_once() -> None:
     library = LOADED.library
 
     assert set(re.findall(r"register_function\('(\w+)'", library)) == {each.function for each in SCRIPTS.values()}
-    for defined in SHARED - AT_EVERY_CALL:
-        assert len(re.findall(rf"^local (?:function )?{defined}\b", library, re.MULTILINE)) == 1, defined
+    assert sorted(re.findall(r"^loaded\['([\w.]+)'\] = ", library, re.MULTILINE)) == sorted(MODULES)
 
 
 def test_every_script_file_is_loaded_under_its_verb_and_noun() -> None:
-    names = {entry.name for entry in (files("dualmap.statestore") / "lua").iterdir() if entry.name.endswith(".lua")}
-
-    assert len(SCRIPTS) == len(names)
+    assert set(SCRIPTS) == {path.stem for path in FOLDER.glob("*.lua")}
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in SCRIPTS)
+
+
+def test_luacheck_finds_nothing() -> None:
+    checker = shutil.which("luacheck")
+    if checker is None:
+        pytest.skip("luacheck is not installed: apt-get install lua-check")
+
+    found = subprocess.run((checker, "--no-color", str(FOLDER)), cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_what_the_loader_reads_of_a_module_is_all_that_it_requires() -> None:
+    for name, text in MODULES.items():
+        code = re.sub(r"--.*", "", text)
+        assert code.count("require") == len(re.findall(r"require\('[\w.]+'\)", code)), name
+
+
+def test_every_name_that_a_module_returns_is_used_by_another_one() -> None:
+    returned = {
+        name: re.search(r"^return \{(.*)\}\s*\Z", text, re.MULTILINE | re.DOTALL) for name, text in MODULES.items()
+    }
+    named = [(name, field) for name, found in returned.items() if found for field in re.findall(r"(\w+) =", found[1])]
+
+    assert named
+    for name, field in named:
+        used = rf"\b{name.removeprefix('shared.')}\.{field}\b"
+        assert field == "begin" or any(re.search(used, text) for text in MODULES.values()), f"{name}.{field}"
+
+
+def test_a_module_that_begins_each_call_says_so() -> None:
+    begins = {name for name, text in MODULES.items() if re.search(r"^local function begin\b", text, re.MULTILINE)}
+
+    assert begins
+    assert begins == {name for name, text in MODULES.items() if "begin = begin" in text}
+    for name, script in SCRIPTS.items():
+        called = set(re.findall(r"loaded\['([\w.]+)'\]\.begin", script.source))
+        assert called == begins & required(name), name
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -77,10 +114,8 @@ def test_a_script_has_the_hash_that_a_server_gives_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_script_says_its_arguments_and_reply(name: str) -> None:
-    source = SCRIPTS[name].source
-
     for heading in ("-- ARGV ", "-- Reply "):
-        assert heading in source
+        assert heading in MODULES[name]
 
 
 def test_scripts_name_keys_and_constants_as_python_does_alone() -> None:
@@ -92,27 +127,19 @@ def test_scripts_name_keys_and_constants_as_python_does_alone() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_a_script_is_given_each_shared_definition_that_it_uses_before_it_is_used_and_no_other(name: str) -> None:
-    source = re.sub(r"--.*", "", SCRIPTS[name].source)
+def test_a_script_is_given_each_module_that_it_uses_before_it_is_used_and_no_other(name: str) -> None:
+    given = re.findall(r"^loaded\['([\w.]+)'\] = ", SCRIPTS[name].source, re.MULTILINE)
 
-    for defined in SHARED:
-        uses = [found.start() for found in re.finditer(rf"(?<![\w.\"']){defined}\b", source)]
-        given = re.search(rf"^local (?:function )?(?:\w+, )*{defined}\b", source, re.MULTILINE)
-        assert bool(uses) == bool(given), defined
-        assert given is None or uses[0] <= given.end(), f"{defined} is used before it is defined"
-
-
-def test_every_shared_definition_is_used_by_a_script() -> None:
-    assert SHARED
-    for defined in SHARED:
-        assert any(len(re.findall(rf"\b{defined}\b", each.source)) > 1 for each in SCRIPTS.values()), defined
+    assert set(given) == required(name) | {"shared.call"}
+    assert len(set(given)) == len(given)
+    for each in given:
+        assert given.index(each) == max(map(given.index, required(each))), f"{each} is used before it is there"
 
 
-@pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_no_script_writes_a_global(name: str) -> None:
-    assert not re.findall(r"^function ", SCRIPTS[name].source, re.MULTILINE), (
-        "functions are local: Redis refuses globals"
-    )
+def test_every_module_is_used_by_a_script() -> None:
+    used = set.union(*map(required, SCRIPTS))
+
+    assert set(MODULES) - used == {"shared.call"}
 
 
 def test_the_modules_name_shared_scripts_that_exist() -> None:
@@ -122,6 +149,24 @@ def test_the_modules_name_shared_scripts_that_exist() -> None:
 
     assert named
     assert named <= {script.stem for script in room.glob("lua/shared/*.lua")}
+
+
+async def test_what_a_call_that_failed_left_half_done_is_forgotten(server_url: str) -> None:
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
+    await store.open()
+    pool = store.pool("default")
+    await pool.members.put_instance(instance("a"))
+    with redis.Redis.from_url(server_url) as client:
+        arrivals = PoolKeys("dualmap", "default").arrivals
+        client.set(arrivals, "of somebody else")
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            await place(pool, "failed", chain=CHAIN)  # once it was counted, and before that was written
+        client.delete(arrivals)
+
+    placed = await place(pool, "placed", chain=chain(21, 22, 23))
+
+    assert (await pool.loads())["a"].pending_tokens == placed.uncached_tokens
+    await store.close()
 
 
 async def test_scripts_the_server_forgot_are_loaded_again(server_url: str) -> None:

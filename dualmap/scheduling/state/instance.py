@@ -171,7 +171,7 @@ def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_token
     """Deferred tokens, and those that the last plan passed over, as far as they still wait.
 
     For a request of the lowest band the script that places it counts at least all that is held of other bands
-    (``statestore/lua/shared/instance.lua``): it alone knows the band, whose level it computes
+    (``statestore/lua/shared/instances.lua``): it alone knows the band, whose level it computes
     (``scheduling.tenants.shares``).
     """
     return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)

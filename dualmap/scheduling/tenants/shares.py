@@ -31,7 +31,7 @@ took what others left would get nothing until one that comes back has caught up 
 
 A tenant is *active* for ``ACTIVE_S`` after its last placement. Requests without a tenant are one tenant of their own.
 
-The script that places a request evaluates the level (``statestore/lua/shared/books.lua``, ``level_of``), as it does
+The script that places a request evaluates the level (``statestore/lua/shared/shares.lua``, ``level_of``), as it does
 the weights of a placement: the rule is the figures that are defined here and sent with the request (windows, levels,
 step, weight, instances), and the script puts its books into them. It decides nothing else by it: who is passed over, a
 plan in Python says (``scheduling.queues.queue_order``). A replica cannot evaluate it: the level sets the place in the

@@ -1,72 +1,89 @@
--- Carries out a plan for the queue of an instance, if nothing has changed there since: dispatches requests, or defers them to
--- another place in the queue, and tells the replicas of those that are dispatched. An entry whose request is gone leaves the
--- queue. Each step is logged.
--- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that the
---       plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
--- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is JSON:
---       [request id, instance id, replica id, attempt, uncached tokens, was deferred, running without it, their context]
+-- Carries out a plan for the queue of an instance, if nothing has changed there since: dispatches requests, or defers
+-- them to another place in the queue, and tells the replicas of those that are dispatched. An entry whose request is
+-- gone leaves the queue. Each step is logged.
+-- ARGV  1 clock, 2 instance id, 3 version that the plan was made for, 4 replica id that needs no message, 5 tokens that
+--       the plan passed over; then 2 for each request: its id, the rank to defer it to or '' to dispatch it
+-- Reply {queue, grant, …}; the queue is nil where it has no room, and where the plan was stale it is all; a grant is
+--       JSON: [request id, instance id, replica id, attempt, uncached tokens, was deferred, running without it, their
+--       context]
+local instances = require('shared.instances')
+local kv = require('shared.kv')
+local queue_log = require('shared.queue_log')
+local requests = require('shared.requests')
+local shares = require('shared.shares')
+local write_books = require('shared.book_end')
+local call, format, match = redis.call, string.format, string.match
+
 local FIRST_STEP = 6
-local instance = read_instance(ARGV[2])
-if not instance then
-  return {}
-elseif instance.version ~= tonumber(ARGV[3]) then
-  return { queue_head(instance, now_ms) }
-end
+
+-- Of the call.
+local now_ms, instance
 
 -- Counts the request again: by now those before it may have brought its prefix.
 local function dispatch(request)
-  local chain, block_tokens = unpack(redis.call('HMGET', keys.request .. request.id, 'chain', 'block_tokens'))
+  local chain, block_tokens = unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens'))
   if chain then
-    local hit, stamp = hit_blocks(instance.id, chain)
-    local resident = resident_blocks(instance.id, chain, hit, stamp)
-    request.uncached_tokens = prefill_tokens(request.told.prompt_tokens, block_tokens, resident)
-    stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
-    redis.call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
+    local hit, stamp = kv.hit_blocks(instance.id, chain)
+    local resident = kv.resident_blocks(instance.id, chain, hit, stamp)
+    request.uncached_tokens = kv.prefill_tokens(request.told.prompt_tokens, block_tokens, resident)
+    kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
+    call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
-  give_work(request.told.shares_as, request.uncached_tokens / instance.tokens_per_s, context_tokens_of(request) / instance.kv_capacity_tokens)
+  local held = requests.context_tokens_of(request) / instance.kv_capacity_tokens
+  shares.give_work(request.told.shares_as, request.uncached_tokens / instance.tokens_per_s, held)
 end
 
 -- Carries out one step; the grant of a request that is dispatched.
 local function carry_out(request, rank)
   local was_deferred, replica_id, grant = request.deferred == 1, request.told.replica_id, nil
-  leave(instance, request)
+  requests.leave(instance, request)
   if rank == '' then
     dispatch(request)
-    log_dispatch(instance, 'granted', request, now_ms)
-    grant = string.format('["%s","%s","%s",%d,%d,%s,%d,%d]', request.id, instance.id, replica_id, request.told.attempt,
+    queue_log.log_dispatch(instance, 'granted', request, now_ms)
+    grant = format('["%s","%s","%s",%d,%d,%s,%d,%d]', request.id, instance.id, replica_id, request.told.attempt,
       request.uncached_tokens, tostring(was_deferred), instance.running_requests, instance.context_tokens)
   else
     request.deferred = 1
-    log_deferral(instance, request, ARGV[4], now_ms)
+    queue_log.log_deferral(instance, request, ARGV[4], now_ms)
   end
-  write_placed(request)
-  enter(instance, request, rank, now_ms)
+  requests.write_placed(request)
+  requests.enter(instance, request, rank, now_ms)
   if grant and replica_id ~= ARGV[4] then
-    redis.call('PUBLISH', keys.grants .. replica_id, grant)
+    call('PUBLISH', keys.grants .. replica_id, grant)
   end
   return grant
 end
 
 -- Of a request whose key is gone, by hand: planned again and again, it would keep others waiting.
 local function drop_entry(request_id)
-  for _, entry in ipairs(head_entries(instance.id)) do
-    if string.match(entry, '(.*) ') == request_id then
-      redis.call('ZREM', keys.queue .. instance.id, entry)
+  for _, entry in ipairs(instances.head_entries(instance.id)) do
+    if match(entry, '(.*) ') == request_id then
+      call('ZREM', keys.queue .. instance.id, entry)
     end
   end
 end
 
-local grants = {}
-instance.passed_over_tokens = tonumber(ARGV[5])
-for step = FIRST_STEP, #ARGV, 2 do
-  local request = read_request(ARGV[step], 'told')
-  if not request then
-    drop_entry(ARGV[step])
-  elseif request.state == 'held' and request.instance_id == instance.id then
-    grants[#grants + 1] = carry_out(request, ARGV[step + 1])
+local function commit_plan(at_ms)
+  now_ms, instance = at_ms, instances.read(ARGV[2])
+  if not instance then
+    return {}
+  elseif instance.version ~= tonumber(ARGV[3]) then
+    return { instances.queue_head(instance, now_ms) }
   end
+  local grants = {}
+  instance.passed_over_tokens = tonumber(ARGV[5])
+  for step = FIRST_STEP, #ARGV, 2 do
+    local request = requests.read(ARGV[step], 'told')
+    if not request then
+      drop_entry(ARGV[step])
+    elseif request.state == 'held' and request.instance_id == instance.id then
+      grants[#grants + 1] = carry_out(request, ARGV[step + 1])
+    end
+  end
+  instances.write(instance)
+  write_books(now_ms)
+  return { instances.room(instance, now_ms), unpack(grants) }
 end
-write_instance(instance)
-write_books(now_ms)
-return { room(instance, now_ms), unpack(grants) }
+
+return commit_plan

@@ -1,11 +1,18 @@
 -- Loads of some instances and their hits of one chain.
 -- ARGV  1 clock, 2 chain, packed, 3.. instance ids
 -- Reply {epoch, tree version, number of this observation, now ms, record of each or nil, its hit, …}
-local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
-local reply = { versions[1] or 0, versions[2] or 0, redis.call('HINCRBY', keys.meta, 'observations', 1), now_ms }
-for place = 3, #ARGV do
-  local text = redis.call('HGET', keys.instance_records, ARGV[place])
-  reply[#reply + 1] = text
-  reply[#reply + 1] = text and hit_blocks(ARGV[place], ARGV[2]) or 0
+local kv = require('shared.kv')
+local call = redis.call
+
+local function observe_instances(now_ms)
+  local versions = call('HMGET', keys.meta, 'epoch', 'tree_version')
+  local reply = { versions[1] or 0, versions[2] or 0, call('HINCRBY', keys.meta, 'observations', 1), now_ms }
+  for place = 3, #ARGV do
+    local text = call('HGET', keys.instance_records, ARGV[place])
+    reply[#reply + 1] = text
+    reply[#reply + 1] = text and kv.hit_blocks(ARGV[place], ARGV[2]) or 0
+  end
+  return reply
 end
-return reply
+
+return observe_instances

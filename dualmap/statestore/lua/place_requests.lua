@@ -1,20 +1,41 @@
--- Places requests, one after the other: weighs instances by the caller's weights, takes the one of least cost, and queues
--- the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the caller asks
--- for does not hold. A request that may be served in two ways has two options: the least of each is found, and these are
--- compared.
+-- Places requests, one after the other: weighs instances by the caller's weights, takes the one of least cost, and
+-- queues the request there; dispatches it at once if nothing waits and there is room. Reserves nothing where what the
+-- caller asks for does not hold. A request that may be served in two ways has two options: the least of each is found,
+-- and these are compared.
 -- ARGV  1 clock, 2 the different options, as a JSON array; then 6 for each request: placement as JSON
---       (statestore/pool/placing.py);
---       chain, packed; what its replica tells of it, as JSON; the head of the chain for the arrival log, packed; its draws, packed
---       (BudgetGroup.packed), or ''; of its tenant's share the weight, instances and name, packed, or ''
--- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now ms,
---       queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets (weigh_draws)
---       or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil, and of each instance that
---       was weighed: its id, its record, its hit}
+--       (statestore/pool/placing.py); chain, packed; what its replica tells of it, as JSON; the head of the chain for
+--       the arrival log, packed; its draws, packed (BudgetGroup.packed), or ''; of its tenant's share the weight,
+--       instances and name, packed, or ''
+-- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now
+--       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
+--       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
+--       and of each instance that was weighed: its id, its record, its hit}
+local books = require('shared.books')
+local budgets = require('shared.budgets')
+local decoded = require('shared.decoded')
+local instances = require('shared.instances')
+local kv = require('shared.kv')
+local leases = require('shared.leases')
+local prefix_index = require('shared.prefix_index')
+local queue_log = require('shared.queue_log')
+local records = require('records')
+local requests = require('shared.requests')
+local shares = require('shared.shares')
+local usage = require('shared.usage')
+local weighing = require('shared.weighing')
+local write_books = require('shared.book_end')
+local call, format, sub, max, decode = redis.call, string.format, string.sub, math.max, cjson.decode
+local placed_text = records.placed_text
+local pack, unpack_from = struct.pack, struct.unpack
+
 local FIRST_REQUEST = 3
-local met, replies = {}, {}
-local versions = redis.call('HMGET', keys.meta, 'epoch', 'tree_version')
+
+-- Of the call.
+local now_ms, met, replies, versions, options
+
 -- Of the request that is placed at the moment.
-local options, placement, chain, samples, seen, known, best, second, option, budgets, kept, standing
+local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing
+
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
 local drawn_before, drawn_ms
 
@@ -22,19 +43,19 @@ local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
-    string.format('%.17g', offer.ttft_s), offer.running, offer.context, budgets or false, standing or false, unpack(seen) }
+    format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false, unpack(seen) }
 end
 
 local function consider(id)
-  local instance = not known[id] and read_instance(id)
+  local instance = not known[id] and instances.read(id)
   known[id] = true
   if not instance then
     return
   end
-  local offer = weigh(instance, chain, placement, option, best and best.hit, now_ms)
+  local offer = weighing.weigh(instance, chain, placement, option, best and best.hit, now_ms)
   local place = #seen
   seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.hit
-  if not takes_requests(instance, option.leg) then
+  if not instances.takes_requests(instance, option.leg) then
     return
   elseif not best or offer.cost < best.cost then
     best, second = offer, best
@@ -46,26 +67,27 @@ end
 -- Whether an instance beyond the candidates serves the model name of the request, where only some do. One whose list is
 -- not known does.
 local function serves_name(id)
-  local description = placement.told.model ~= '' and redis.call('HGET', keys.instances, id)
+  local description = placement.told.model ~= '' and call('HGET', keys.instances, id)
   local models = (decoded(description) or {}).models
   return type(models) ~= 'table' or models[placement.told.model] ~= nil
 end
 
 -- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
 local function look_beyond()
-  if option.beyond + idle_cost(best.instance, #chain / 8, placement, option) >= best.cost then
+  if option.beyond + weighing.idle_cost(best.instance, #chain / 8, placement, option) >= best.cost then
     return
   end
-  local holder, sample = find_holder(samples)
-  local deepest = math.max(best.hit, placement.samples_at[sample] or 0)
-  local least_cost = option.beyond + idle_cost(best.instance, deepest, placement, option)
+  local holder, sample = prefix_index.find_holder(samples)
+  local deepest = max(best.hit, placement.samples_at[sample] or 0)
+  local least_cost = option.beyond + weighing.idle_cost(best.instance, deepest, placement, option)
   for _, role in ipairs(option.roles) do
-    if holder and least_cost < best.cost and redis.call('ZSCORE', keys.least_loaded .. role, holder) and serves_name(holder) then
+    if holder and least_cost < best.cost
+      and call('ZSCORE', keys.least_loaded .. role, holder) and serves_name(holder) then
       consider(holder)
     end
   end
   for _, role in ipairs(option.roles) do
-    local ranking = redis.call('ZRANGE', keys.least_loaded .. role, 0, terms.least_loaded - 1, 'WITHSCORES')
+    local ranking = call('ZRANGE', keys.least_loaded .. role, 0, terms.least_loaded - 1, 'WITHSCORES')
     for index = 1, #ranking, 2 do
       if ranking[index + 1] + least_cost < best.cost and serves_name(ranking[index]) then
         consider(ranking[index])
@@ -76,7 +98,7 @@ end
 
 local function weigh_option(given)
   option, best, second, known = options[given.option], nil, nil, given.excluded or {}
-  read_instances(given.instances)
+  instances.read_several(given.instances)
   for _, id in ipairs(given.instances) do
     consider(id)
   end
@@ -107,71 +129,72 @@ local function reply_again(former)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
 
--- Whether the request is dispatched without a plan, by the rules of scheduling/queues/queue_order.py for a queue of one entry. One
--- that is held although there is room is planned by its replica, which has the queue in the reply.
+-- Whether the request is dispatched without a plan, by the rules of scheduling/queues/queue_order.py for a queue of one
+-- entry. One that is held although there is room is planned by its replica, which has the queue in the reply.
 local function goes_at_once(instance, tokens, rank_ms, band)
   if option.leg == 'decode' then
     return true -- a second leg: prefilled elsewhere, so never held
   end
   if placement.fills then
-    return instance.pending_tokens == 0 and has_room(instance)
-      and (instance.running_requests == 0 or instance.context_tokens + tokens <= terms.fill_memory * instance.kv_capacity_tokens)
+    return instance.pending_tokens == 0 and instances.has_room(instance) and (instance.running_requests == 0
+      or instance.context_tokens + tokens <= terms.fill_memory * instance.kv_capacity_tokens)
   end
   local is_idle = instance.dispatched_tokens == 0 and instance.context_tokens < instance.kv_capacity_tokens
   local is_late = placement.defers and best.missed -- among late requests a plan decides who goes
   local waits = instance.queued_requests > 0
-  -- What is late, or fills idle room, waits for one of the highest class. Where its tenant is above its share, a plan knows which of
-  -- them go first.
+  -- What is late, or fills idle room, waits for one of the highest class. Where its tenant is above its share, a plan
+  -- knows which of them go first.
   if placement.band == 0 and band < terms.share_first_above and not is_late then
     waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
   end
-  return not waits and (not placement.defers or finds_memory(instance, tokens)) and (
-    has_room(instance, placement.at_once and math.huge) and (is_idle or not is_late)
-    or placement.defers and is_calm(instance, tokens, rank_ms, now_ms))
+  return not waits and (not placement.defers or instances.finds_memory(instance, tokens)) and (
+    instances.has_room(instance, placement.at_once and math.huge) and (is_idle or not is_late)
+    or placement.defers and instances.is_calm(instance, tokens, rank_ms, now_ms))
 end
 
 -- Stores and counts the request, whose first blocks are resident already, and tells the leader of it.
 local function enter_chosen(request, resident, told, head)
   local instance, key = best.instance, keys.request .. request.id
   if request.state == 'held' then
-    redis.call('HSET', key, 'placed', placed_text(request), 'told', told, 'chain', chain, 'block_tokens', placement.block_tokens)
+    local block_tokens = placement.block_tokens
+    call('HSET', key, 'placed', placed_text(request), 'told', told, 'chain', chain, 'block_tokens', block_tokens)
   else
-    redis.call('HSET', key, 'placed', placed_text(request), 'told', told)
+    call('HSET', key, 'placed', placed_text(request), 'told', told)
     resident = #chain / 8
   end
   if kept then
-    redis.call('ZREM', keys.passed_on, request.id)
+    call('ZREM', keys.passed_on, request.id)
   end
-  if budgets then
+  if drawn then
     if drawn_before then -- in the same step, so that no other request gets between
-      take_draws(drawn_before, drawn_ms, now_ms)
+      budgets.take_draws(drawn_before, drawn_ms, now_ms)
     end
-    draw()
+    budgets.draw()
   end
-  enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
+  requests.enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
-  stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
+  kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
-    stamp_samples(samples, instance.id)
+    prefix_index.stamp_samples(samples, instance.id)
     if placement.told.attempt == 1 then
-      redis.call('XADD', keys.arrivals, 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', head)
+      call('XADD', keys.arrivals, 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', head)
     end
   end
-  write_instance(instance)
+  instances.write(instance)
   if not met[placement.told.replica_id] then
     met[placement.told.replica_id] = true
-    lease_first(placement.told.replica_id, now_ms)
+    leases.lease_first(placement.told.replica_id, now_ms)
   end
   for _, offer in ipairs(placement.rebalances and best.missed and { best, second } or {}) do
     if offer.missed then
-      redis.call('ZADD', keys.rebalance_wanted, 'NX', now_ms, offer.instance.id)
+      call('ZADD', keys.rebalance_wanted, 'NX', now_ms, offer.instance.id)
     end
   end
 end
 
 local function place_one(told, head)
-  local former = read_request(placement.request_id, 'told')
+  local former = requests.read(placement.request_id, 'told')
   kept = former and former.instance_id == '' and former.told.replica_id == placement.told.replica_id
     and former.told.attempt < placement.told.attempt -- the record of a try that is over
   if former and not kept then
@@ -180,28 +203,28 @@ local function place_one(told, head)
   if placement.draws ~= '' then
     local fits
     if kept and (former.told.drawn or '') ~= '' then
-      drawn_before, drawn_ms = draws_of_record(former.told.drawn), former.enqueued_ms
+      drawn_before, drawn_ms = budgets.draws_of_record(former.told.drawn), former.enqueued_ms
       local names = {}
-      add_names_of(names, drawn_before)
-      read_books(names, now_ms)
+      budgets.add_names_of(names, drawn_before)
+      books.read_books(names, now_ms)
     end
-    fits, budgets = weigh_draws(placement.draws, placement.divisions, placement.must_draw, now_ms, drawn_before)
+    fits, drawn = budgets.weigh_draws(placement.draws, placement.divisions, placement.must_draw, now_ms, drawn_before)
     if not fits then
       if placement.told.account ~= '' then
-        add_usage(placement.told.account, REFUSED)
+        usage.add_usage(placement.told.account, usage.REFUSED)
       end
       return reply('limited')
     end
   end
   local band, within, sender, name, weight, stood = placement.band or 0, false, nil, nil, 0, nil
   if placement.share ~= '' then
-    local instances, level, fair
-    weight, instances = struct.unpack('<dd', placement.share)
-    name = string.sub(placement.share, 17)
-    sender = books[name]
-    level, within, fair, stood = level_of(sender, weight, instances)
+    local ready, level, fair
+    weight, ready = unpack_from('<dd', placement.share)
+    name = sub(placement.share, 17)
+    sender = books.kept.books[name]
+    level, within, fair, stood = shares.level_of(sender, weight, ready)
     band = band + level
-    standing = placement.told.tenant ~= '' and struct.pack('<ddd', level, sender[SENT], fair)
+    standing = placement.told.tenant ~= '' and pack('<ddd', level, sender[books.SENT], fair)
   end
   placement.precedes = band == 0 and (within or placement.band)
   weigh_options()
@@ -209,8 +232,8 @@ local function place_one(told, head)
     return reply('not_ready')
   end
   local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', placement.enqueued_ms or now_ms
-  local resident = resident_blocks(instance.id, chain, best.hit, best.stamp)
-  local tokens = prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident)
+  local resident = kv.resident_blocks(instance.id, chain, best.hit, best.stamp)
+  local tokens = kv.prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident)
   local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms, band)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
@@ -218,7 +241,8 @@ local function place_one(told, head)
     id = placement.request_id, told = placement.told, instance_id = instance.id, leg = option.leg,
     state = decodes and 'prefilled' or goes_now and 'dispatched' or 'held', prefilled_ms = 0,
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
-    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0, deferred = placement.fills and not goes_now and 1 or 0, band = band,
+    enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0,
+    deferred = placement.fills and not goes_now and 1 or 0, band = band,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then
@@ -230,16 +254,17 @@ local function place_one(told, head)
   end
   enter_chosen(request, resident, told, head)
   if goes_now and instance.queued_requests > 0 and not decodes then
-    log_dispatch(instance, 'passed', request, now_ms)
+    queue_log.log_dispatch(instance, 'passed', request, now_ms)
   end
-  local held = goes_now and context_tokens_of(request) / instance.kv_capacity_tokens or 0
+  local held = goes_now and requests.context_tokens_of(request) / instance.kv_capacity_tokens or 0
   if sender then
     local work_s = tokens / instance.tokens_per_s
-    send_work(sender, name, weight, placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0, held, stood, now_ms)
+    local sent, given = placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0
+    shares.send_work(sender, name, weight, sent, given, held, stood, now_ms)
   elseif goes_now then
-    give_work(placement.told.shares_as, 0, held)
+    shares.give_work(placement.told.shares_as, 0, held)
   end
-  return reply(goes_now and 'dispatched' or 'held', request, not goes_now and room(instance, now_ms))
+  return reply(goes_now and 'dispatched' or 'held', request, not goes_now and instances.room(instance, now_ms))
 end
 
 -- Reads the books that the placements need.
@@ -247,13 +272,13 @@ local function read_books_for(placements)
   local names = {}
   for _, each in ipairs(placements) do
     if each.draws ~= '' then
-      add_names_of(names, each.draws)
+      budgets.add_names_of(names, each.draws)
     end
     if each.share ~= '' then
-      add_name(names, string.sub(each.share, 17))
+      books.add_tenant(names, sub(each.share, 17))
     end
   end
-  read_books(names, now_ms)
+  books.read_books(names, now_ms)
 end
 
 -- Places the requests, in order.
@@ -261,27 +286,33 @@ local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
     placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
-    budgets, standing, drawn_before = nil, nil, nil
-    placement.told = cjson.decode(ARGV[first + 2])
+    drawn, standing, drawn_before = nil, nil, nil
+    placement.told = decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do
-      samples[sample] = string.sub(chain, depth * 8 - 7, depth * 8)
+      samples[sample] = sub(chain, depth * 8 - 7, depth * 8)
     end
     replies[#replies + 1] = place_one(ARGV[first + 2], ARGV[first + 3])
   end
 end
 
-options = options_from(ARGV[2])
-local placements = {}
-for first = FIRST_REQUEST, #ARGV, 6 do
-  local given = cjson.decode(ARGV[first])
-  given.draws, given.share = ARGV[first + 4], ARGV[first + 5]
-  placements[#placements + 1] = given
+local function place_requests(at_ms)
+  now_ms, met, replies = at_ms, {}, {}
+  versions = call('HMGET', keys.meta, 'epoch', 'tree_version')
+  options = weighing.options_from(ARGV[2])
+  local placements = {}
+  for first = FIRST_REQUEST, #ARGV, 6 do
+    local given = decode(ARGV[first])
+    given.draws, given.share = ARGV[first + 4], ARGV[first + 5]
+    placements[#placements + 1] = given
+  end
+  read_books_for(placements)
+  local is_done, failure = pcall(place_all, placements)
+  write_books(now_ms) -- in any case: the requests before one that failed are placed
+  usage.write_usage(now_ms)
+  if not is_done then
+    error(failure, 0)
+  end
+  return replies
 end
-read_books_for(placements)
-local is_done, failure = pcall(place_all, placements)
-write_books(now_ms) -- in any case: the requests before one that failed are placed
-write_usage(now_ms)
-if not is_done then
-  error(failure, 0)
-end
-return replies
+
+return place_requests

@@ -74,7 +74,7 @@ class Allotment:
 
 
 def entered_from(text: bytes | None) -> Entered | None:
-    """The entry that the scripts wrote (``statestore/lua/shared/books.lua``); None where none can be read."""
+    """The entry that the scripts wrote (``statestore/lua/shared/allotments.lua``); None where none can be read."""
     words = (text or b"").split()
     if len(words) != _WORDS or not all(word.isdigit() for word in words) or int(words[1]) == 0:
         return None

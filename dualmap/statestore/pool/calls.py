@@ -30,7 +30,7 @@ class Calls(ABC):
 
     @abstractmethod
     async def script(self, name: str, base: bytes, *arguments: Argument) -> Any:
-        """Run a script. ``base`` is what the keys of its pool begin with. Its clock (``shared/clock.lua``) is put in
+        """Run a script. ``base`` is what the keys of its pool begin with. Its clock (``shared/call.lua``) is put in
         front."""
 
     @abstractmethod

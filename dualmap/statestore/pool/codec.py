@@ -146,7 +146,7 @@ class LoadReader:
 
 
 def queue_head_from(values: Sequence[Any] | None) -> QueueHead | None:
-    """Parse a queue head as ``shared/instance.lua`` replies it."""
+    """Parse a queue head as ``shared/instances.lua`` replies it."""
     if values is None:
         return None
     name, now_ms, record, listed = values
@@ -206,7 +206,7 @@ BUDGET: Final = Struct("<Bdd")
 
 def budget_used(text: bytes | None, kind: int, now_ms: int, leak_per_s: float) -> float:
     """The amount that is used of the budget of a kind, by its book as the scripts write it
-    (``statestore/lua/shared/books.lua``); 0 where nothing, or nothing that can be read, is written."""
+    (``statestore/lua/shared/budgets.lua``); 0 where nothing, or nothing that can be read, is written."""
     used, since = budgets_from(text).get(kind, (0.0, 0.0))
     period = KINDS[kind].rpartition("/")[2]
     if period == Period.MINUTE:

@@ -196,7 +196,7 @@ def _standing_from(found: bytes) -> Standing:
 
 
 def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
-    """The reply of the scripts to draws (``statestore/lua/shared/books.lua``, ``weigh_draws``)."""
+    """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
     budgets, capacities = draws.group.budgets, draws.group.capacities
     figures = unpack(f"<{len(found) // 8}d", found)
     parts, rests = {}, {}

@@ -1,20 +1,22 @@
-"""The Lua scripts, read from ``statestore/lua`` once.
+"""The Lua scripts of ``statestore/lua``, assembled for servers once.
 
-Servers that have functions (Redis 7, Valkey) get all scripts as one library: its definitions are made once, and a call
-runs what is left of a script. Others (Redis 6.2) get each script as a whole, and make its definitions at every call.
-Both are made of the same texts.
+Each file there is a module of plain Lua 5.1, which any editor and ``luacheck`` read. ``require('shared.kv')`` gives
+what the module ``shared/kv.lua`` returns, as Lua's own ``require`` does; that form, with the name as a text, is the
+only one. ``require('records')`` gives functions that are written from Python's declarations
+(``statestore/records.py``). A module of ``lua/`` itself is a script: it returns a function, which is given the time and
+returns the reply.
 
-In front of each comes ``shared/clock.lua``, which refuses a call that its caller gave up before it arrived: no script
-can leave that out. Scripts may not call each other in Redis, so then comes what it uses of ``shared/``, and no more. A
-blank line ends a definition there. In the library, functions at the beginning of a line, and names in capitals, are
-made once; other names at the beginning of a line have a new value in every call. What a script puts into a table with a
-name in capitals, the library keeps for later calls. It is emptied after a call that failed, and a script must check
-that what it finds there is still so.
+Servers that have functions (Redis 7, Valkey) get all scripts as one library, whose modules are run once, at the first
+call: while a server loads a library, nothing of Lua is there yet. What a module keeps in its local names stays for
+later calls. Where that holds for one call only, the module returns a function ``begin``, which is called before each
+script that uses the module. After a call that failed all modules are run again, since it may have left anything half
+done. Other servers (Redis 6.2) get each script as a whole, with the modules that it uses, which are run at every call.
 
-``terms.NAME`` is replaced by a constant, the same in every call of a process, and ``keys.NAME`` by a key of the pool
-(``statestore/keys.py``). What all keys begin with is the one key that a script is given: they share a hash tag, so a
-script may touch any of them. ``INSTANCE.NAME`` and ``PLACED.NAME`` are replaced by code on the fields of records
-(``statestore/records.py``).
+Every script is run by ``shared/call.lua``, which refuses a call that its caller gave up before it arrived.
+
+Two names are no module's: ``terms.NAME`` is a constant, the same in every call of a process, and ``keys.NAME`` a key of
+the pool (``statestore/keys.py``). Their values are written into the text. What all keys begin with is the one key that
+a script is given: they share a hash tag, so a script may touch any of them.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from dualmap.scheduling.tenants.shares import (
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
 from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, CONFIRMED_STAMP, WORK, packed_counts
-from dualmap.statestore.records import LUA
+from dualmap.statestore.records import lua_module
 
 LEAST_LOADED = 2
 """Least loaded instances that a placement weighs beyond its candidates."""
@@ -73,16 +75,14 @@ USAGE_LOG = 100_000
 
 LIBRARY_PREFIX: Final = "dualmap_"
 """The names of the fleet's libraries begin with it."""
-_LIBRARY_MARK: Final = "LIBRARY"
-_DEFINED = re.compile(r"^local (?:function )?(\w+(?:, \w+)*)", re.MULTILINE)
-_WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
-_COMMENT = re.compile(r"--.*")
-_MADE_ONCE = re.compile(r"^local function .*?^end$\n?|^local [A-Z_]+ = [^\n]*$\n?", re.MULTILINE | re.DOTALL)
-_BUILT_IN = re.compile(r"\b(?:redis\.call|(?:string|math|cjson|struct)\.\w+)")
-_KEPT = re.compile(r"^local ([A-Z_]+) = {}$", re.MULTILINE)
-_MADE_AT_CALLS = re.compile(r"^local (\w+(?:, \w+)*)( =)?", re.MULTILINE)
+_REQUIRED = re.compile(r"\brequire\('([\w.]+)'\)")
+_BEGINS = re.compile(r"^local function begin\(\)", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^ *--.*\n?|^\n", re.MULTILINE)
-_NAME = re.compile(r"(?<![\w/-])(terms|keys|INSTANCE|PLACED)\.(\w+)")
+_NAME = re.compile(r"(?<![\w.'])(terms|keys)\.(\w+)")
+_RECORDS: Final = "records"
+"""The module that is written from Python's declarations."""
+_RUNNER: Final = "shared.call"
+"""The module that runs every script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +124,18 @@ def load_scripts(scheduling: SchedulingSettings) -> Scripts:
     """
     values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
-    values |= LUA
     values["terms", "refused"] = "'" + "".join([f"\\{each:03}" for each in packed_counts(Counts(refused=1))]) + "'"
     values["terms", "budget_kinds"] = "{ " + ", ".join(map(repr, KINDS)) + " }"
-
-    def filled(text: str) -> str:
-        return _NAME.sub(lambda found: values[found[1], found[2]], text)
-
-    library = filled(_library())
+    modules = {name: _NAME.sub(lambda found: values[found[1], found[2]], text) for name, text in _modules().items()}
+    names = [name for name in modules if "." not in name and name != _RECORDS]
+    library = _library(modules, names)
     library_name = f"{LIBRARY_PREFIX}{_sha1(library)[:16]}"
+    registered = [f"redis.register_function('{name}_{library_name}', called('{name}'))\n" for name in names]
     scripts = {}
-    for name, parts in _texts().items():
-        source = filled("\n\n".join(parts))
+    for name in names:
+        source = _whole(modules, name)
         scripts[name] = Script(source, _sha1(source), f"{name}_{library_name}")
-    return Scripts(scripts, f"#!lua name={library_name}\n{library.replace(_LIBRARY_MARK, library_name)}", library_name)
+    return Scripts(scripts, f"#!lua name={library_name}\n{library}{''.join(registered)}", library_name)
 
 
 def _sha1(source: str) -> str:
@@ -146,64 +144,64 @@ def _sha1(source: str) -> str:
 
 
 @cache
-def _texts() -> Mapping[str, Sequence[str]]:
-    """The parts of each script: the clock, what it uses of ``shared/``, and its own. Read once: a replica without its
-    store must not wait."""
-    folder, texts = files("dualmap.statestore") / "lua", {}
-    clock = folder / "shared" / "clock.lua"
-    begins = clock.read_text("utf-8").strip()
-    shared = _definitions(each.read_text("utf-8") for each in (folder / "shared").iterdir() if each != clock)
-    for entry in folder.iterdir():
-        if entry.name.endswith(".lua"):
-            text, used = entry.read_text("utf-8"), dict[str, None]()
-            _collect(text, shared, used)
-            texts[entry.name.removesuffix(".lua")] = (begins, *used, text)
-    return texts
+def _modules() -> Mapping[str, str]:
+    """The text of each module by its name, without comments. Read once: a replica without its store must not wait."""
+    folder = files("dualmap.statestore") / "lua"
+    texts = {_RECORDS: lua_module()}
+    for prefix, place in (("shared.", folder / "shared"), ("", folder)):
+        for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
+            if entry.name.endswith(".lua"):
+                texts[prefix + entry.name.removesuffix(".lua")] = entry.read_text("utf-8")
+    return {name: _COMMENT_LINE.sub("", text) for name, text in texts.items()}
 
 
-@cache
-def _library() -> str:
-    """The library, but for its name and that of its functions, for which a mark stands."""
-    shared: dict[str, None] = {}
-    names, functions = {"KEYS": None, "ARGV": None}, []
-    for script, (begins, *used, text) in sorted(_texts().items()):
-        calls, own = [], dict[str, None]()
-        for part in (begins, *used):
-            shared |= dict.fromkeys(_made_once(part))
-            calls.append(_at_calls(part, names))
-        calls.append(_at_calls(text, own))
-        declared = f"local {', '.join(own)}\n" if own else ""
-        functions.append(
-            f"do\n{declared}{''.join(_made_once(text))}local function run()\n{''.join(calls)}end\n"
-            f"redis.register_function('{script}_{_LIBRARY_MARK}', function(keys, args)\nbegin(keys, args)\n"
-            "local reply = run()\nKEYS = nil\nreturn reply\nend)\nend\n"
-        )
-    kept = " ".join(name + " = {}" for each in shared for name in _KEPT.findall(each))
-    text = _COMMENT_LINE.sub("", f"{''.join(shared)}BEGIN\n{''.join(functions)}")
-    # Looked up once, in the first call: when a library is loaded, these are not there yet.
-    found = sorted(set(_BUILT_IN.findall(text)))
-    built_in = {each: each.replace(".", "_") for each in found}
-    looked_up = f"{', '.join(built_in.values())} = {', '.join(found)}"
-    begin = (
-        f"local function begin(keys, args)\nif not redis_call then {looked_up} end\nif KEYS then {kept} end\n"
-        "KEYS, ARGV = keys, args\nend"
-    )
-    code = _BUILT_IN.sub(lambda each: built_in[each[0]], text).replace("BEGIN", begin, 1)
-    return f"local {', '.join(names)}\nlocal {', '.join(built_in.values())}\n{code}"
+def _used(modules: Mapping[str, str], *names: str) -> dict[str, None]:
+    """The modules and all that they require, each behind what it requires itself."""
+    used: dict[str, None] = {}
+    for name in names:
+        used |= _used(modules, *_REQUIRED.findall(modules[name])) | {name: None}
+    return used
 
 
-def _made_once(text: str) -> list[str]:
-    return [each.rstrip() + "\n" for each in _MADE_ONCE.findall(text)]
+def _run(modules: Mapping[str, str], names: Iterable[str]) -> str:
+    """Code that runs modules, in this order."""
+    run = "".join([f"loaded['{name}'] = (function()\n{modules[name]}end)()\n" for name in names])
+    return f"local loaded = {{}}\nlocal function require(name) return loaded[name] end\n{run}"
 
 
-def _at_calls(text: str, names: dict[str, None]) -> str:
-    """The part of a text that is done at every call. The names that get a value there are added to ``names``."""
+def _begins(modules: Mapping[str, str], script: str) -> str:
+    """Code for the functions by which the modules of a script begin a call."""
+    names = [name for name in _used(modules, script) if _BEGINS.search(modules[name])]
+    return "{ " + ", ".join([f"loaded['{name}'].begin" for name in names]) + " }"
 
-    def assigned(found: re.Match[str]) -> str:
-        names.update(dict.fromkeys(found[1].split(", ")))
-        return f"{found[1]}{found[2] or ' = nil'}"
 
-    return _MADE_AT_CALLS.sub(assigned, _MADE_ONCE.sub("", text)).rstrip() + "\n"
+def _whole(modules: Mapping[str, str], script: str) -> str:
+    """The source of one script."""
+    run = _run(modules, _used(modules, _RUNNER, script))
+    return f"{run}return loaded['{_RUNNER}'](loaded['{script}'], {_begins(modules, script)})"
+
+
+def _library(modules: Mapping[str, str], scripts: Sequence[str]) -> str:
+    """The library, but for its name and that of its functions."""
+    entries = [f"{name} = {{ loaded['{name}'], {_begins(modules, name)} }},\n" for name in scripts]
+    return f"""\
+local KEYS, ARGV, run, scripts, is_under_way
+local function run_modules()
+{_run(modules, _used(modules, _RUNNER, *scripts))}run = loaded['{_RUNNER}']
+scripts = {{
+{"".join(entries)}}}
+end
+local function called(name)
+return function(keys, args)
+if is_under_way or not scripts then run_modules() end
+KEYS, ARGV, is_under_way = keys, args, true
+local script = scripts[name]
+local reply = run(script[1], script[2])
+is_under_way = false
+return reply
+end
+end
+"""
 
 
 def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
@@ -248,19 +246,3 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "kept": KEPT,
     }
-
-
-def _definitions(texts: Iterable[str]) -> Mapping[str, str]:
-    """The shared definitions, by each name that they define."""
-    blocks = [block for text in texts for block in text.strip().split("\n\n")]
-    defined = [(names, block) for block in blocks for names in _DEFINED.findall(block)[:1]]
-    return {name: block for names, block in defined for name in names.split(", ")}
-
-
-def _collect(text: str, shared: Mapping[str, str], used: dict[str, None]) -> None:
-    """Add the definitions that ``text`` uses, each behind those that it uses itself."""
-    for word in dict.fromkeys(_WORD.findall(_COMMENT.sub("", text))):
-        block = shared.get(word)
-        if block is not None and block != text and block not in used:
-            _collect(block, shared, used)
-            used[block] = None

@@ -1,3 +1,6 @@
+-- Leases of replicas and of the leader.
+local call, format, match = redis.call, string.format, string.match
+
 -- Whether a lease with this end and this length is valid now. One with more than twice its length left was taken before
 -- the clock was set back (statestore/leases.py).
 local function lease_runs(expires_ms, lease_ms, now_ms)
@@ -6,18 +9,21 @@ local function lease_runs(expires_ms, lease_ms, now_ms)
 end
 
 -- The last lease that was parsed, and its text.
-local LEASE = {}
+local last_lease = {}
 
--- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which it has
--- not beaten for.
+-- No request is without a lease, JSON by id in one hash: its replica gets a first one if it has none that runs, which
+-- it has not beaten for.
 local function lease_first(replica_id, now_ms)
-  local text = redis.call('HGET', keys.replicas, replica_id) or ''
-  if LEASE.text ~= text then
+  local text = call('HGET', keys.replicas, replica_id) or ''
+  if last_lease.text ~= text then
     -- Parsed without cjson: every placement does this, and decoding all of it would take longer than the rest.
-    LEASE.text, LEASE.expires_ms, LEASE.lease_ms = text, string.match(text, '"expires_ms":(%d+),"lease_ms":(%d+)')
+    last_lease.text = text
+    last_lease.expires_ms, last_lease.lease_ms = match(text, '"expires_ms":(%d+),"lease_ms":(%d+)')
   end
-  if not lease_runs(LEASE.expires_ms, LEASE.lease_ms, now_ms) then
-    redis.call('HSET', keys.replicas, replica_id, string.format('{"expires_ms":%d,"lease_ms":%d,"beaten":false,"info":{}}',
-      now_ms + terms.first_lease_ms, terms.first_lease_ms))
+  if not lease_runs(last_lease.expires_ms, last_lease.lease_ms, now_ms) then
+    local form = '{"expires_ms":%d,"lease_ms":%d,"beaten":false,"info":{}}'
+    call('HSET', keys.replicas, replica_id, format(form, now_ms + terms.first_lease_ms, terms.first_lease_ms))
   end
 end
+
+return { lease_runs = lease_runs, lease_first = lease_first }

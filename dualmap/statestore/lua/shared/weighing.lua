@@ -1,15 +1,21 @@
+local instances = require('shared.instances')
+local kv = require('shared.kv')
+local overtaken_tokens = instances.overtaken_tokens
+local hit_blocks, prefill_tokens = kv.hit_blocks, kv.prefill_tokens
+local max, min, decode = math.max, math.min, cjson.decode
+
 -- The last options that were decoded, and their text: most calls have the same ones.
-local OPTIONS = {}
+local last_options = {}
 
 local function options_from(text)
-  if OPTIONS.text ~= text then
-    OPTIONS.text, OPTIONS.decoded = text, cjson.decode(text)
+  if last_options.text ~= text then
+    last_options.text, last_options.decoded = text, decode(text)
   end
-  return OPTIONS.decoded
+  return last_options.decoded
 end
 
--- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature (scheduling/estimates/weights.py),
--- its weight, place, weight, …
+-- Weighted sums over the counts of an instance; the caller defines the weights: place of a feature
+-- (scheduling/estimates/weights.py), its weight, place, weight, …
 local function weighted(weights, features)
   local sum = 0
   for index = 1, #weights, 2 do
@@ -20,22 +26,23 @@ end
 
 -- Seconds of own prefill that belong to the hot prefix of the request.
 local function hot_compute_s(instance, uncached, placement)
-  return math.max(0, (placement.hot_tokens or 0) - placement.told.prompt_tokens + uncached) / instance.tokens_per_s
+  return max(0, (placement.hot_tokens or 0) - placement.told.prompt_tokens + uncached) / instance.tokens_per_s
 end
 
 local function features_of(instance, uncached, placement, now_ms)
   local rate, kv_demand = instance.tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
-  local prompt_tokens = placement.told.prompt_tokens
-  local overtaken, dispatched_s, silent_s = overtaken_tokens(instance, placement.precedes), instance.dispatched_tokens / rate, 0
+  local prompt_tokens, overtaken = placement.told.prompt_tokens, overtaken_tokens(instance, placement.precedes)
+  local dispatched_s, silent_s = instance.dispatched_tokens / rate, 0
   if instance.pending_tokens > instance.deferred_tokens then
-    silent_s = math.max(0, now_ms - math.max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
+    silent_s = max(0, now_ms - max(instance.last_prefill_ms, instance.work_since_ms)) / 1000
   end
   local compute_s, running = uncached / rate, instance.running_requests
   return {
     1, (instance.pending_tokens - overtaken) / rate, overtaken / rate, kv_demand, compute_s, uncached,
     uncached * (prompt_tokens - uncached / 2), compute_s * kv_demand, silent_s >= terms.stall_from_s and silent_s or 0,
-    math.min(silent_s, dispatched_s, 2 * dispatched_s + terms.stall_from_s - silent_s),
-    running / instance.max_running_requests, compute_s * running, prompt_tokens, hot_compute_s(instance, uncached, placement),
+    min(silent_s, dispatched_s, 2 * dispatched_s + terms.stall_from_s - silent_s),
+    running / instance.max_running_requests, compute_s * running, prompt_tokens,
+    hot_compute_s(instance, uncached, placement),
   }
 end
 
@@ -61,3 +68,5 @@ local function idle_cost(instance, hit, placement, option)
     uncached * (prompt_tokens - uncached / 2), 0, 0, 0, 0, 0, prompt_tokens,
     hot_compute_s(instance, uncached, placement) })
 end
+
+return { options_from = options_from, weigh = weigh, idle_cost = idle_cost }

@@ -1,25 +1,37 @@
 -- One instance: what is described of it and its counts, one text in a hash of all (statestore/records.py). Read once,
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
+local decoded = require('shared.decoded')
+local records = require('records')
+local complete_instance = records.complete_instance
+local described_text, rest_text = records.described_text, records.rest_text
+local call, max, min = redis.call, math.max, math.min
 
 -- Instances that this call has read.
-local instances = {}
+local instances
 
--- Instances that earlier calls have read or written, by the prefix of their pool's keys: most texts have not changed since.
-local READ = {}
+-- Before each call.
+local function begin()
+  instances = {}
+end
 
--- The instance of a text; nil where there is no such instance that can be read: the leader mends it (statestore/pool/upkeep.py).
+-- Instances that earlier calls have read or written, by the prefix of their pool's keys: most texts have not changed
+-- since.
+local read_before = {}
+
+-- The instance of a text; nil where there is no such instance that can be read: the leader mends it
+-- (statestore/pool/upkeep.py).
 local function instance_from(id, text)
-  local read = READ[KEYS[1]]
+  local read = read_before[KEYS[1]]
   if not read or read.number > terms.kept_instances then
     read = { number = 0, by_id = {} }
-    READ[KEYS[1]] = read
+    read_before[KEYS[1]] = read
   end
   local instance = read.by_id[id]
   if not instance or instance.text ~= text then
     local former = instance
     instance = decoded(text)
     if instance then
-      INSTANCE.complete
+      complete_instance(instance)
       instance.id, instance.text = id, text
       read.number = read.number + (former and 0 or 1)
     end
@@ -29,13 +41,13 @@ local function instance_from(id, text)
   return instance
 end
 
-local function read_instance(id)
-  return instances[id] or instance_from(id, redis.call('HGET', keys.instance_records, id))
+local function read(id)
+  return instances[id] or instance_from(id, call('HGET', keys.instance_records, id))
 end
 
 -- Reads several instances at once; those that this call has read stay as they are.
-local function read_instances(ids)
-  local texts = redis.call('HMGET', keys.instance_records, unpack(ids))
+local function read_several(ids)
+  local texts = call('HMGET', keys.instance_records, unpack(ids))
   for place, id in ipairs(ids) do
     if not instances[id] then
       instance_from(id, texts[place])
@@ -56,56 +68,57 @@ local function has_room(instance, windows)
     and instance.running_requests < instance.max_running_requests
 end
 
--- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits (scheduling/queues/queue_order.py).
+-- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits
+-- (scheduling/queues/queue_order.py).
 local function finds_memory(instance, tokens)
   return instance.running_requests == 0 or tokens <= terms.long_share * instance.kv_capacity_tokens
     or instance.context_tokens + tokens <= instance.kv_capacity_tokens
 end
 
--- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by then.
--- Nothing may be deferred meanwhile, unless classes fill idle room (terms.fills): then some always is.
+-- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by
+-- then. Nothing may be deferred meanwhile, unless classes fill idle room (terms.fills): then some always is.
 local function is_calm(instance, tokens, deadline_ms, now_ms)
   local on_time_tokens = instance.pending_tokens - instance.deferred_tokens
   return (instance.deferred_tokens == 0 or terms.fills == 1) and has_room(instance, terms.calm_windows)
     and now_ms + (on_time_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
 end
 
--- Tokens that a new request on time need not wait for: those that are deferred (one of a tenant above its share does wait for
--- those of tenants within theirs, which are not counted apart), and those that the last plan passed over, while
--- they are held; also those that yield to the lowest band, where it precedes others.
+-- Tokens that a new request on time need not wait for: those that are deferred (one of a tenant above its share does
+-- wait for those of tenants within theirs, which are not counted apart), and those that the last plan passed over,
+-- while they are held; also those that yield to the lowest band, where it precedes others.
 local function overtaken_tokens(instance, precedes)
   local held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens
   local yielding_tokens = precedes and instance.yielding_tokens or 0
-  return instance.deferred_tokens + math.min(math.max(instance.passed_over_tokens, yielding_tokens), held_tokens)
+  return instance.deferred_tokens + min(max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 end
 
 -- The part of its text that transitions do not change is made once; a script that changes it clears 'described'.
 local function write_record(instance)
-  instance.described = instance.described or string.format(INSTANCE.rare_format, INSTANCE.rare_values)
-  instance.text = instance.described .. string.format(INSTANCE.rest_format, INSTANCE.rest_values)
-  redis.call('HSET', keys.instance_records, instance.id, instance.text)
+  instance.described = instance.described or described_text(instance)
+  instance.text = instance.described .. rest_text(instance)
+  call('HSET', keys.instance_records, instance.id, instance.text)
 end
 
 -- Also its rank among the least loaded of its role: seconds of prefill on time, and what KV memory in use counts for.
-local function write_instance(instance)
+local function write(instance)
   instance.version = instance.version + 1
   write_record(instance)
   if takes_requests(instance) then
     local ahead_s = (instance.pending_tokens - overtaken_tokens(instance)) / instance.tokens_per_s
     local work_s = ahead_s + terms.kv_weight_s * (instance.context_tokens / instance.kv_capacity_tokens)
-    redis.call('ZADD', keys.least_loaded .. instance.role, work_s, instance.id)
+    call('ZADD', keys.least_loaded .. instance.role, work_s, instance.id)
   else
-    redis.call('ZREM', keys.least_loaded .. instance.role, instance.id)
+    call('ZREM', keys.least_loaded .. instance.role, instance.id)
   end
 end
 
--- {'REQUEST_ID UNCACHED_TOKENS', rank, …}: a queue in order up to what one plan looks at, then the first deferred requests of a
--- longer one.
+-- {'REQUEST_ID UNCACHED_TOKENS', rank, …}: a queue in order up to what one plan looks at, then the first deferred
+-- requests of a longer one.
 local function head_entries(instance_id)
   local key = keys.queue .. instance_id
-  local entries = redis.call('ZRANGE', key, 0, terms.plan_limit - 1, 'WITHSCORES')
+  local entries = call('ZRANGE', key, 0, terms.plan_limit - 1, 'WITHSCORES')
   if #entries == 2 * terms.plan_limit and tonumber(entries[#entries]) < terms.deferred_ms then
-    local late = redis.call('ZRANGEBYSCORE', key, terms.deferred_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, terms.late_limit)
+    local late = call('ZRANGEBYSCORE', key, terms.deferred_ms, '+inf', 'WITHSCORES', 'LIMIT', 0, terms.late_limit)
     for _, each in ipairs(late) do
       table.insert(entries, each)
     end
@@ -122,8 +135,24 @@ end
 local function room(instance, now_ms)
   local found = instance.queued_requests > 0 and has_room(instance)
   if instance.queued_requests > 0 and not found then
-    local first = redis.call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')
+    local first = call('ZRANGE', keys.queue .. instance.id, 0, 0, 'WITHSCORES')
     found = first[2] and is_calm(instance, 0, first[2] % terms.band_ms, now_ms)
   end
   return found and queue_head(instance, now_ms) or false
 end
+
+return {
+  begin = begin,
+  read = read,
+  read_several = read_several,
+  takes_requests = takes_requests,
+  has_room = has_room,
+  finds_memory = finds_memory,
+  is_calm = is_calm,
+  overtaken_tokens = overtaken_tokens,
+  write_record = write_record,
+  write = write,
+  head_entries = head_entries,
+  queue_head = queue_head,
+  room = room,
+}

@@ -1,26 +1,26 @@
--- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What its
--- replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
+-- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What
+-- its replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
+local decoded = require('shared.decoded')
+local records = require('records')
+local complete_placed, placed_text = records.complete_placed, records.placed_text
+local call = redis.call
 
--- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request, and then whether
--- there is one that cannot be read.
-local function read_request(id, ...)
-  local placed, told = unpack(redis.call('HMGET', keys.request .. id, 'placed', ...))
+-- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request, and then
+-- whether there is one that cannot be read.
+local function read(id, ...)
+  local placed, told = unpack(call('HMGET', keys.request .. id, 'placed', ...))
   local request = decoded(placed)
   local known = decoded(told) or {}
   if not request or type(request.instance_id) ~= 'string' or (... and type(known.replica_id) ~= 'string') then
     return nil, placed or told
   end
-  PLACED.complete
+  complete_placed(request)
   request.id, request.told = id, known
   return request
 end
 
-local function placed_text(request)
-  return string.format(PLACED.format, PLACED.values)
-end
-
 local function write_placed(request)
-  redis.call('HSET', keys.request .. request.id, 'placed', placed_text(request))
+  call('HSET', keys.request .. request.id, 'placed', placed_text(request))
 end
 
 -- How a held request is listed: what a plan has to know of it, in one text.
@@ -66,9 +66,9 @@ local function enter(instance, request, rank, now_ms)
     instance.work_since_ms = now_ms
   end
   if request.state == 'held' then
-    redis.call('ZADD', keys.queue .. instance.id, rank, listed_as(request))
+    call('ZADD', keys.queue .. instance.id, rank, listed_as(request))
   else
-    redis.call('ZADD', keys.running .. instance.id, request.dispatched_ms, request.id)
+    call('ZADD', keys.running .. instance.id, request.dispatched_ms, request.id)
   end
 end
 
@@ -76,8 +76,16 @@ end
 local function leave(instance, request)
   count(instance, request, -1)
   if request.state == 'held' then
-    redis.call('ZREM', keys.queue .. instance.id, listed_as(request))
+    call('ZREM', keys.queue .. instance.id, listed_as(request))
   else
-    redis.call('ZREM', keys.running .. instance.id, request.id)
+    call('ZREM', keys.running .. instance.id, request.id)
   end
 end
+
+return {
+  read = read,
+  write_placed = write_placed,
+  context_tokens_of = context_tokens_of,
+  enter = enter,
+  leave = leave,
+}
