@@ -5,7 +5,7 @@ each knows of the load of the instances and of their caches; beside them those o
 
 Requests come to the replicas in turn, first come, first served. A cell is the share on time in percent and, behind the
 stroke, the share of prompt tokens found in caches, both in the mean over the seeds. A column is a number of replicas
-and what each knows of the load (``simulation.virtual_time.load_view``), as ``8:late``; behind a further colon, as
+and what each knows of the load (``research.unshared.load_view``), as ``8:late``; behind a further colon, as
 ``8:late:reported``, instances report their caches to every replica.
 """
 
@@ -18,10 +18,10 @@ from statistics import fmean
 
 from dualmap.research.run import Run
 from dualmap.research.run_cache import RunCache
+from dualmap.research.unshared.load_view import READ_VIEWS, LoadView
 from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.simulation.virtual_time.load_view import READ_VIEWS, LoadView
 from dualmap.simulation.virtual_time.runs import map_jobs
 
 POLICIES = "dualmap,dualmap-least-cost,min-ttft,preble,dynamo,sglang,llm-d"
@@ -33,14 +33,15 @@ class Column:
     """One kind of knowledge."""
 
     replicas: int
-    view: LoadView
+    view: LoadView | None
+    """None: one store."""
     kv_events: bool
 
     @classmethod
     def parse(cls, text: str) -> Column:
         """The column of a text like ``8:late:reported``, or ``shared``. Raises ValueError."""
-        if text == LoadView.SHARED.value:
-            return cls(1, LoadView.SHARED, kv_events=False)
+        if text == "shared":
+            return cls(1, None, kv_events=False)
         replicas, view, *reported = text.split(":")
         if reported not in ([], ["reported"]):
             raise ValueError(f"a column must read 8:late or 8:late:reported, found {text!r}")
@@ -48,7 +49,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        if self.view is LoadView.SHARED:
+        if self.view is None:
             return "one store"
         return f"{self.replicas} {self.view.value}{', reported' if self.kv_events else ''}"
 
@@ -67,7 +68,9 @@ class Row:
     cache: RunCache
 
     def variant(self, column: Column) -> Variant:
-        options = f"queue_order={self.order},load_view={column.view.value},replicas={column.replicas}"
+        options = f"queue_order={self.order}"
+        if column.view is not None:
+            options += f",load_view={column.view.value},replicas={column.replicas}"
         if column.view in READ_VIEWS:
             options += f",reading_interval_s={self.reading_s}"
         if column.kv_events:

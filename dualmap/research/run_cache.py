@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from dualmap import api_bodies, scheduling, simulation, statestore
+from dualmap.research import scalers, unshared
 from dualmap.research.figures import Figures
 from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.settings import POLICIES, PolicyName, SchedulingSettings
@@ -26,7 +27,9 @@ _APART = {
     "dualmap.api_bodies": frozenset[str](),
     "dualmap.scheduling": frozenset[str](),
     "dualmap.statestore": frozenset({"failover", "redis"}),
-    "dualmap.simulation": frozenset({"commands", "emulator"}),
+    "dualmap.simulation": frozenset({"calibrate", "capacity", "commands", "emulator", "replay"}),
+    "dualmap.research.scalers": frozenset(),
+    "dualmap.research.unshared": frozenset(),
 }
 """Parts of each package that no run uses."""
 _FRAMES = {"dualmap.scheduling.placing.policies.fleet", "dualmap.scheduling.placing.policies.pair"}
@@ -94,7 +97,7 @@ def code_digest(policy: PolicyName) -> str:
     """A digest of the modules that a run with this policy may pass through."""
     digest = sha256()
     others = _modules_of_others(policy)
-    for package in (api_bodies, scheduling, statestore, simulation):
+    for package in (api_bodies, scheduling, statestore, simulation, scalers, unshared):
         folder = Path(str(package.__file__)).parent
         for path in sorted(folder.rglob("*.py")):
             apart = path.relative_to(folder).parts[0] in _APART[package.__name__]

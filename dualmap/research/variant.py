@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from dualmap.research.scalers import Scaler
+from dualmap.research.unshared.load_view import LoadView
+from dualmap.research.unshared.routers import UnsharedRouters
 from dualmap.research.workload import Workload
-from dualmap.scheduling.scaling.scale_settings import autoscale_of
+from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, SchedulingSettings
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.virtual_time.autoscale import Autoscale
-from dualmap.simulation.virtual_time.load_view import LoadView
 from dualmap.simulation.virtual_time.roles import roles_of
 from dualmap.simulation.virtual_time.router_queue import RouterQueueRule
 from dualmap.simulation.virtual_time.scenario import Dispatch, Scenario, SpeedChange
@@ -46,12 +48,15 @@ class ScenarioOptions(BaseModel):
     kv_events: bool | None = None
     replicas: int | None = Field(None, ge=1)
     load_view: LoadView | None = None
+    """The view of the load that each of ``replicas`` has, which share no store; None: they share one."""
     reading_interval_s: float | None = Field(None, gt=0)
     roles: str | None = None
     slow: Literal["half", "one"] | None = None
     """Instances that are half as fast as their engine's model says, from the start: every second one, or the first."""
-    autoscale: Autoscale | None = None
+    autoscale: AutoscaleSettings | None = None
     """The fleet sizes itself; on a command line MIN:MAX."""
+    scaler: str | None = None
+    """The plan that decides the size, as ``research.scalers`` reads it; None: the fleet's own."""
 
     @field_validator("roles")
     @classmethod
@@ -63,10 +68,39 @@ class ScenarioOptions(BaseModel):
     @field_validator("autoscale", mode="before")
     @classmethod
     def _bounds_can_be_read(cls, autoscale: Any) -> Any:
-        return Autoscale(autoscale_of(autoscale)) if isinstance(autoscale, str) else autoscale
+        return autoscale_of(autoscale) if isinstance(autoscale, str) else autoscale
+
+    @field_validator("scaler")
+    @classmethod
+    def _scaler_is_known(cls, scaler: str | None) -> str | None:
+        if scaler is not None:
+            Scaler.parse(scaler)
+        return scaler
+
+    @model_validator(mode="after")
+    def _options_have_a_meaning(self) -> ScenarioOptions:
+        if self.load_view is None and (self.replicas is not None or self.reading_interval_s is not None):
+            raise ValueError("replicas and reading_interval_s need a load_view: with one store they change nothing")
+        if self.autoscale is None and self.scaler is not None:
+            raise ValueError("a scaler needs autoscale, the bounds of the fleet")
+        return self
+
+    def routers(self) -> UnsharedRouters | None:
+        """The replicas that share no store, if there are such."""
+        if self.load_view is None:
+            return None
+        return UnsharedRouters(self.replicas or 1, self.load_view, self.reading_interval_s or 1.0)
+
+    def elastic(self) -> Autoscale | None:
+        """How the fleet sizes itself, if it does."""
+        if self.autoscale is None:
+            return None
+        return Autoscale(self.autoscale, None if self.scaler is None else Scaler.parse(self.scaler))
 
 
 SCENARIO_OPTIONS = tuple(ScenarioOptions.model_fields)
+_MADE = frozenset({"slow", "replicas", "load_view", "reading_interval_s", "autoscale", "scaler"})
+"""Options that are no fields of a scenario: parts of it are made from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +116,7 @@ class Variant:
         scheduling, slo_s = self.scheduling, workload.traffic.slo_ttft_s
         if slo_s is not None:
             scheduling = scheduling.model_copy(update={"slo_ttft_s": slo_s})
-        own = {name: value for name, value in self.options if value is not None and name != "slow"}
+        own = {name: value for name, value in self.options if value is not None and name not in _MADE}
         scenario = Scenario(
             scheduling=scheduling,
             engine=workload.engine,
@@ -90,6 +124,8 @@ class Variant:
             changes=workload.changes,
             skip_requests=workload.skip_requests,
             slo_tpot_s=workload.traffic.slo_tpot_s,
+            routers=self.options.routers(),
+            autoscale=self.options.elastic(),
             **own,
         )
         return replace(scenario, speed_changes=self._slow_from_the_start(scenario))

@@ -7,6 +7,9 @@ import pytest
 from dualmap.research import run_cache
 from dualmap.research.figures import Figures
 from dualmap.research.run_cache import RunCache, code_digest, run_key
+from dualmap.research.scalers import Scaler
+from dualmap.research.unshared.load_view import LoadView
+from dualmap.research.unshared.routers import UnsharedRouters
 from dualmap.scheduling.scaling.scale_settings import autoscale_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.presets import find_preset
@@ -69,11 +72,19 @@ def test_a_policy_of_another_package_is_run_every_time(tmp_path: Path, monkeypat
 
 def test_a_fleet_that_sizes_itself_is_in_the_key() -> None:
     keys = {
-        run_key(replace(JOB, scenario=replace(JOB.scenario, autoscale=Autoscale(autoscale_of(bounds)))))
+        run_key(replace(JOB, scenario=replace(JOB.scenario, autoscale=Autoscale(autoscale_of(bounds), plan))))
         for bounds in ("1:2", "1:3")
+        for plan in (None, Scaler("dynamo"), Scaler("apa"), Scaler("apa", (("target", 0.3),)))
     }
 
-    assert len(keys) == 2
+    assert len(keys) == 8
+
+
+def test_replicas_that_share_no_store_are_in_the_key() -> None:
+    routers = [None, *(UnsharedRouters(replicas, view) for replicas in (1, 8) for view in LoadView)]
+    keys = {run_key(replace(JOB, scenario=replace(JOB.scenario, routers=each))) for each in routers}
+
+    assert len(keys) == len(routers)
 
 
 def test_everything_that_a_run_depends_on_is_in_its_key(tmp_path: Path) -> None:
@@ -114,7 +125,7 @@ def test_a_change_to_one_policy_concerns_that_policy_alone(monkeypatch: pytest.M
     assert [policy for policy in before if before[policy] != after[policy]] == ["preble"]
 
 
-@pytest.mark.parametrize("name", ["engine.py", "pair.py", "choice.py", "ttft.py", "placing.py"])
+@pytest.mark.parametrize("name", ["engine.py", "pair.py", "choice.py", "ttft.py", "placing.py", "routers.py", "hpa.py"])
 def test_a_change_to_what_all_pass_through_concerns_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read_bytes = Path.read_bytes
     before = code_digest("dualmap-least-cost")

@@ -2,6 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from dualmap.research.scalers import Scaler
+from dualmap.research.unshared.load_view import LoadView
+from dualmap.research.unshared.routers import UnsharedRouters
 from dualmap.research.variant import SETTINGS, VariantError, described, described_variant, parse_variant
 from dualmap.research.workload import Traffic, Workload
 from dualmap.scheduling.settings import SchedulingSettings
@@ -54,6 +57,23 @@ def test_a_variant_can_size_its_fleet_itself_and_is_read_again_from_its_descript
     assert described_variant("a", described(variant)).options == variant.options
 
 
+def test_a_variant_can_size_its_fleet_by_another_projects_plan() -> None:
+    variant = parse_variant("a=dualmap,autoscale=2:6,scaler=dynamo:queue_up=2+kv_up=0.4", BASE)
+
+    autoscale = variant.scenario(EIGHT).autoscale
+    assert isinstance(autoscale, Autoscale)
+    assert autoscale.planner_of == Scaler("dynamo", (("queue_up", 2.0), ("kv_up", 0.4)))
+    assert described_variant("a", described(variant)).options == variant.options
+
+
+def test_the_replicas_of_a_variant_can_share_no_store() -> None:
+    variant = parse_variant("a=dualmap,load_view=late,replicas=8,reading_interval_s=2", BASE)
+
+    assert variant.scenario(EIGHT).routers == UnsharedRouters(8, LoadView.LATE, 2.0)
+    assert described_variant("a", described(variant)).options == variant.options
+    assert parse_variant("a=dualmap", BASE).scenario(EIGHT).routers is None
+
+
 def test_a_workload_may_change_the_fleet_under_every_variant() -> None:
     changes = (FleetChange(10.0, 4),)
 
@@ -78,6 +98,9 @@ def test_the_way_of_dispatch_can_be_named() -> None:
         ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),
         ("a=dualmap,dispatch=throw", "variant 'a': dispatch: "),
         ("a=dualmap,slo_ttft_s=0", "variant 'a': slo_ttft_s: "),
+        ("a=dualmap,replicas=8", "variant 'a': Value error, replicas and reading_interval_s need a load_view"),
+        ("a=dualmap,scaler=dynamo", "variant 'a': Value error, a scaler needs autoscale"),
+        ("a=dualmap,autoscale=1:2,scaler=keda", "variant 'a': scaler: Value error, there is no scaler 'keda'"),
         ("a=dualmap,autoscale=6:2", "variant 'a': autoscale: Value error, needs 0 <= MIN <= MAX"),
         ("a=dualmap,roles=8", "variant 'a': roles: Value error, roles must read as 4P4D"),
     ],

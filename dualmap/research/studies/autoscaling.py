@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dualmap.research.bench import Bench
 from dualmap.research.report import Plot, Section
+from dualmap.research.scalers import SCALERS
 from dualmap.research.studies.clairvoyant import clairvoyant_changes, paid_hours
 from dualmap.research.studies.plan import DEFAULT_POLICY, Plan, variant_of
 from dualmap.research.studies.scaling import by_instance_plots
@@ -16,8 +17,6 @@ from dualmap.research.workload import Workload
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.simulation.figures import plots
 from dualmap.simulation.figures.results import RunResult
-from dualmap.simulation.virtual_time.autoscale import Autoscale
-from dualmap.simulation.virtual_time.scalers import SCALERS
 
 WARM_START_S = 10.0
 """A warm standby instance in the paper's experiments."""
@@ -97,7 +96,7 @@ def started(workload: Workload, instances: int) -> Workload:
 def elastic(least: int, most: int, start_s: float, scaler: str = "dualmap") -> Variant:
     """The default policy over a fleet that sizes itself."""
     settings = AutoscaleSettings(min_instances=least, max_instances=most, start_s=start_s)
-    options = ScenarioOptions(autoscale=Autoscale(settings, scaler))
+    options = ScenarioOptions(autoscale=settings, scaler=scaler)
     return replace(variant_of(DEFAULT_POLICY), name=scaler, options=options)
 
 

@@ -23,10 +23,8 @@ from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, Preset, UnknownP
 from dualmap.simulation.engine.settings import EngineSettings
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.virtual_time.autoscale import Autoscale
-from dualmap.simulation.virtual_time.load_view import LoadView
 from dualmap.simulation.virtual_time.roles import roles_for, roles_of
 from dualmap.simulation.virtual_time.runs import default_workers
-from dualmap.simulation.virtual_time.scalers import SCALERS
 from dualmap.simulation.virtual_time.scenario import Dispatch, Scenario
 from dualmap.simulation.workload.arrivals import TRACE_TIMES, Loop
 from dualmap.simulation.workload.generators import DEFAULT_SEED, GENERATORS
@@ -137,22 +135,11 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         " what there is at the start (none: the least of both)",
     )  # fmt: skip
     fleet.add_argument("--start-s", type=float, metavar="S", help="time until a started instance is ready")
-    fleet.add_argument("--scaler", choices=sorted(SCALERS), default="dualmap", help="whose plan decides the size")
     fleet.add_argument(
         "--first-tokens-seen", type=float, default=1.0, metavar="SHARE",
         help="share of the streams whose first token is seen, as endpoint pickers may see some alone",
     )  # fmt: skip
-    fleet.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="router replicas, which requests come to in turn"
-    )
-    fleet.add_argument(
-        "--load-view", choices=[view.value for view in LoadView], default=LoadView.SHARED.value,
-        help="what a replica knows of the instances' load: one store's counts (shared); or, without a store, each with "
-        "the prefixes that it routed itself: the load of all (exact); its own, and that of the others as of the last "
-        "reading (late); that of all as of the last reading (gauges); its own (own)",
-    )  # fmt: skip
-    fleet.add_argument("--reading-s", type=float, default=1.0, metavar="S", help="time between readings of the load")
-    fleet.add_argument("--kv-events", action="store_true", help="instances report their prefix caches to every replica")
+    fleet.add_argument("--kv-events", action="store_true", help="instances report their prefix caches")
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -191,9 +178,6 @@ class FleetOptions:
     first_tokens_seen: float = 1.0
     loop: Loop = TRACE_TIMES
     skip_s: float = 0.0
-    replicas: int = 1
-    load_view: LoadView = LoadView.SHARED
-    reading_interval_s: float = 1.0
     kv_events: bool = False
 
     @property
@@ -219,9 +203,6 @@ class FleetOptions:
             first_tokens_seen=self.first_tokens_seen,
             loop=self.loop,
             skip_s=self.skip_s,
-            replicas=self.replicas,
-            load_view=self.load_view,
-            reading_interval_s=self.reading_interval_s,
             kv_events=self.kv_events,
         )
 
@@ -242,8 +223,6 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     _at_least("instances", arguments.instances, 1)
     _at_least("dispatch_window_tokens", arguments.dispatch_window_tokens, 1)
     _at_least("skip", arguments.skip, 0)
-    _at_least("replicas", arguments.replicas, 1)
-    _above_0("reading_s", arguments.reading_s)
     _above_0("slo_s", arguments.slo_s)
     if not 0 <= arguments.first_tokens_seen <= 1:
         raise OptionError(f"--first-tokens-seen must be a share from 0 to 1, found {arguments.first_tokens_seen}")
@@ -270,9 +249,6 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         first_tokens_seen=arguments.first_tokens_seen,
         loop=loop_of(arguments),
         skip_s=arguments.skip_s,
-        replicas=arguments.replicas,
-        load_view=LoadView(arguments.load_view),
-        reading_interval_s=arguments.reading_s,
         kv_events=arguments.kv_events,
     )
 
@@ -298,7 +274,7 @@ def _autoscale(arguments: argparse.Namespace) -> Autoscale | None:
         if not 0 < arguments.start_s < 3600:
             raise OptionError(f"--start-s must be seconds above 0 and below an hour, found {arguments.start_s}")
         settings = settings.model_copy(update={"start_s": arguments.start_s})
-    return Autoscale(settings, arguments.scaler)
+    return Autoscale(settings)
 
 
 def _bounds(option: str, text: str) -> AutoscaleSettings:

@@ -1,9 +1,11 @@
-"""A run whose fleet changes its size itself: by which settings and scaler. Plain data."""
+"""A run whose fleet changes its size itself: by which settings, and by which plan."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from dualmap.scheduling.scaling.scale_job import Planner
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 
 
@@ -12,10 +14,8 @@ class Autoscale:
     """How the fleet of a run scales itself."""
 
     settings: AutoscaleSettings
-    scaler: str = "dualmap"
-    """Name of the scaler, see ``simulation.virtual_time.scalers``."""
-    options: tuple[tuple[str, float], ...] = ()
-    """Parameters of another project's plan."""
+    planner_of: Callable[[AutoscaleSettings], Planner] | None = None
+    """Makes the plan that decides the size; None: the fleet's own."""
 
     @property
     def most(self) -> int:

@@ -20,7 +20,6 @@ from dualmap.simulation.figures.results import SizeChange
 from dualmap.simulation.virtual_time.autoscale import Autoscale
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
 from dualmap.simulation.virtual_time.leader import Leader
-from dualmap.simulation.virtual_time.scalers import planner_of
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
 from dualmap.statestore.led import LedScaling
 
@@ -59,6 +58,7 @@ class SimulatedAutoscaler:
         self._scheduling = scheduling
         self._starting: set[str] = set()
         self._keepers = []
+        planner = None if autoscale.planner_of is None else autoscale.planner_of(autoscale.settings)
         for decodes, settings in ((False, autoscale.settings), (True, autoscale.settings.of_decode)):
             if settings is not None:
                 keeper = ScaleKeeper(
@@ -68,7 +68,7 @@ class SimulatedAutoscaler:
                     scheduling.block_tokens,
                     tuple(spec.instance_id for spec in spares if (spec.role is Role.DECODE) is decodes),
                     arrived=arrived,
-                    planner=None if decodes else planner_of(autoscale.scaler, settings, dict(autoscale.options)),
+                    planner=None if decodes else planner,
                     decodes=decodes,
                 )
                 self._keepers.append(keeper)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dualmap.scheduling.placing.decision import holds
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
@@ -15,10 +15,12 @@ from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.engine.engine_types import EngineConfig
 from dualmap.simulation.errors import ScenarioError
 from dualmap.simulation.virtual_time.autoscale import Autoscale
-from dualmap.simulation.virtual_time.load_view import LoadView
 from dualmap.simulation.virtual_time.roles import roles_for
 from dualmap.simulation.virtual_time.router_queue import RouterQueueRule
 from dualmap.simulation.workload.arrivals import TRACE_TIMES, Loop
+
+if TYPE_CHECKING:
+    from dualmap.simulation.virtual_time.routers import RoutersOf  # which know scenarios
 
 # "No limit", as a number that sums of tokens and requests never reach.
 UNLIMITED = 1 << 50
@@ -125,11 +127,8 @@ class Scenario:
     """Instances report what their prefix caches do, and the store follows it; otherwise it estimates."""
     engines: tuple[EngineConfig, ...] = ()
     """Engines of a fleet of several kinds, which the instances have in turn. Empty: all are as ``engine`` is."""
-    replicas: int = 1
-    """Router replicas, which requests come to in turn. In the shared view their number changes nothing."""
-    load_view: LoadView = LoadView.SHARED
-    reading_interval_s: float = 1.0
-    """Time between two readings of all instances' gauges, in the views that read them."""
+    routers: RoutersOf | None = None
+    """Makes router replicas that share no store; None: they share one, so their number changes nothing."""
 
     def __post_init__(self) -> None:
         """Raises ScenarioError."""
@@ -139,10 +138,8 @@ class Scenario:
             "tenants": bool(self.tenants),
             "router_queue": self.router_queue is not None,
         }
-        if self.load_view is not LoadView.SHARED and (found := [name for name, is_there in alone.items() if is_there]):
-            raise ScenarioError(
-                f"{' and '.join(found)}: only with the load view 'shared', not {self.load_view.value!r}"
-            )
+        if self.routers is not None and (found := [name for name, is_there in alone.items() if is_there]):
+            raise ScenarioError(f"{' and '.join(found)}: only where router replicas share a store")
 
     @property
     def dispatch_of(self) -> Dispatch:

@@ -43,11 +43,10 @@ from dualmap.simulation.virtual_time.autoscaler import INTERVAL_S as SCALING_INT
 from dualmap.simulation.virtual_time.autoscaler import SimulatedAutoscaler
 from dualmap.simulation.virtual_time.cluster import Cluster, KvSource
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
-from dualmap.simulation.virtual_time.load_view import READ_VIEWS, LoadReadings, LoadView
 from dualmap.simulation.virtual_time.router_queue import Pressure, RouterQueue
+from dualmap.simulation.virtual_time.routers import Replica, Routers
 from dualmap.simulation.virtual_time.scenario import EngineFault, FleetChange, Scenario
 from dualmap.simulation.virtual_time.simulated_replica import SimulatedReplica
-from dualmap.simulation.virtual_time.unshared_fleet import UnsharedFleet
 from dualmap.simulation.virtual_time.watch import Watch
 from dualmap.simulation.workload.arrivals import Arrivals
 from dualmap.simulation.workload.trace_figures import cached_tokens_if_infinite
@@ -106,22 +105,16 @@ class Simulation:
         autoscale = scenario.autoscale
         self._waiting_room = WaitingRoom.of(None if autoscale is None else autoscale.settings)
         self._events = EventQueue()
-        self.replicas = [
-            SimulatedReplica(
-                settings, self._policy, self._order, self._events,
-                now_s=lambda: self._now_s,
-                arrived=lambda: len(self._places),
-                kv_used_tokens=self._kv_used_tokens,
-                waiting_room=self._waiting_room,
-                send=self._send,
-                left=self._leave_engines,
-                ended=self._on_ended,
-                stop=self._stop,
+        self._settings = settings
+        self._routers = (
+            Routers([self._made_replica(SimulatedReplica)])
+            if scenario.routers is None
+            else scenario.routers(
+                self._made_replica,
+                lambda: {name: engine.kv_used_tokens for name, engine in self._cluster.engines.items()},
             )
-            for _ in range(1 if scenario.load_view is LoadView.SHARED else scenario.replicas)
-        ]  # fmt: skip
-        """Requests come to them in turn."""
-        self._readings = self._readings_of_all()
+        )
+        self.replicas = self._routers.replicas
         self._reported = [replica.reported for replica in self.replicas if replica.reported is not None]
         self._cluster = Cluster(
             self._events,
@@ -132,7 +125,6 @@ class Simulation:
         )
         self._watch = Watch([replica.pool for replica in self.replicas], self._cluster)
         self._autoscaler: SimulatedAutoscaler | None = None
-        self._settings = settings
         self._engines: dict[str, EngineConfig] = {}
         """Engines by the id of their instance, once it was there."""
         rule = scenario.router_queue
@@ -157,8 +149,8 @@ class Simulation:
         self._schedule_arrival()
         if scenario.loop.seconds < inf:
             self._events.push(self._arrivals.first_s + scenario.loop.seconds, Priority.ARRIVAL, self._note_last)
-        if scenario.load_view in READ_VIEWS:
-            self._every(scenario.reading_interval_s, Priority.MEMBERSHIP, self._readings.read)
+        if self._routers.read is not None:
+            self._every(self._routers.reading_interval_s, Priority.MEMBERSHIP, self._routers.read)
         for replica in self.replicas:
             self._every(scenario.hotness_interval_s, Priority.LEADER, replica.leader.grow_tree)
             self._every(LEARNING_INTERVAL_S, Priority.LEADER, replica.leader.learn)
@@ -206,17 +198,18 @@ class Simulation:
             fault.at_s + fault.down_for_s, Priority.MEMBERSHIP, lambda _: self._restart(fault.instance_id)
         )
 
-    def _readings_of_all(self) -> LoadReadings:
-        """Give every replica that shares nothing its view of the load."""
-        readings = LoadReadings(
-            self._scenario.load_view,
-            [replica.sent for replica in self.replicas],
-            lambda: {name: engine.kv_used_tokens for name, engine in self._cluster.engines.items()},
-        )
-        for number, replica in enumerate(self.replicas):
-            if isinstance(replica.fleet, UnsharedFleet):
-                replica.fleet.readings, replica.fleet.number = readings, number
-        return readings
+    def _made_replica(self, kind: type[Replica]) -> Replica:
+        return kind(
+            self._settings, self._policy, self._order, self._events,
+            now_s=lambda: self._now_s,
+            arrived=lambda: len(self._places),
+            kv_used_tokens=self._kv_used_tokens,
+            waiting_room=self._waiting_room,
+            send=self._send,
+            left=self._leave_engines,
+            ended=self._on_ended,
+            stop=self._stop,
+        )  # fmt: skip
 
     # members -----------------------------------------------------------------------------------------------------
     def _resize(self, instances: int) -> None:

@@ -14,15 +14,11 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
-from dualmap.simulation.virtual_time.shown_counts import ShownCounts
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
-from dualmap.statestore.memory.calls import MemoryCalls
-from dualmap.statestore.pool.scripts import load_scripts
 
-_PREFIX, _NAME = "dualmap", "simulated"
+PREFIX, NAME = "dualmap", "simulated"
 REPLICA = "simulator"
 """The replica of all requests of a pool."""
 
@@ -34,11 +30,9 @@ class SimulatedPool:
     def __init__(self, scheduling: SchedulingSettings, now_ms: Callable[[], int]) -> None:
         self.scheduling = scheduling
         self.now_ms = now_ms
-        memory = MemoryStore(scheduling, now_ms=now_ms, prefix=_PREFIX)
-        self.store = memory.pool(_NAME)
+        self.memory = MemoryStore(scheduling, now_ms=now_ms, prefix=PREFIX)
+        self.store = self.memory.pool(NAME)
         """Members are changed by this class and by ``SimulatedLed`` alone, so that the copy of them is renewed."""
-        calls = MemoryCalls(memory.server, load_scripts(scheduling), now_ms)
-        self.shown = ShownCounts(PoolKeys(_PREFIX, _NAME), calls)
         self._members: Membership | None = None
         self.granted: list[Grant] = []
         """Grants that are not yet taken."""

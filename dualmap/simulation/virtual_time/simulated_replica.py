@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from dualmap.scheduling.placing.decision import Policy
 from dualmap.scheduling.queues.queue_order import QueueOrder
@@ -17,17 +17,19 @@ from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.virtual_time.event_queue import EventQueue
 from dualmap.simulation.virtual_time.leader import Leader
-from dualmap.simulation.virtual_time.load_view import LoadView, SentLoad
 from dualmap.simulation.virtual_time.reported_caches import ReportedCaches
 from dualmap.simulation.virtual_time.request_driver import OnMachine, RequestDriver
 from dualmap.simulation.virtual_time.scenario import Dispatch, Scenario
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
 from dualmap.simulation.virtual_time.simulated_pool import REPLICA, SimulatedPool
-from dualmap.simulation.virtual_time.unshared_fleet import UnsharedFleet
 
 
 class SimulatedReplica:
     """Replicas that share a store are one here, since the network is left out."""
+
+    kind_of_fleet: ClassVar[type[SimulatedFleet]] = SimulatedFleet
+    learns_rates: ClassVar[bool] = True
+    """Whether the leader learns prefill rates; else they stay as instances are described."""
 
     def __init__(
         self,
@@ -46,14 +48,15 @@ class SimulatedReplica:
         stop: Callable[[RequestMachine], int],
     ) -> None:
         """``send``, ``left``, ``ended`` and ``stop`` are those of the ``RequestDriver``."""
-        direct, shared = settings.dispatch_of is Dispatch.DIRECT, settings.load_view is LoadView.SHARED
+        direct = settings.dispatch_of is Dispatch.DIRECT
         self.waiting: dict[str, int] = {}
         """Requests that it sent and that are in each engine's own queue."""
         self.pool = SimulatedPool(settings.scheduling, lambda: int(now_s() * 1000))
         breakers = CircuitBreakers(BreakerRule(), view=lambda: self.fleet.view)
         retries = RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0, arrived)
-        kind = SimulatedFleet if shared else UnsharedFleet
-        self.fleet = kind(self.pool, self.waiting if direct else None, kv_used_tokens, breakers=breakers, now_s=now_s)
+        self.fleet = self.kind_of_fleet(
+            self.pool, self.waiting if direct else None, kv_used_tokens, breakers=breakers, now_s=now_s
+        )
         self.rules = RequestRules(
             replica_id=REPLICA,
             fleet=self.fleet,
@@ -66,8 +69,7 @@ class SimulatedReplica:
             evidence=Evidence(breakers, Quarantine(), retries),
             waiting_room=waiting_room,
         )
-        # A replica that shares nothing sees no prefills but its own: the time between two of them is no rate.
-        self.leader = Leader(settings, self.fleet, order, events, learns_rates=shared)
+        self.leader = Leader(settings, self.fleet, order, events, learns_rates=self.learns_rates)
         self.reported = ReportedCaches(self.pool) if settings.kv_events else None
         self.requests = RequestDriver(
             self.fleet, self.rules, events, now_s=now_s, send=send, left=left, ended=ended, stop=stop
@@ -84,25 +86,8 @@ class SimulatedReplica:
         for instance_id in sorted(pool.members.instances.keys() - wanted.keys()):
             pool.set_instance_state(instance_id, InstanceState.DRAINING)
 
-    def sent(self) -> dict[str, SentLoad]:
-        """The load that it has sent to the instances and that is not over, by id."""
-        windows = {name: load.window_tokens for name, load in self.pool.loads().items()}
-        records = self.pool.shown.records()
-        return {name: SentLoad(record, self.waiting[name], windows[name]) for name, record in records.items()}
-
-    @contextmanager
-    def _in_view(self) -> Iterator[None]:
-        if isinstance(self.fleet, UnsharedFleet):
-            with self.fleet.in_view():
-                yield
-            self.leader.sweep_queues()  # what moved is granted by the replica's own window
-        else:
-            yield
-
     def rebalance_by_sweep(self) -> None:
-        with self._in_view():
-            self.leader.rebalance_by_sweep()
+        self.leader.rebalance_by_sweep()
 
     def give_idle_work(self) -> None:
-        with self._in_view():
-            self.leader.give_idle_work()
+        self.leader.give_idle_work()

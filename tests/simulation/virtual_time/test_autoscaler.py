@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
+from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import Role
@@ -120,10 +121,23 @@ def test_prefill_and_decode_instances_scale_by_their_own_loads() -> None:
     assert result.split_share > 0.9
 
 
+class StartsNothing:
+    """A plan by which the size stays."""
+
+    def __init__(self) -> None:
+        self._size = 0
+
+    def observe(self, now: FleetFigures) -> None:
+        self._size = now.size
+
+    def plan(self) -> Plan:
+        return Plan(self._size, "as it is")
+
+
 def test_what_waits_in_vain_is_refused() -> None:
     requests = (TraceRequest(5.0, 500, 20, (1,)),)
     settings = AutoscaleSettings(min_instances=0, max_instances=1, start_s=20.0)
-    autoscale = Autoscale(settings, "hpa-queue")  # which starts nothing where no instance has a queue
+    autoscale = Autoscale(settings, lambda _: StartsNothing())
     scenario = Scenario(SchedulingSettings(), PRESET, instances=0, autoscale=autoscale)
     result = simulate(Trace("one", 512, requests), scenario)
     assert result.refused == 1

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dualmap.research.scalers.apa import Apa
+from dualmap.research.scalers.dynamo import DynamoPlanner
+from dualmap.research.scalers.hpa import Hpa
 from dualmap.scheduling.scaling.scale_job import Planner
 from dualmap.scheduling.scaling.scale_plan import ScalePlanner, ScaleRule
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
-from dualmap.simulation.virtual_time.scalers.apa import Apa
-from dualmap.simulation.virtual_time.scalers.dynamo import DynamoPlanner
-from dualmap.simulation.virtual_time.scalers.hpa import Hpa
 
-__all__ = ["SCALERS", "planner_of"]
+__all__ = ["SCALERS", "Scaler"]
 
 
 def _own(settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
@@ -34,6 +34,22 @@ SCALERS: dict[str, Callable[[AutoscaleSettings, Mapping[str, Any]], Planner]] = 
 many on time as the fleet's own plan; with their projects' defaults they are late or take more."""
 
 
-def planner_of(name: str, settings: AutoscaleSettings, options: Mapping[str, Any]) -> Planner:
-    """A plan of its own memory."""
-    return SCALERS[name](settings, options)
+@dataclass(frozen=True, slots=True)
+class Scaler:
+    """The plan of a name, with parameters of its own: what makes the planner of an ``Autoscale``."""
+
+    name: str
+    options: tuple[tuple[str, float], ...] = ()
+
+    def __call__(self, settings: AutoscaleSettings) -> Planner:
+        """A plan with a memory of its own."""
+        return SCALERS[self.name](settings, dict(self.options))
+
+    @classmethod
+    def parse(cls, text: str) -> Scaler:
+        """The scaler of ``NAME[:OPTION=VALUE+…]``, as ``dynamo:queue_up=2+kv_up=0.4``. Raises ValueError."""
+        name, _, options = text.partition(":")
+        if name not in SCALERS:
+            raise ValueError(f"there is no scaler {name!r}; known are {', '.join(SCALERS)}")
+        pairs = [each.partition("=") for each in options.split("+") if each]
+        return cls(name, tuple((option, float(figure)) for option, _, figure in pairs))

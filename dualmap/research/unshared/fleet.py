@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+from dualmap.research.unshared.load_view import KnownLoad, LoadReadings
+from dualmap.research.unshared.shown_counts import ShownCounts
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad
-from dualmap.simulation.virtual_time.load_view import KnownLoad, LoadReadings
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
 
 _NEVER = -1
@@ -21,6 +22,8 @@ class UnsharedFleet(SimulatedFleet):
     """Weighs and observes by the loads that the replica knows, and books what it sends itself alone: the dispatch
     window of an instance holds the replica's own requests."""
 
+    shown: ShownCounts
+    """The replica's books."""
     readings: LoadReadings
     """Set before the run: they are those of all replicas."""
     number = 0
@@ -30,7 +33,7 @@ class UnsharedFleet(SimulatedFleet):
     def in_view(self) -> Iterator[Mapping[str, KnownLoad]]:
         """The loads that the replica knows, in its books until the end."""
         known = self.readings.known_to(self.number)
-        with self.pool.shown.show(known):
+        with self.shown.show(known):
             yield known
 
     async def place(self, placement: Placement) -> PlaceReply:

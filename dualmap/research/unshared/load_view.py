@@ -15,11 +15,9 @@ from dualmap.statestore.records import InstanceRecord
 
 
 class LoadView(StrEnum):
-    """The load of instances that a replica knows."""
+    """The load of instances that a replica knows. Of prefixes it knows those that it routed itself, and all where
+    instances report their caches."""
 
-    SHARED = "shared"
-    """All replicas share one store, with loads and prefixes: their number changes nothing. In the other views each
-    knows only the prefixes that it routed itself, unless instances report their caches."""
     EXACT = "exact"
     """The load that all replicas cause, at the moment of the decision."""
     LATE = "late"

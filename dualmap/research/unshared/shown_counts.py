@@ -5,15 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from dualmap.research.unshared.load_view import KnownLoad
 from dualmap.scheduling.steps import at_once
-from dualmap.simulation.virtual_time.load_view import KnownLoad
+from dualmap.simulation.virtual_time.simulated_pool import NAME, PREFIX, SimulatedPool
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.memory.calls import MemoryCalls
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.records import InstanceRecord
 
 
 class ShownCounts(Changes):
     """Adds what is known of other replicas to the records of instances, and takes it away again."""
+
+    @classmethod
+    def of(cls, pool: SimulatedPool) -> ShownCounts:
+        """Over the books of a simulated replica."""
+        calls = MemoryCalls(pool.memory.server, load_scripts(pool.scheduling), pool.now_ms)
+        return cls(PoolKeys(PREFIX, NAME), calls)
 
     def records(self) -> dict[str, InstanceRecord]:
         """The records of all instances by id."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from random import Random
 
 import pytest
 
+from dualmap.research.unshared.load_view import LoadView
+from dualmap.research.unshared.routers import UnsharedRouters
 from dualmap.scheduling.settings import PolicyName, SchedulingSettings
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.engine.presets import find_preset
 from dualmap.simulation.errors import ScenarioError
 from dualmap.simulation.figures.results import RunResult
-from dualmap.simulation.virtual_time.load_view import LoadView
 from dualmap.simulation.virtual_time.scenario import Scenario
 from dualmap.simulation.virtual_time.simulate import Simulation, simulate
 from dualmap.simulation.workload.generators import conversation
@@ -20,12 +21,12 @@ from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 ENGINE = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=240, seed=1).capped(20_480)
-UNSHARED = [view for view in LoadView if view is not LoadView.SHARED]
 
 
-def scenario(policy: PolicyName, view: LoadView, replicas: int = 4, **changes: object) -> Scenario:
+def scenario(policy: PolicyName, view: LoadView | None, replicas: int = 4, **changes: object) -> Scenario:
     patient = SchedulingSettings(policy=policy, max_deferred_s=3600, max_hold_s=3600)
-    return replace(Scenario(patient, ENGINE, instances=4, replicas=replicas, load_view=view), **changes)
+    routers = None if view is None else UnsharedRouters(replicas, view)
+    return replace(Scenario(patient, ENGINE, instances=4, routers=routers), **changes)
 
 
 def repeated(prefixes: int = 60, requests: int = 300) -> Trace:
@@ -37,12 +38,12 @@ def repeated(prefixes: int = 60, requests: int = 300) -> Trace:
     return Trace("repeated", 512, tuple(made))
 
 
-def run(policy: PolicyName, view: LoadView, replicas: int = 4, **changes: object) -> RunResult:
+def run(policy: PolicyName, view: LoadView | None, replicas: int = 4, **changes: object) -> RunResult:
     return simulate(repeated(), scenario(policy, view, replicas, **changes))
 
 
 @pytest.mark.parametrize("policy", ["dualmap", "dualmap-least-cost", "llm-d"])
-@pytest.mark.parametrize("view", UNSHARED)
+@pytest.mark.parametrize("view", LoadView)
 def test_every_request_is_answered_and_nothing_is_left_in_any_books(policy: PolicyName, view: LoadView) -> None:
     simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy, view))
 
@@ -59,12 +60,6 @@ def test_every_request_is_answered_and_nothing_is_left_in_any_books(policy: Poli
         assert set(replica.waiting.values()) == {0}
 
 
-def test_replicas_that_share_a_store_decide_as_one() -> None:
-    one, many = (run("dualmap", LoadView.SHARED, replicas) for replicas in (1, 8))
-
-    assert asdict(one) == asdict(many)
-
-
 def test_replicas_that_share_nothing_find_fewer_prefixes_and_a_pair_keeps_more_of_them() -> None:
     """The pair of a hash key is the same for every replica; what a full search finds depends on what it knows."""
     lost: dict[PolicyName, float] = {}
@@ -79,7 +74,7 @@ def test_replicas_that_share_nothing_find_fewer_prefixes_and_a_pair_keeps_more_o
 
 def test_replicas_to_which_caches_are_reported_find_all_prefixes() -> None:
     shared, own, reported = (
-        run("min-ttft", LoadView.SHARED),
+        run("min-ttft", None),
         run("min-ttft", LoadView.OWN),
         run("min-ttft", LoadView.OWN, kv_events=True),
     )
@@ -116,5 +111,5 @@ def test_a_full_search_by_old_loads_sends_a_burst_to_the_instance_that_was_idle(
 
 
 def test_what_needs_one_store_is_refused_without_it() -> None:
-    with pytest.raises(ScenarioError, match="roles: only with the load view 'shared', not 'own'"):
+    with pytest.raises(ScenarioError, match="roles: only where router replicas share a store"):
         scenario("dualmap", LoadView.OWN, roles="2P2D")

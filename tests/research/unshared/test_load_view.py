@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.simulation.virtual_time.load_view import LoadReadings, LoadView, SentLoad
+from dualmap.research.unshared.load_view import LoadReadings, LoadView, SentLoad
 from dualmap.statestore.records import InstanceRecord
 
 IDLE = InstanceRecord("ready", "mixed", 1000, 4096, 256, 1000, 8000.0)
