@@ -45,6 +45,11 @@ CLOSED_CLIENTS = (260, 340)
 """Agents at work on eight instances: some are late with the first number, and most policies with the second."""
 CLOSED_SEEDS = (1,)
 
+README_SHOWS = ("on_time", "both_slos", "ttft_p50_s", "ttft_p99_s", "hit_rate")
+CORE_SHOWS = ("on_time", "both_slos", "ttft_p99_s")
+CLOSED_SHOWS = ("answers_per_s", "on_time", "ttft_p99_s", "hit_rate")
+"""What each page shows of a run, and all that is kept of it."""
+
 WIDTH, ROW, NAMES, GAP = 800, 27, 170, 36
 
 
@@ -85,32 +90,55 @@ def simulated(words: Sequence[str]) -> list[dict[str, Any]]:
 
 def readme_results() -> dict[str, Any]:
     made = Provenance.here(RUN)
-    rows = {run["policy"]: run for run in simulated(RUN)}
+    rows = {run["policy"]: shown(run, README_SHOWS) for run in simulated(RUN)}
     return {"commit": made.commit, "date": made.date, "command": made.command, "policies": rows}
 
 
 def core_results() -> dict[str, Any]:
     made = Provenance.here(core_run("toolagent", "deadline", 1))
     runs = [
-        {"trace": trace, "order": order, "seed": seed, "rate": CORE_RATES[trace][number // len(CORE_POLICIES)], **run}
+        {
+            "trace": trace, "order": order, "seed": seed, "rate": CORE_RATES[trace][number // len(CORE_POLICIES)],
+            "policy": run["policy"], **shown(run, CORE_SHOWS),
+        }
         for trace in CORE_RATES
         for order in CORE_ORDERS
         for seed in CORE_SEEDS
         for number, run in enumerate(by_rate(simulated(core_run(trace, order, seed))))
-    ]
+    ]  # fmt: skip
     return {"commit": made.commit, "date": made.date, "command": made.command, "runs": runs}
 
 
 def closed_results() -> dict[str, Any]:
     made = Provenance.here(closed_run(CLOSED_CLIENTS[0], "deadline", 1))
     runs = [
-        {"clients": clients, "order": order, "seed": seed, **run}
+        {"clients": clients, "order": order, "seed": seed, "policy": run["policy"], **shown(run, CLOSED_SHOWS)}
         for clients in CLOSED_CLIENTS
         for order in CORE_ORDERS
         for seed in CLOSED_SEEDS
         for run in simulated(closed_run(clients, order, seed))
     ]
     return {"commit": made.commit, "date": made.date, "command": made.command, "runs": runs}
+
+
+def shown(run: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: run[name] for name in names}
+
+
+def lines(results: dict[str, Any]) -> str:
+    """The results as JSON, a line for each run."""
+    parts = []
+    for name, value in results.items():
+        if isinstance(value, list):
+            text = "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+        elif isinstance(value, dict):
+            text = (
+                "{\n  " + ",\n  ".join(f"{json.dumps(key)}: {json.dumps(own)}" for key, own in value.items()) + "\n }"
+            )
+        else:
+            text = json.dumps(value)
+        parts.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def by_rate(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -179,11 +207,7 @@ def core_tables(results: dict[str, Any]) -> str:
             for policy in CORE_POLICIES for case in cases
         }  # fmt: skip
         on_time = {key: round(100 * fmean(run["on_time"] for run in runs), 1) for key, runs in found.items()}
-        # Results of former versions have no share within both.
-        both = {
-            key: f"{100 * fmean(run['both_slos'] for run in runs):.1f}%, " if "both_slos" in runs[0] else ""
-            for key, runs in found.items()
-        }
+        both = {key: 100 * fmean(run["both_slos"] for run in runs) for key, runs in found.items()}
         late_s = {key: fmean(run["ttft_p99_s"] for run in runs) for key, runs in found.items()}
         parts += [f"**Queues {words}**", ""]
         parts.append(f"| policy | {' | '.join(f'{trace} at {rate:g}/s' for trace, rate in cases)} |")
@@ -193,8 +217,8 @@ def core_tables(results: dict[str, Any]) -> str:
             for case in cases:
                 best = max(on_time[other, case] for other in CORE_POLICIES)
                 share = f"{on_time[policy, case]:.1f}%"
-                shown = f"**{share}**" if on_time[policy, case] == best else share
-                cells.append(f"{shown}, {both[policy, case]}{late_s[policy, case]:.1f} s")
+                text = f"**{share}**" if on_time[policy, case] == best else share
+                cells.append(f"{text}, {both[policy, case]:.1f}%, {late_s[policy, case]:.1f} s")
             parts.append(f"| `{policy}` | {' | '.join(cells)} |")
         parts.append("")
     seeds = " and ".join(map(str, CORE_SEEDS))
@@ -216,9 +240,7 @@ def closed_table(results: dict[str, Any]) -> str:
                 for run in results["runs"]
                 if (run["policy"], run["order"], run["clients"]) == (policy, order, clients)
             ]
-            cells[clients] = {
-                name: fmean(run[name] for run in own) for name in ("answers_per_s", "on_time", "ttft_p99_s", "hit_rate")
-            }
+            cells[clients] = {name: fmean(run[name] for run in own) for name in CLOSED_SHOWS}
     heads = [
         head for clients in CLOSED_CLIENTS for head in (f"{clients} agents: turns/s", "on time", "P99", "in cache")
     ]
@@ -226,10 +248,10 @@ def closed_table(results: dict[str, Any]) -> str:
     for (policy, order), cells in rows.items():
         texts = []
         for clients, cell in cells.items():
-            for name, shown in (("answers_per_s", "{:.1f}"), ("on_time", "{:.1%}")):
+            for name, form in (("answers_per_s", "{:.1f}"), ("on_time", "{:.1%}")):
                 best = max(other[clients][name] for other in rows.values())
-                text = shown.format(cell[name])
-                texts.append(f"**{text}**" if shown.format(best) == text else text)
+                text = form.format(cell[name])
+                texts.append(f"**{text}**" if form.format(best) == text else text)
             texts += [f"{cell['ttft_p99_s']:.1f} s", f"{cell['hit_rate']:.1%}"]
         parts.append(f"| `{policy}` | {order} | {' | '.join(texts)} |")
     seeds = "seeds " + " and ".join(map(str, CLOSED_SEEDS)) if len(CLOSED_SEEDS) > 1 else f"seed {CLOSED_SEEDS[0]}"
@@ -254,7 +276,7 @@ def main() -> None:
         if options.only in (None, name):
             path = RESULTS / f"{name}.json"
             if not options.again:
-                path.write_text(json.dumps(measured(), indent=1) + "\n", "utf-8")
+                path.write_text(lines(measured()), "utf-8")
             results = json.loads(path.read_text("utf-8"))
             if name == "readme":
                 PICTURE.write_text(picture(results), "utf-8")

@@ -1,16 +1,19 @@
-"""results.json: all that a suite found, so that its report can be made again from it alone."""
+"""results.json: all that a suite found, so that its report can be made again from it alone.
+
+Means, intervals and rankings follow from the figures of the seeds and are left out. Each figure of a variant stands
+once, with its value for every seed. It has all digits: the mean of shares can lie in the middle between two of a table.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, PositiveFloat, ValidationError, field_validator
 
-from dualmap.research.confidence import Mean, Ranking
 from dualmap.research.figures import Figures
 from dualmap.research.provenance import Provenance
 from dualmap.research.suites.results import GoodputResult, Rate, RateResult, SuiteResult
@@ -32,7 +35,7 @@ class ResultsError(SimulationError):
 
 
 def render_json(outcome: SuiteResult) -> str:
-    """Every figure of every seed, and the means."""
+    """Every figure of every seed."""
     document = {
         "made": None if outcome.made is None else asdict(outcome.made),
         "suite": _suite_json(outcome.suite),
@@ -60,18 +63,13 @@ def _fleet_json(workload: Workload) -> dict[str, object]:
 
 
 def _goodput_json(result: GoodputResult, outcome: SuiteResult) -> dict[str, object]:
-    ranking = Ranking.of(result.goodput_per_s)
     return {
         "fleet": _fleet_json(result.workload),
         "seeds": outcome.seeds[result.workload],
-        "goodput_per_s": {name: asdict(Mean.of(values)) for name, values in result.goodput_per_s.items()},
-        "further": {
-            name: {variant: asdict(Mean.of(values)) for variant, values in own.items()}
-            for name, own in result.further.items()
-        },
+        "goodput_per_s": result.goodput_per_s,
+        "further": result.further,
         "saturation_per_s": result.saturation_per_s,
         "bounds": [asdict(one) for one in result.bounds],
-        "ranking": _ranking_json(ranking),
     }
 
 
@@ -81,18 +79,14 @@ def _rate_json(result: RateResult, outcome: SuiteResult) -> dict[str, object]:
         "seeds": outcome.seeds[result.workload],
         "rate": result.rate.label,
         "rates_per_s": result.rates_per_s,
-        "figures": {name: [asdict(one) for one in own] for name, own in result.figures.items()},
-        "on_time": {name: asdict(mean) for name, mean in result.means("on_time").items()},
-        "ranking": _ranking_json(Ranking.of(result.values("on_time"))),
+        "figures": {name: _columns(own) for name, own in result.figures.items()},
     }
 
 
-def _ranking_json(ranking: Ranking) -> dict[str, object]:
-    return {"orders": ranking.orders, "winner_holds": ranking.winner_holds, "holds": ranking.holds}
-
-
-class _Values(BaseModel):
-    values: tuple[float, ...]
+def _columns(seeds: tuple[Figures, ...]) -> dict[str, list[object]]:
+    """Each figure that is not the default for every seed."""
+    columns = {one: [getattr(seed, one.name) for seed in seeds] for one in fields(Figures)}
+    return {one.name: column for one, column in columns.items() if set(column) != {one.default}}
 
 
 class _Fleet(BaseModel):
@@ -113,8 +107,8 @@ class _Result(BaseModel):
 
 
 class _Goodput(_Result):
-    goodput_per_s: dict[str, _Values]
-    further: dict[str, dict[str, _Values]] = {}
+    goodput_per_s: dict[str, tuple[float, ...]]
+    further: dict[str, dict[str, tuple[float, ...]]] = {}
     saturation_per_s: tuple[float, ...]
     bounds: tuple[Bounds, ...]
 
@@ -128,8 +122,8 @@ class _Goodput(_Result):
 
     def result(self, variants: Mapping[str, object]) -> GoodputResult:
         """Raises ValueError: figures of other variants or numbers of seeds."""
-        own = _values(self.goodput_per_s, variants)
-        further = {name: _values(values, variants) for name, values in self.further.items()}
+        own = _in_order(self.goodput_per_s, variants)
+        further = {name: _in_order(values, variants) for name, values in self.further.items()}
         targets_of(tuple(further))
         others = (values for one in further.values() for values in one.values())
         _same_length(self.seeds, self.saturation_per_s, self.bounds, *own.values(), *others)
@@ -140,6 +134,14 @@ class _Rate(_Result):
     rate: str
     rates_per_s: tuple[PositiveFloat, ...]
     figures: dict[str, tuple[Figures, ...]]
+
+    @field_validator("figures", mode="before")
+    @classmethod
+    def _by_seed(cls, variants: Any) -> Any:
+        """The inverse of ``_columns``."""
+        if not isinstance(variants, dict) or not all(isinstance(one, dict) for one in variants.values()):
+            raise ValueError("has no figures by name")
+        return {name: _rows(columns) for name, columns in variants.items()}
 
     def result(self, variants: Mapping[str, object], rates: Mapping[str, Rate]) -> RateResult:
         """Raises ValueError: a rate that the suite has not, figures of other variants or numbers of seeds."""
@@ -181,7 +183,7 @@ class _Document(BaseModel):
 
 
 def read_outcome(folder: Path) -> SuiteResult:
-    """The outcome that ``render_json`` wrote; means and rankings are not read, they follow from the figures.
+    """The outcome that ``render_json`` wrote.
 
     Raises:
         ResultsError: no file, or one that another version wrote.
@@ -198,8 +200,12 @@ def read_outcome(folder: Path) -> SuiteResult:
     raise ResultsError(f"{path}: {reason}")
 
 
-def _values(figures: Mapping[str, _Values], variants: Mapping[str, object]) -> dict[str, tuple[float, ...]]:
-    return {name: one.values for name, one in _in_order(figures, variants).items()}
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Raises ValueError: columns of different lengths."""
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise ValueError("a figure has no list of values")
+    _same_length(*map(tuple, columns.values()))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def _in_order(figures: Mapping[str, Own], variants: Mapping[str, object]) -> dict[str, Own]:

@@ -8,7 +8,7 @@ from dualmap.research.suites.document import blocks_of, filled
 from dualmap.research.suites.results_file import read_outcome
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "research"
-PAGE = DOCS / "earlier-studies.md"
+PAGE = DOCS / "studies.md"
 RESULTS = sorted(folder for folder in (DOCS / "results").iterdir() if folder.is_dir())
 
 

@@ -12,7 +12,7 @@ from dualmap.research.suites.results_file import ResultsError, read_outcome, ren
 from dualmap.research.variant import parse_variant
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.capacity.bounds import Bounds
-from tests.research.suites.samples import outcome
+from tests.research.suites.samples import FIGURES, outcome
 
 
 def written(folder: Path, made: SuiteResult, change: Callable[[Any], object] | None = None) -> Path:
@@ -26,10 +26,8 @@ def written(folder: Path, made: SuiteResult, change: Callable[[Any], object] | N
 def test_the_json_holds_every_figure_of_every_seed() -> None:
     document = json.loads(render_json(outcome()))
 
-    assert document["goodput"][0]["goodput_per_s"]["ours"]["values"] == [11.0, 12.0]
-    assert [one["on_time"] for one in document["rates"][0]["figures"]["other"]] == [0.1, 0.85]
-    assert document["rates"][0]["ranking"]["winner_holds"] is True
-    assert document["rates"][0]["ranking"]["holds"] is False
+    assert document["goodput"][0]["goodput_per_s"]["ours"] == [11.0, 12.0]
+    assert document["rates"][0]["figures"]["other"]["on_time"] == [0.1, 0.85]
     assert document["goodput"][0]["bounds"][0] == pytest.approx(
         {"ideal_goodput_per_s": 20.0, "sustainable_per_s": 15.0}
     )
@@ -57,13 +55,16 @@ def test_an_ideal_goodput_without_end_survives_json(tmp_path: Path) -> None:
     assert read_outcome(written(tmp_path, made)) == made
 
 
-def test_means_and_rankings_are_made_again_from_the_figures(tmp_path: Path) -> None:
-    def stale(document: Any) -> None:
-        document["goodput"][0]["goodput_per_s"]["ours"] |= {"value": 1.0, "half_width": 9.0}
-        document["goodput"][0]["ranking"]["orders"] = []
-        document["rates"][0]["on_time"]["ours"]["value"] = 0.0
+def test_a_figure_that_is_the_default_for_every_seed_is_left_out(tmp_path: Path) -> None:
+    made = outcome()
+    split = {**made.rates[0].figures, "peer": (FIGURES, replace(FIGURES, split_share=0.5))}
+    made = replace(made, rates=(replace(made.rates[0], figures=split),))
 
-    assert read_outcome(written(tmp_path, outcome(), stale)) == outcome()
+    figures = json.loads(render_json(made))["rates"][0]["figures"]
+
+    assert "split_share" not in figures["ours"]
+    assert figures["peer"]["split_share"] == [0.0, 0.5]
+    assert read_outcome(written(tmp_path, made)) == made
 
 
 def test_the_order_of_the_variants_counts_wherever_figures_stand(tmp_path: Path) -> None:
@@ -90,8 +91,10 @@ def _drop(*path: str | int) -> Callable[[Any], object]:
     ("change", "reason"),
     [
         (_drop("goodput", 0, "bounds"), "goodput.0.bounds: Field required"),
-        (_drop("rates", 0, "figures", "ours", 1, "hit_rate"), "hit_rate: Field required"),
-        (_drop("rates", 0, "figures", "ours", 1), "figures of different numbers of seeds"),
+        (_drop("rates", 0, "figures", "ours", "hit_rate"), "hit_rate: Field required"),
+        (_drop("rates", 0, "figures", "ours", "hit_rate", 1), "figures of different numbers of seeds"),
+        (lambda document: document["rates"][0]["figures"].update(ours=[1]), "has no figures by name"),
+        (lambda document: document["rates"][0]["figures"]["ours"].update(hit_rate=1), "a figure has no list of values"),
         (_drop("rates", 0, "figures", "peer"), "figures of ours, other, but the variants are ours, peer, other"),
         (lambda document: document["variants"]["peer"].update(gone=1), "unknown setting 'gone'"),
         (lambda document: document["variants"]["peer"].update(policy="gone"), "unknown policy 'gone'"),
