@@ -125,14 +125,6 @@ def test_headings_links_and_descriptions_stand_alone() -> None:
     assert [label for label in labels if leaning.match(label)] == []
 
 
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
-
-
-def test_the_default_policy_is_explained_in_130_lines() -> None:
-    assert len((ROOT / "docs" / "concepts" / "default-policy.md").read_text("utf-8").splitlines()) <= 130
-
-
 def test_every_page_is_part_of_the_site() -> None:
     pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if ROOT / "docs" in page.parents}
 
